@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_vfs::{FileType, InodeRef, NameError, Vfs};
+use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::json;
 
 use crate::arguments::image_path;
@@ -73,7 +73,7 @@ fn read_all(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(&[u8]) -> Result<(
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     loop {
-        match vfs.read(inode, offset, &mut buffer)? {
+        match vfs.read(&Cred::root(), inode, offset, &mut buffer)? {
             0 => return Ok(()),
             n => {
                 sink(&buffer[..n])?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_vfs::{FileType, InodeRef, Vfs};
+use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
 use serde_json::json;
 
 use crate::arguments::{display_name, image_path};
@@ -79,7 +79,8 @@ fn list(
 
 fn print_file(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> Result<()> {
     let attr = vfs.stat(inode);
-    let target = if attr.kind == FileType::Symlink { Some(vfs.read_link(inode)?) } else { None };
+    let target =
+        if attr.kind == FileType::Symlink { Some(vfs.read_link(&Cred::root(), inode)?) } else { None };
     if json {
         return print::json_line(&json!({
             "name": format::json_name(name),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_vfs::{FileType, InodeRef, Vfs};
+use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
 use serde_json::json;
 
 use crate::arguments::{display_name, image_path, join};
@@ -87,7 +87,7 @@ impl Tree<'_> {
             }));
         }
         let arrow = match inode.kind {
-            FileType::Symlink => format!(" -> {}", format::name(&self.vfs.read_link(inode)?)),
+            FileType::Symlink => format!(" -> {}", format::name(&self.vfs.read_link(&Cred::root(), inode)?)),
             _ => String::new(),
         };
         print::line(format_args!("{prefix}{}{arrow}", format::name(name)))

@@ -20,7 +20,7 @@ pub type Entry = (Vec<u8>, Result<InodeRef>);
 /// Lists a directory sorted by name, without `.` and `..`.
 pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<Entry>> {
     let mut names = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
             names.push(entry.name.to_vec());
         }

@@ -115,7 +115,7 @@ impl MeasuredFile for VfsFile<'_> {
     }
 
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, Error> {
-        self.vfs.read(self.inode, offset, buffer)
+        self.vfs.read(&Cred::system(), self.inode, offset, buffer)
     }
 }
 

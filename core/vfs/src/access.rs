@@ -118,11 +118,11 @@ impl Vfs {
     }
 
     /// An ACL of the inode, stored under this name.
-    pub(crate) fn stored_acl(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
+    pub(crate) fn stored_acl(&self, cred: &Cred, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
         let Some(xattrs) = self.fs.xattrs().filter(|_| inode.kind != FileType::Symlink) else {
             return Ok(None);
         };
-        match xattrs.get_xattr(inode, name) {
+        match xattrs.get_xattr(cred, inode, name) {
             Ok(value) => Acl::parse(&value).map_err(|_| {
                 Error::corrupt("an access control list that breaks the rules", format!("inode {}", inode.ino))
             }),
@@ -141,7 +141,7 @@ impl Vfs {
                 Known::Nothing => cached.forgotten,
             }
         };
-        let stored = self.stored_acl(inode, acl::ACCESS)?.map(Arc::new);
+        let stored = self.stored_acl(&Cred::system(), inode, acl::ACCESS)?.map(Arc::new);
         let mut cached = cache.lock();
         if cached.forgotten == forgotten {
             cached.known = stored.clone().map_or(Known::None, Known::Some);

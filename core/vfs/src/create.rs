@@ -29,7 +29,7 @@ impl Vfs {
         let mut xattrs = Vec::new();
         let default = match spec.kind {
             FileType::Symlink => None,
-            _ => self.stored_acl(dir, acl::DEFAULT)?,
+            _ => self.stored_acl(cred, dir, acl::DEFAULT)?,
         };
         match default {
             Some(default) => {

@@ -7,6 +7,7 @@
 //! [`FsInfo::names_alias`](crate::FsInfo::names_alias)), changing one spelling changes others that cannot be
 //! listed. There an entry, also of an absent name, is valid only while the directory's change counter has the
 //! value that it had when the entry was added. Adding queries the counter, so that the next change bumps it.
+//! A server's directory has a number of its own for this, which changes by others raise and own ones do not.
 
 use crate::inode::Inode;
 use crate::path_hints::PathHints;
@@ -76,7 +77,7 @@ impl NameCache {
     pub(crate) fn get(&self, dir: &Inode, name: &[u8]) -> Option<Option<Ino>> {
         let mut shard = self.shard(dir.ino).lock();
         let entry = shard.directories.get_mut(&dir.ino)?.get_mut(name)?;
-        if self.alias && entry.seen != dir.counter_now() {
+        if self.alias && entry.seen != dir.names_now() {
             return None;
         }
         entry.recent = true;
@@ -85,7 +86,7 @@ impl NameCache {
 
     /// What vouches for entries that are added later: the directory's counter now.
     pub(crate) fn stamp(&self, dir: &Inode) -> u64 {
-        if self.alias { dir.query() } else { 0 }
+        if self.alias { dir.query_names() } else { 0 }
     }
 
     /// Adds or replaces an entry.

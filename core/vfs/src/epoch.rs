@@ -14,7 +14,7 @@
 //! | 2..4 | zero |
 //! | 4..20 | UUID of the filesystem |
 //! | 20..28 | epoch |
-//! | 28..44 | four superblock fields that a foreign writer changes |
+//! | 28..44 | fingerprint: 16 bytes that a foreign writer changes; the driver decides which |
 //! | 44..48 | crc32c of the bytes before |
 
 /// Name of the attribute that stores the record.
@@ -37,8 +37,9 @@ pub struct EpochRecord {
     pub uuid: [u8; 16],
     /// The epoch.
     pub epoch: u64,
-    /// Superblock fields as the last session left them; the driver decides which.
-    pub foreign: [u32; 4],
+    /// What shows a foreign writer, as the last session left it: the driver takes it from fields that each
+    /// writer changes. Only compared for equality.
+    pub fingerprint: [u8; 16],
 }
 
 /// What a driver finds when it opens a filesystem.
@@ -48,8 +49,8 @@ pub struct Found<'a> {
     pub record: Option<&'a [u8]>,
     /// The filesystem's UUID.
     pub uuid: [u8; 16],
-    /// The superblock fields as they are now.
-    pub foreign: [u32; 4],
+    /// The fingerprint as it is now.
+    pub fingerprint: [u8; 16],
     /// Whether it was closed cleanly, by any program.
     pub clean: bool,
     /// Ignore foreign writers.
@@ -75,9 +76,7 @@ impl EpochRecord {
         bytes[1] = u8::from(self.open);
         bytes[4..20].copy_from_slice(&self.uuid);
         bytes[20..28].copy_from_slice(&self.epoch.to_le_bytes());
-        for (field, value) in bytes[28..44].chunks_exact_mut(4).zip(self.foreign) {
-            field.copy_from_slice(&value.to_le_bytes());
-        }
+        bytes[28..44].copy_from_slice(&self.fingerprint);
         let crc = crc32c::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -100,9 +99,10 @@ impl EpochRecord {
         if epoch > EPOCH_MAX {
             return Err("the epoch record's epoch is out of range");
         }
-        let mut uuid = [0; 16];
+        let (mut uuid, mut fingerprint) = ([0; 16], [0; 16]);
         uuid.copy_from_slice(&bytes[4..20]);
-        Ok(Self { open: bytes[1] == 1, uuid, epoch, foreign: std::array::from_fn(|i| word(28 + 4 * i)) })
+        fingerprint.copy_from_slice(&bytes[28..44]);
+        Ok(Self { open: bytes[1] == 1, uuid, epoch, fingerprint })
     }
 }
 
@@ -114,7 +114,7 @@ pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
         return Ok(Decision { epoch: 1, raised: None });
     };
     let record = EpochRecord::decode(bytes)?;
-    let foreign = record.foreign != found.foreign && !found.trust_foreign;
+    let foreign = record.fingerprint != found.fingerprint && !found.trust_foreign;
     let reason = if record.open {
         Some("the last session did not end cleanly")
     } else if !found.clean {
@@ -141,13 +141,13 @@ pub fn base_of(epoch: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const RECORD: EpochRecord = EpochRecord { open: false, uuid: [7; 16], epoch: 41, foreign: [1, 2, 3, 4] };
+    const RECORD: EpochRecord = EpochRecord { open: false, uuid: [7; 16], epoch: 41, fingerprint: [1; 16] };
 
     fn found(record: Option<&[u8]>) -> Found<'_> {
         Found {
             record,
             uuid: [7; 16],
-            foreign: [1, 2, 3, 4],
+            fingerprint: [1; 16],
             clean: true,
             trust_foreign: false,
             read_only: false,
@@ -185,8 +185,8 @@ mod tests {
         assert_eq!(epoch(&found(Some(&open))), 42);
         assert_eq!(epoch(&Found { clean: false, ..found(Some(&closed)) }), 42);
         assert_eq!(epoch(&Found { uuid: [8; 16], ..found(Some(&closed)) }), 42);
-        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], ..found(Some(&closed)) }), 43);
-        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], trust_foreign: true, ..found(Some(&closed)) }), 41);
+        assert_eq!(epoch(&Found { fingerprint: [2; 16], ..found(Some(&closed)) }), 43);
+        assert_eq!(epoch(&Found { fingerprint: [2; 16], trust_foreign: true, ..found(Some(&closed)) }), 41);
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             [(RECORD.encode(), true), (RECORD.encode(), false), (open, true), (open, false)]
         {
             let alone = Found { clean, ..found(Some(&record)) };
-            let others = Found { foreign: [9; 4], ..alone };
+            let others = Found { fingerprint: [9; 16], ..alone };
             let epoch = |found: Found<'_>| decide(&found).unwrap().epoch;
             let reads = |found| epoch(Found { read_only: true, ..found });
             assert_eq!(reads(alone), epoch(alone));

@@ -1,5 +1,6 @@
 //! Ranges of files: allocation, holes, copies.
 
+use crate::clone::Ranges;
 use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
@@ -96,13 +97,13 @@ impl Vfs {
             let pool = self.block_pool(cred);
             // Nobody wants the blocks of a failed call, and they would fill the filesystem unseen.
             let nothing_behind = kind.is_empty() && end > size && !self.has_blocks_behind(inode)?;
-            let done = self.with_space(|| allocation.fallocate(inode, mode, offset, len, pool));
+            let done = self.with_space(|| allocation.fallocate(cred, inode, mode, offset, len, pool));
             if let Err(error) = done {
                 // Some of it may be done, unless the format cannot do this at all.
                 if !matches!(error, Error::Name(NameError::NotSupported)) {
                     let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
                 }
-                if nothing_behind && let Err(why) = self.free_behind(inode) {
+                if nothing_behind && let Err(why) = self.free_behind(cred, inode) {
                     log::warn!(
                         "inode {}: cannot free the blocks past its end after a failed allocation: {why}",
                         inode.ino
@@ -144,7 +145,7 @@ impl Vfs {
 
     /// Releases the blocks past the end of a file, which [`FallocateMode::KEEP_SIZE`] allocates. Under the
     /// exclusive lock.
-    pub(crate) fn free_behind(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn free_behind(&self, cred: &Cred, inode: &Inode) -> Result<()> {
         let Some(allocation) = self.fs.allocation() else { return Ok(()) };
         if !self.has_blocks_behind(inode)? {
             return Ok(());
@@ -153,7 +154,7 @@ impl Vfs {
         let len =
             self.info.max_file_size.next_multiple_of(u64::from(self.info.block_size)).saturating_sub(from);
         let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
-        self.guarded(|| allocation.fallocate(inode, punch, from, len, BlockPool::Unreserved))
+        self.guarded(|| allocation.fallocate(cred, inode, punch, from, len, BlockPool::Unreserved))
     }
 
     /// The first byte of data at `offset` or later.
@@ -204,6 +205,7 @@ impl Vfs {
     /// the size of the file.
     pub fn read_pieces(
         &self,
+        cred: &Cred,
         inode: &InodeRef,
         range: Range<u64>,
         most: usize,
@@ -230,7 +232,7 @@ impl Vfs {
                 if bytes.is_empty() {
                     break;
                 }
-                let read = self.read_locked(inode, at, &mut bytes, size)?;
+                let read = self.read_locked(cred, inode, at, &mut bytes, size)?;
                 bytes.truncate(read);
                 room -= read;
                 pieces.push(Piece::Data(at, bytes));
@@ -269,7 +271,8 @@ impl Vfs {
         if offset >= size { Err(NameError::NoSuchOffset.into()) } else { Ok(size) }
     }
 
-    /// Copies bytes between files of this filesystem and returns how many. Overlapping ranges of one file are
+    /// Copies bytes between files of this filesystem and returns how many. The driver shares blocks or copies
+    /// where it can; otherwise the bytes go through the cache. Overlapping ranges of one file are
     /// refused.
     pub fn copy_range(
         &self,
@@ -280,19 +283,20 @@ impl Vfs {
         target_offset: u64,
         len: u64,
     ) -> Result<u64> {
-        if source.ino == target.ino {
-            let apart = source_offset.saturating_add(len) <= target_offset
-                || target_offset.saturating_add(len) <= source_offset;
-            if !apart && len > 0 {
-                return Err(NameError::Invalid.into());
-            }
+        let ranges = Ranges { source, source_offset, target, target_offset, len };
+        if ranges.overlap() {
+            return Err(NameError::Invalid.into());
+        }
+        match self.copy_by_driver(cred, ranges) {
+            Err(Error::Name(NameError::NotSupported | NameError::CrossDevice)) => {}
+            copied => return copied,
         }
         let how = if cred.keeps_set_id() { WriteFlags::empty() } else { WriteFlags::KILL_SET_ID };
         let mut buf = vec![0; COPY_BYTES.min(len.min(COPY_BYTES as u64) as usize)];
         let mut done = 0;
         while done < len {
             let want = (len - done).min(buf.len() as u64) as usize;
-            let got = match self.read(source, source_offset.saturating_add(done), &mut buf[..want]) {
+            let got = match self.read(cred, source, source_offset.saturating_add(done), &mut buf[..want]) {
                 Ok(0) => break,
                 Ok(got) => got,
                 Err(error) if done == 0 => return Err(error),

@@ -16,6 +16,7 @@ const BUMP_BYTES: usize = 1 << 20;
 /// Ensures that visible bytes are followed by a bump, also if the write fails or panics.
 struct Visible<'a> {
     vfs: &'a Vfs,
+    cred: &'a Cred,
     inode: &'a Inode,
     touch: Touch,
     pending: bool,
@@ -45,8 +46,8 @@ fn in_file(data: &[u8], offset: u64, size: u64) -> &[u8] {
 }
 
 impl Vfs {
-    /// Reads. Returns fewer bytes than asked for only at the end of the file.
-    pub fn read(&self, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    /// Reads. Permission was checked at open. Returns fewer bytes than asked for only at the end of the file.
+    pub fn read(&self, cred: &Cred, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.reclaim();
         match inode.kind {
             FileType::Regular => {}
@@ -55,7 +56,7 @@ impl Vfs {
         }
         let done = {
             let _lock = self.shared(inode)?;
-            self.read_locked(inode, offset, buf, inode.size())?
+            self.read_locked(cred, inode, offset, buf, inode.size())?
         };
         if done > 0 {
             self.accessed(inode);
@@ -64,7 +65,14 @@ impl Vfs {
     }
 
     /// Reads a regular file of this size. The caller holds its lock.
-    pub(crate) fn read_locked(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
+    pub(crate) fn read_locked(
+        &self,
+        cred: &Cred,
+        inode: &Inode,
+        offset: u64,
+        buf: &mut [u8],
+        size: u64,
+    ) -> Result<usize> {
         let end = offset.saturating_add(buf.len() as u64).min(size);
         let want = end.saturating_sub(offset) as usize;
         let mut done = 0;
@@ -72,7 +80,7 @@ impl Vfs {
             let at = offset + done as u64;
             done += inode.pages.read(at, &mut buf[done..want]);
             if done < want {
-                done += self.read_missing(inode, offset + done as u64, &mut buf[done..want], size)?;
+                done += self.read_missing(cred, inode, offset + done as u64, &mut buf[done..want], size)?;
             }
         }
         Ok(done)
@@ -80,10 +88,17 @@ impl Vfs {
 
     /// Reads the page at `offset`, and the following ones if the file is read in order, into the cache, and
     /// copies what was asked for.
-    fn read_missing(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
+    fn read_missing(
+        &self,
+        cred: &Cred,
+        inode: &Inode,
+        offset: u64,
+        buf: &mut [u8],
+        size: u64,
+    ) -> Result<usize> {
         let plan = inode.pages.plan_read(offset, buf.len(), size, &self.memory);
         let mut data = vec![0; plan.len];
-        self.fs.read(inode, plan.offset, &mut data)?;
+        self.fs.read(cred, inode, plan.offset, &mut data)?;
         inode.pages.fill(plan.offset, in_file(&data, plan.offset, size), plan.generation, &self.memory);
         // Copy from what was read and not from the cache: a page may be evicted already, and must not be read
         // for ever. No writer runs, so both are the same, except pages that were cached before: stop there.
@@ -95,19 +110,19 @@ impl Vfs {
     }
 
     /// Reads the unit that contains `offset` from the driver.
-    fn read_unit(&self, inode: &Inode, offset: u64) -> Result<(u64, Vec<u8>)> {
+    fn read_unit(&self, cred: &Cred, inode: &Inode, offset: u64) -> Result<(u64, Vec<u8>)> {
         let unit = self.memory.unit_bytes();
         let (start, mut data) = (offset - offset % unit, vec![0; unit as usize]);
-        self.fs.read(inode, start, &mut data)?;
+        self.fs.read(cred, inode, start, &mut data)?;
         Ok((start, data))
     }
 
     /// Loads the page at `offset` into the cache, with the rest of its unit.
-    pub(crate) fn load_page(&self, inode: &Inode, offset: u64, size: u64) -> Result<()> {
+    pub(crate) fn load_page(&self, cred: &Cred, inode: &Inode, offset: u64, size: u64) -> Result<()> {
         let mut probe = [0];
         if offset < size && inode.pages.read(offset, &mut probe) == 0 {
             let generation = inode.pages.generation();
-            let (start, data) = self.read_unit(inode, offset)?;
+            let (start, data) = self.read_unit(cred, inode, offset)?;
             inode.pages.fill(start, in_file(&data, start, size), generation, &self.memory);
         }
         Ok(())
@@ -188,7 +203,7 @@ impl Vfs {
                     }
                 }
                 let bytes = &data[done..done + piece];
-                let mut visible = Visible { vfs: self, inode, touch, pending: false };
+                let mut visible = Visible { vfs: self, cred, inode, touch, pending: false };
                 let wrote = if flags.contains(WriteFlags::DIRECT) {
                     self.write_direct(&mut visible, at, bytes, size, pool)
                 } else {
@@ -214,6 +229,9 @@ impl Vfs {
         let outcome = WriteOutcome { bytes: done, error: failed };
         if done == 0 {
             return outcome.complete().map(|bytes| WriteOutcome { bytes, error: None });
+        }
+        if flags.contains(WriteFlags::DIRECT) && inode.pages.has_unstable() {
+            self.write_back_durably(inode)?;
         }
         if flags.contains(WriteFlags::SYNC) {
             self.fsync(inode, false)?;
@@ -261,7 +279,7 @@ impl Vfs {
                     return Ok(());
                 }
                 Step::NeedsRead { offset, generation } => {
-                    let (start, data) = self.read_unit(inode, offset)?;
+                    let (start, data) = self.read_unit(visible.cred, inode, offset)?;
                     loaded.add(start, generation, &data);
                 }
             }
@@ -282,7 +300,8 @@ impl Vfs {
         let end = offset + data.len() as u64;
         let unit = self.memory.unit_bytes();
         let whole = offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size);
-        if !whole {
+        // What a server may lose must be in the cache until it is committed.
+        if !whole || inode.server_managed {
             self.write_cached(visible, offset, data, size, pool)?;
             let _writeback = inode.writeback_lock.lock();
             return self.write_pages(inode, offset, end);
@@ -298,7 +317,7 @@ impl Vfs {
         }
         for (nth, run) in data.chunks(RUN_PAGES * PAGE).enumerate() {
             let at = offset + (nth * RUN_PAGES * PAGE) as u64;
-            if let Err(error) = self.retry_without_space(|| self.fs.write_back(inode, at, run)) {
+            if let Err(error) = self.retry_without_space(|| self.fs.write_back(inode, at, run).map(drop)) {
                 // What arrived stays, and the size does not run ahead of it. Older writes to these pages that
                 // were not written back are lost too: the next fsync reports that.
                 inode.with_attr(|attr| attr.size = size.max(at));
@@ -316,13 +335,13 @@ impl Vfs {
     }
 
     /// Reads around the cache. Dirty pages are written back first.
-    pub fn read_direct(&self, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    pub fn read_direct(&self, cred: &Cred, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
         if inode.kind != FileType::Regular {
-            return self.read(inode, offset, buf);
+            return self.read(cred, inode, offset, buf);
         }
         let unit = self.memory.unit_bytes();
         if !offset.is_multiple_of(unit) {
-            return self.read(inode, offset, buf);
+            return self.read(cred, inode, offset, buf);
         }
         let want = {
             // No writer runs between the write-back and the read.
@@ -334,9 +353,9 @@ impl Vfs {
                 self.write_pages(inode, offset, offset + want as u64)?;
             }
             let whole = want - want % unit as usize;
-            self.fs.read(inode, offset, &mut buf[..whole])?;
+            self.fs.read(cred, inode, offset, &mut buf[..whole])?;
             if whole < want {
-                let (_, tail) = self.read_unit(inode, offset + whole as u64)?;
+                let (_, tail) = self.read_unit(cred, inode, offset + whole as u64)?;
                 buf[whole..want].copy_from_slice(&tail[..want - whole]);
             }
             want

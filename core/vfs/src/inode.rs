@@ -3,6 +3,7 @@
 use crate::access::AclCache;
 use crate::driver::{InitialCounter, LoadedInode};
 use crate::pages::Pages;
+use crate::server::ServerState;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, RankedRwLock, rank};
@@ -71,6 +72,7 @@ pub struct Inode {
     pub counter: Counter,
     /// The counter is all 64 bits of a server's change attribute: never bumped here.
     pub(crate) server_managed: bool,
+    pub(crate) server: ServerState,
     /// The lock of data and names.
     pub lock: RankedRwLock<rank::InodeLock, ()>,
     pub(crate) attr: RankedMutex<rank::Leaf, Attr>,
@@ -119,6 +121,10 @@ impl Inode {
 
     fn build(loaded: LoadedInode, policy: Option<Arc<Policy>>) -> Self {
         let server_managed = matches!(loaded.counter, InitialCounter::Server(_));
+        let server = match loaded.counter {
+            InitialCounter::Server(change) => ServerState::new(change),
+            _ => ServerState::default(),
+        };
         let counter = match loaded.counter {
             InitialCounter::Stored(value) => Counter::new_queried(value),
             InitialCounter::Fresh(value) => Counter::new(value),
@@ -137,6 +143,7 @@ impl Inode {
             kind: loaded.attr.kind,
             counter,
             server_managed,
+            server,
             lock: RankedRwLock::with_key((), loaded.ino.0),
             attr: RankedMutex::new(loaded.attr),
             pages: Pages::default(),
@@ -257,7 +264,8 @@ impl Inode {
     /// Queries the counter. Never waits for a write: at most it takes the leaf lock of the attributes.
     pub(crate) fn query(&self) -> u64 {
         if self.server_managed {
-            return self.counter.peek_raw();
+            let _attr = self.attr.lock();
+            return self.query_server_locked();
         }
         self.counter.query_seen().unwrap_or_else(|| {
             let _attr = self.attr.lock();
@@ -269,22 +277,20 @@ impl Inode {
     pub(crate) fn observe(&self) -> (u64, Attr) {
         let attr = self.attr.lock();
         if self.server_managed {
-            return (self.counter.peek_raw(), attr.clone());
+            return (self.query_server_locked(), attr.clone());
         }
         let value = self.counter.query_seen().unwrap_or_else(|| self.counter.query_under_lock());
         (value, attr.clone())
     }
 
-    /// The counter as it is, to compare with later. Not a query.
-    pub(crate) fn counter_now(&self) -> u64 {
-        if self.server_managed { self.counter.peek_raw() } else { self.counter.peek() }
+    /// What vouches for names cached in this directory, to compare with [`Inode::query_names`]. Not a query.
+    pub(crate) fn names_now(&self) -> u64 {
+        if self.server_managed { self.server.names() } else { self.counter.peek() }
     }
 
-    /// Raises the server's change attribute for the first write that is cached under a write delegation, as
-    /// RFC 8881, section 10.4.3, requires of the answer to CB_GETATTR.
-    pub fn raise_server_change(&self) {
-        debug_assert!(self.server_managed);
-        self.counter.set_raw(self.counter.peek_raw().wrapping_add(1));
+    /// What vouches for names that are cached from now on: another value after the names change.
+    pub(crate) fn query_names(&self) -> u64 {
+        if self.server_managed { self.server.names() } else { self.query() }
     }
 
     /// Whether a server owns it: its attributes are current only after
@@ -302,6 +308,7 @@ impl Inode {
     pub(crate) fn is_dirty(&self) -> bool {
         self.deferred.load(Ordering::Acquire) != 0
             || self.needs_log.load(Ordering::Acquire)
+            || self.server.owes_server()
             || self.pages.is_dirty()
     }
 

@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod acl;
+mod clone;
 mod create;
 mod dcache;
 pub mod driver;
@@ -24,6 +25,7 @@ mod path_hints;
 mod pending_deletes;
 mod privileges;
 pub mod requests;
+mod server;
 mod setattr;
 pub mod stats;
 pub mod types;
@@ -35,9 +37,10 @@ mod xattr;
 
 pub use access::Rights;
 pub use driver::{
-    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Child, DirectoryOps, DriverOptions, EpochOps, FileOps,
-    FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LoadedInode, LockOwner,
-    LockRequest, NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps, XattrMode, XattrOps,
+    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
+    EpochOps, FileOps, FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
+    LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps,
+    Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;

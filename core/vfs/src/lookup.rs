@@ -99,13 +99,13 @@ impl Vfs {
     }
 
     /// The parent of a locked directory.
-    pub(crate) fn parent(&self, dir: &Inode) -> Result<InodeRef> {
-        self.numbered(dir, self.fs.parent(dir)?, || self.fs.parent(dir).map(Some))
+    pub(crate) fn parent(&self, cred: &Cred, dir: &Inode) -> Result<InodeRef> {
+        self.numbered(dir, self.fs.parent(cred, dir)?, || self.fs.parent(cred, dir).map(Some))
     }
 
     /// The inode that `..` refers to in a locked directory.
-    fn above(&self, dir: &InodeRef) -> Result<InodeRef> {
-        if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(dir) }
+    fn above(&self, cred: &Cred, dir: &InodeRef) -> Result<InodeRef> {
+        if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(cred, dir) }
     }
 
     /// The inode that a directory refers to by number. Numbers that exist only in memory may be gone: then
@@ -154,7 +154,7 @@ impl Vfs {
         self.revalidate(cred, dir)?;
         if name == b".." {
             let _names = self.names_lock(dir)?;
-            return self.above(dir);
+            return self.above(cred, dir);
         }
         self.find_ref(cred, dir, name)?.ok_or(NameError::NotFound.into())
     }
@@ -196,7 +196,7 @@ impl Vfs {
                 if links > MAX_SYMLINKS {
                     return Err(NameError::Loop.into());
                 }
-                let target = self.read_link(&next)?;
+                let target = self.read_link(cred, &next)?;
                 if target.is_empty() {
                     return Err(NameError::NotFound.into());
                 }
@@ -215,13 +215,13 @@ impl Vfs {
     }
 
     /// The target of a symbolic link.
-    pub fn read_link(&self, inode: &InodeRef) -> Result<Vec<u8>> {
+    pub fn read_link(&self, cred: &Cred, inode: &InodeRef) -> Result<Vec<u8>> {
         if inode.kind != FileType::Symlink {
             return Err(NameError::Invalid.into());
         }
         let target = {
             let _lock = self.shared(inode)?;
-            self.fs.read_link(inode)?
+            self.fs.read_link(cred, inode)?
         };
         self.accessed(inode);
         Ok(target)
@@ -255,7 +255,7 @@ impl Vfs {
         self.accessed(dir);
         let mut entries = Vec::new();
         let _names = self.names_lock(dir)?;
-        self.fs.readdir(dir, cursor, &mut |entry| {
+        self.fs.readdir(cred, dir, cursor, &mut |entry| {
             if !dots && matches!(entry.name, b"." | b"..") {
                 return ControlFlow::Continue(());
             }
@@ -266,7 +266,7 @@ impl Vfs {
         let resolved = |Entry { ino, name, kind, next }: Entry| {
             let inode = match &*name {
                 b"." => Ok(dir.clone()),
-                b".." => self.above(dir),
+                b".." => self.above(cred, dir),
                 _ => self.named(cred, dir, &name, ino),
             };
             Listed { ino, name, kind, next, inode }
@@ -278,6 +278,7 @@ impl Vfs {
     /// breaks. `emit` runs without locks and may call the VFS.
     pub fn readdir(
         &self,
+        cred: &Cred,
         dir: &InodeRef,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
@@ -292,7 +293,7 @@ impl Vfs {
             let mut batch: Vec<Entry> = Vec::new();
             {
                 let _names = self.names_lock(dir)?;
-                self.fs.readdir(dir, cursor, &mut |entry| {
+                self.fs.readdir(cred, dir, cursor, &mut |entry| {
                     batch.push(Entry::from(entry));
                     if batch.len() == READDIR_BATCH {
                         ControlFlow::Break(())

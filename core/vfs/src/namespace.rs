@@ -94,7 +94,7 @@ impl Vfs {
     }
 
     /// Exclusive locks on all of these inodes, in ascending order of inode number.
-    fn lock_all<'a>(&self, inodes: &[&'a Inode]) -> Result<Vec<RankedWriteGuard<'a, ()>>> {
+    pub(crate) fn lock_all<'a>(&self, inodes: &[&'a Inode]) -> Result<Vec<RankedWriteGuard<'a, ()>>> {
         let mut sorted = inodes.to_vec();
         sorted.sort_by_key(|inode| inode.ino);
         sorted.dedup_by_key(|inode| inode.ino);
@@ -112,12 +112,20 @@ impl Vfs {
     }
 
     /// The change attribute before a change, under the lock of the inode. A server's inode has none here: two
-    /// questions around a change would not show what others change in between.
+    /// questions around a change would not show what others change in between. The driver reports both
+    /// values.
     pub(crate) fn before(&self, inode: &Inode, want_info: bool) -> Option<u64> {
-        if want_info && !inode.server_managed { self.change(inode) } else { None }
+        if inode.server_managed {
+            inode.take_own_names();
+            return None;
+        }
+        if want_info { self.change(inode) } else { None }
     }
 
     pub(crate) fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
+        if dir.server_managed {
+            return dir.take_own_names();
+        }
         Some(ChangeInfo { before: before?, after: self.change(dir)? })
     }
 
@@ -276,7 +284,7 @@ impl Vfs {
     }
 
     /// Whether `ancestor` is `dir` or one of its parents. Under the move lock.
-    fn is_below(&self, dir: &InodeRef, ancestor: Ino) -> Result<bool> {
+    fn is_below(&self, cred: &Cred, dir: &InodeRef, ancestor: Ino) -> Result<bool> {
         let mut at = dir.clone();
         for _ in 0..MAX_DEPTH {
             if at.ino == ancestor {
@@ -287,7 +295,7 @@ impl Vfs {
             }
             let parent = {
                 let _names = self.names_lock(&at)?;
-                self.parent(&at)?
+                self.parent(cred, &at)?
             };
             at = parent;
         }
@@ -362,7 +370,7 @@ impl Vfs {
             // nothing is lost.
             let replaces = !exchange && target.as_ref().is_some_and(|target| target.ino != inode.ino);
             if replaces && inode.pages.is_dirty() {
-                self.write_back_inode(&inode)?;
+                self.write_back_durably(&inode)?;
             }
             let target_moves =
                 exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
@@ -371,12 +379,12 @@ impl Vfs {
             let may_loop = crosses && (inode_moves || target_moves) && self.fs.server().is_none();
             let move_guard = may_loop.then(|| self.move_lock.lock());
             if move_guard.is_some() {
-                if inode_moves && self.is_below(new_dir, inode.ino)? {
+                if inode_moves && self.is_below(cred, new_dir, inode.ino)? {
                     return Err(NameError::Invalid.into());
                 }
                 if let Some(target) = &target
                     && target.kind == FileType::Directory
-                    && self.is_below(old_dir, target.ino)?
+                    && self.is_below(cred, old_dir, target.ino)?
                 {
                     return Err(if exchange { NameError::Invalid } else { NameError::NotEmpty }.into());
                 }
@@ -421,7 +429,9 @@ impl Vfs {
             self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
             self.names.put(old_dir, old_name, if exchange { target_ino } else { None });
             self.names.put(new_dir, new_name, Some(inode.ino));
-            let info = self.info_since(old_dir, before.0).zip(self.info_since(new_dir, before.1));
+            let old_info = self.info_since(old_dir, before.0);
+            let new_info = if crosses { self.info_since(new_dir, before.1) } else { old_info };
+            let info = old_info.zip(new_info);
             drop(locks);
             drop(move_guard);
             self.notify(old_dir, ChangeKind::Names);

@@ -83,13 +83,20 @@ impl Vfs {
 
     /// Gets a byte-range lock from the server ([`NameError::Busy`] if another owner has it). `NotSupported`
     /// where no server grants locks: then the front end keeps them itself.
-    pub fn lock(&self, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
-        self.fs.server().ok_or(NameError::NotSupported)?.lock(inode, lock)
+    pub fn lock(&self, cred: &Cred, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
+        let server = self.fs.server().ok_or(NameError::NotSupported)?;
+        server.lock(cred, inode, lock)?;
+        // Another owner of the lock may have changed the bytes that are cached.
+        server.revalidate(cred, inode)
     }
 
-    /// Releases a byte range that [`Vfs::lock`] locked.
-    pub fn unlock(&self, inode: &InodeRef, owner: LockOwner, range: Range<u64>) -> Result<()> {
-        self.fs.server().ok_or(NameError::NotSupported)?.unlock(inode, owner, range)
+    /// Releases a byte range that [`Vfs::lock`] locked. Its next owner sees what was written under the lock.
+    pub fn unlock(&self, cred: &Cred, inode: &InodeRef, owner: LockOwner, range: Range<u64>) -> Result<()> {
+        let server = self.fs.server().ok_or(NameError::NotSupported)?;
+        let written = self.write_back_inode(inode);
+        // Whatever became of the bytes: a lock that stays would block others.
+        server.unlock(cred, inode, owner, range)?;
+        written
     }
 
     /// The report of the [`FileObserver`], if there is one.
@@ -126,14 +133,14 @@ impl Vfs {
     /// The name of a directory that has left the cache: the directory knows its parent.
     fn place_of_dir(&self, ino: Ino) -> Option<Place> {
         let dir = self.get(ino).ok().filter(|dir| dir.kind == FileType::Directory)?;
-        let parent = self.lookup(&Cred::root(), &dir, b"..").ok()?;
+        let parent = self.lookup(&Cred::system(), &dir, b"..").ok()?;
         Some((parent.ino, self.name_in(&parent, ino)?))
     }
 
     /// The name of an inode, as its directory spells it.
     fn name_in(&self, dir: &InodeRef, ino: Ino) -> Option<Arc<[u8]>> {
         let mut name = None;
-        let search = self.readdir(dir, 0, &mut |entry| {
+        let search = self.readdir(&Cred::system(), dir, 0, &mut |entry| {
             if entry.ino != ino || entry.name == b"." || entry.name == b".." {
                 return ControlFlow::Continue(());
             }

@@ -10,7 +10,11 @@
 //! The driver reads and writes units of one or more pages ([`FsInfo::io_unit`](crate::FsInfo::io_unit)). The
 //! pages of a unit below the end of the file become dirty together, and are written together. So a page of a
 //! dirty unit that is not in the map was past the end when the unit became dirty: it consists of zeros.
+//!
+//! A server may keep written bytes in its memory only ([`Written::Unstable`]). Such a page stays, and counts
+//! as dirty, until a commit; if the server restarts before, the page is dirty again.
 
+use crate::driver::Written;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
 use ivers_block::Budget;
@@ -56,12 +60,38 @@ struct Page {
     dirty: bool,
     writeback: bool,
     referenced: bool,
+    /// Set while the driver may lose what it was given.
+    unstable: Option<UnstableWrite>,
+}
+
+/// A write that is not committed.
+#[derive(Debug, Clone, Copy)]
+struct UnstableWrite {
+    /// The position of its run among all unstable ones of the file.
+    run: u64,
+    /// [`Map::generation`] at its end.
+    generation: u64,
+}
+
+impl Page {
+    fn new(data: Box<[u8; PAGE]>, referenced: bool) -> Self {
+        Self { data, dirty: false, writeback: false, referenced, unstable: None }
+    }
+
+    /// Whether it is the only durable or newest copy of its bytes: it must stay in memory.
+    fn must_stay(&self) -> bool {
+        self.dirty || self.writeback || self.unstable.is_some()
+    }
 }
 
 #[derive(Debug, Default)]
 struct Map {
     pages: BTreeMap<u64, Page>,
     dirty: BTreeSet<u64>,
+    /// Pages with [`Page::unstable`].
+    unstable: BTreeSet<u64>,
+    /// How many unstable runs have ended.
+    unstable_runs: u64,
     /// How many pages are under write-back.
     writeback: u64,
     /// Raised when clean pages became outdated: what was read from the driver before is not added after.
@@ -77,6 +107,10 @@ pub(crate) struct Pages {
     map: RankedMutex<rank::PageMap, Map>,
     /// Whether the map has pages: checked without its lock.
     has_pages: AtomicBool,
+    /// Whether pages are unstable: checked without the lock of the map.
+    has_unstable: AtomicBool,
+    /// How often unstable pages became dirty again.
+    redirtied: AtomicU64,
 }
 
 /// A run of pages under write-back.
@@ -199,7 +233,7 @@ impl Pages {
             let page = map.pages.entry(at).or_insert_with(|| {
                 added += 1;
                 let data = loaded.take(at).unwrap_or_else(|| Box::new([0; PAGE]));
-                Page { data, dirty: false, writeback: false, referenced: true }
+                Page::new(data, true)
             });
             let (from, to) = (offset.max(at * PAGE64), end.min((at + 1) * PAGE64));
             if from < to {
@@ -209,7 +243,7 @@ impl Pages {
             }
             page.referenced = true;
             if !page.dirty {
-                if !page.writeback {
+                if !page.must_stay() {
                     newly_dirty += 1;
                 }
                 page.dirty = true;
@@ -283,7 +317,7 @@ impl Pages {
         for (at, bytes) in (index(offset)..).zip(data.chunks_exact(PAGE)) {
             map.pages.entry(at).or_insert_with(|| {
                 added += 1;
-                Page { data: page_of(bytes), dirty: false, writeback: false, referenced: false }
+                Page::new(page_of(bytes), false)
             });
         }
         memory.budget.charge(added * PAGE64);
@@ -323,6 +357,9 @@ impl Pages {
                             page.dirty = false;
                             page.writeback = true;
                             map.dirty.remove(&at);
+                            if page.unstable.take().is_some() {
+                                map.unstable.remove(&at);
+                            }
                             run.pages.push(at);
                         }
                     }
@@ -334,19 +371,32 @@ impl Pages {
         Some(run)
     }
 
-    /// Ends the write-back of a run. If it failed, its pages are dirty again.
-    pub(crate) fn end_run(&self, run: &Run, arrived: bool, memory: &Memory) {
+    /// Ends the write-back of a run. If it failed (`None`), its pages are dirty again.
+    pub(crate) fn end_run(&self, run: &Run, written: Option<Written>, memory: &Memory) {
         let mut map = self.map.lock();
         let map = &mut *map;
         let mut cleaned = 0;
+        let unstable = UnstableWrite { run: map.unstable_runs, generation: map.generation };
+        if written == Some(Written::Unstable) {
+            map.unstable_runs += 1;
+            self.has_unstable.store(true, Ordering::Release);
+        }
         for at in &run.pages {
             let Some(page) = map.pages.get_mut(at) else { continue };
             map.writeback -= u64::from(std::mem::take(&mut page.writeback));
-            if !arrived && !page.dirty {
-                page.dirty = true;
-                map.dirty.insert(*at);
+            match written {
+                _ if page.dirty => {}
+                Some(Written::Durable) => {}
+                Some(Written::Unstable) => {
+                    page.unstable = Some(unstable);
+                    map.unstable.insert(*at);
+                }
+                None => {
+                    page.dirty = true;
+                    map.dirty.insert(*at);
+                }
             }
-            if !page.dirty {
+            if !page.must_stay() {
                 cleaned += 1;
             }
         }
@@ -414,10 +464,13 @@ impl Pages {
         let mut dirty: Vec<(u64, u64)> = Vec::new();
         let mut uncounted = 0;
         for (at, page) in &dropped {
-            if page.dirty || page.writeback {
+            if page.must_stay() {
                 uncounted += 1;
             }
             map.writeback -= u64::from(page.writeback);
+            if page.unstable.is_some() {
+                map.unstable.remove(at);
+            }
             if page.dirty {
                 map.dirty.remove(at);
                 match dirty.last_mut() {
@@ -439,7 +492,7 @@ impl Pages {
         let mut map = self.map.lock();
         map.generation += 1;
         let before = map.pages.len();
-        map.pages.retain(|_, page| page.dirty || page.writeback);
+        map.pages.retain(|_, page| page.must_stay());
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         }
@@ -462,7 +515,7 @@ impl Pages {
             }
             if page.referenced {
                 page.referenced = false;
-            } else if !page.dirty && !page.writeback {
+            } else if !page.must_stay() {
                 victims.push(*at);
             }
         }
@@ -477,19 +530,87 @@ impl Pages {
         victims.len() as u64
     }
 
-    /// Whether a page is dirty.
+    /// Whether a page is dirty or unstable.
     pub(crate) fn is_dirty(&self) -> bool {
         if !self.has_pages.load(Ordering::Relaxed) {
             return false;
         }
         let map = self.map.lock();
-        !map.dirty.is_empty()
+        !map.dirty.is_empty() || !map.unstable.is_empty()
     }
 
-    /// Runs `f` under the map's lock, with whether a page is dirty or under write-back.
+    /// How many unstable runs have ended: a commit that begins after this call covers these.
+    pub(crate) fn unstable_runs(&self) -> u64 {
+        if !self.has_unstable.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.map.lock().unstable_runs
+    }
+
+    /// Whether pages may be unstable.
+    pub(crate) fn has_unstable(&self) -> bool {
+        self.has_unstable.load(Ordering::Acquire)
+    }
+
+    /// How often unstable pages became dirty again.
+    pub(crate) fn redirtied(&self) -> u64 {
+        self.redirtied.load(Ordering::Acquire)
+    }
+
+    /// The first `runs` unstable runs are durable. Pages that became outdated meanwhile are dropped.
+    pub(crate) fn committed(&self, runs: u64, memory: &Memory) {
+        if !self.has_unstable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut map = self.map.lock();
+        let map = &mut *map;
+        let (mut cleaned, mut dropped) = (0, 0);
+        map.unstable.retain(|at| {
+            let Some(page) = map.pages.get_mut(at) else { return false };
+            if page.unstable.is_some_and(|write| write.run >= runs) {
+                return true;
+            }
+            let outdated = page.unstable.take().is_some_and(|write| write.generation != map.generation);
+            if !page.must_stay() {
+                cleaned += 1;
+                if outdated {
+                    map.pages.remove(at);
+                    dropped += 1;
+                }
+            }
+            false
+        });
+        self.has_unstable.store(!map.unstable.is_empty(), Ordering::Release);
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
+        memory.budget.uncharge(dropped * PAGE64);
+    }
+
+    /// Makes the unstable pages of `from..to` dirty again. Returns whether there were any.
+    pub(crate) fn redirty(&self, from: u64, to: u64) -> bool {
+        let mut map = self.map.lock();
+        let map = &mut *map;
+        let again: Vec<u64> =
+            map.unstable.range(index(from)..to.div_ceil(PAGE64).max(index(from))).copied().collect();
+        for at in &again {
+            map.unstable.remove(at);
+            if let Some(page) = map.pages.get_mut(at) {
+                (page.unstable, page.dirty) = (None, true);
+                map.dirty.insert(*at);
+            }
+        }
+        if !again.is_empty() {
+            self.redirtied.fetch_add(1, Ordering::Release);
+        }
+        !again.is_empty()
+    }
+
+    /// Runs `f` under the map's lock, with whether a page is dirty, under write-back or unstable.
     pub(crate) fn with_unwritten<T>(&self, f: impl FnOnce(bool) -> T) -> T {
         let map = self.map.lock();
-        f(!map.dirty.is_empty() || map.writeback > 0)
+        f(!map.dirty.is_empty() || map.writeback > 0 || !map.unstable.is_empty())
     }
 
     /// Whether there is any page.
@@ -497,13 +618,14 @@ impl Pages {
         self.has_pages.load(Ordering::Relaxed)
     }
 
-    /// The first byte from `offset` on and before `end` in a page that is dirty or under write-back.
+    /// The first byte from `offset` on and before `end` in a page that is dirty, under write-back or
+    /// unstable.
     pub(crate) fn next_dirty(&self, offset: u64, end: u64) -> Option<u64> {
         let map = self.map.lock();
         let (_, at) = map
             .pages
             .range(index(offset)..end.div_ceil(PAGE64).max(index(offset)))
-            .find(|(_, page)| page.dirty || page.writeback)
+            .find(|(_, page)| page.must_stay())
             .map(|(at, page)| (page, *at))?;
         Some(offset.max(at * PAGE64))
     }

@@ -42,16 +42,17 @@ impl Vfs {
         if set_id && inode.with_attr(removes_set_id) {
             self.changed(inode, Touch::Metadata, Logged::Anyway)?;
         }
-        self.remove_capability(inode)
+        self.remove_capability(cred, inode)
     }
 
-    /// Removes `security.capability`. The caller holds the exclusive lock.
-    pub(crate) fn remove_capability(&self, inode: &Inode) -> Result<()> {
+    /// Removes `security.capability` because of a change by `cred`, who needs no right to it. The caller
+    /// holds the exclusive lock.
+    pub(crate) fn remove_capability(&self, cred: &Cred, inode: &Inode) -> Result<()> {
         if inode.no_capability.load(Ordering::Relaxed) {
             return Ok(());
         }
         if let Some(xattrs) = self.fs.xattrs() {
-            match xattrs.get_xattr(inode, CAPABILITY) {
+            match xattrs.get_xattr(cred, inode, CAPABILITY) {
                 Ok(_) => {
                     let remove = || xattrs.set_xattr(&Cred::root(), inode, CAPABILITY, None, XattrMode::Any);
                     self.with_space(remove)?;

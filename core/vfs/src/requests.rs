@@ -75,12 +75,20 @@ pub struct Cred {
     /// The caller has checked permissions already (a kernel with `default_permissions`). The identity only
     /// decides who owns what is created.
     pub access_checked: bool,
+    /// No user asks: the stack works for itself ([`Cred::system`]).
+    pub system: bool,
 }
 
 impl Cred {
     /// The superuser.
     pub fn root() -> Self {
-        Self { uid: 0, gid: 0, groups: Vec::new(), access_checked: false }
+        Self { uid: 0, gid: 0, groups: Vec::new(), access_checked: false, system: false }
+    }
+
+    /// The stack itself, for background work, queries and checks. No permission stops it. The driver of a
+    /// server uses the credentials of its machine, and not those of user 0.
+    pub fn system() -> Self {
+        Self { access_checked: true, system: true, ..Self::root() }
     }
 
     /// A caller whose permissions were checked elsewhere.
@@ -90,7 +98,7 @@ impl Cred {
 
     /// An ordinary user.
     pub fn user(uid: u32, gid: u32) -> Self {
-        Self { uid, gid, groups: Vec::new(), access_checked: false }
+        Self { uid, gid, ..Self::root() }
     }
 
     /// Whether no permission check stops this caller.

@@ -89,7 +89,7 @@ impl Vfs {
             let new = self.planned(cred, inode, &old, set)?;
             if let Some(size) = set.size {
                 self.remove_privileges(cred, inode, !cred.keeps_set_id())?;
-                self.set_size(inode, size)?;
+                self.set_size(cred, inode, size)?;
             }
             self.set_plain(cred, inode, set, &old, new)?;
             inode.attr()
@@ -158,7 +158,7 @@ impl Vfs {
     /// Changes all but the size from `old` to `new`, as [`Vfs::planned`] returned it.
     fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr, old: &Attr, mut new: Attr) -> Result<()> {
         if set.is_chown() && inode.kind != FileType::Directory {
-            self.remove_capability(inode)?;
+            self.remove_capability(cred, inode)?;
         }
         // A change of the size has moved these.
         let (mtime, ctime) = inode.with_attr(|attr| (attr.mtime, attr.ctime));
@@ -203,12 +203,12 @@ impl Vfs {
     }
 
     /// Changes the size, under the exclusive lock.
-    fn set_size(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn set_size(&self, cred: &Cred, inode: &Inode, size: u64) -> Result<()> {
         let old = inode.size();
         let _writeback = inode.writeback_lock.lock();
         if size == old {
             // On Linux this releases blocks allocated past the end.
-            self.free_behind(inode)?;
+            self.free_behind(cred, inode)?;
             return self.changed(inode, Touch::Data, Logged::IfNeeded);
         }
         self.release_lost_reservations(inode);
@@ -216,7 +216,7 @@ impl Vfs {
             let tail = size % crate::pages::PAGE as u64;
             if tail != 0 {
                 // The cut page is the newest version of its block: load it before the size moves.
-                self.load_page(inode, size - tail, old)?;
+                self.load_page(cred, inode, size - tail, old)?;
             }
             inode.with_attr(|attr| attr.size = size);
             for (offset, len) in inode.pages.truncate(size, &self.memory) {
@@ -225,7 +225,7 @@ impl Vfs {
         } else {
             inode.with_attr(|attr| attr.size = size);
         }
-        let result = self.with_space(|| self.fs.truncate(inode, size));
+        let result = self.with_space(|| self.fs.truncate(cred, inode, size));
         if let Err(error @ Error::FileData(_)) = &result
             && size < old
         {

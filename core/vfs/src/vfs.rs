@@ -371,19 +371,6 @@ impl Vfs {
             && self.fs.serves_change_attribute()
     }
 
-    /// Makes a server's inode current before it is queried. Cached writes go first: they are visible here, so
-    /// the value must count them.
-    fn settle_with_server(&self, inode: &Inode) -> Result<()> {
-        if !inode.server_managed {
-            return Ok(());
-        }
-        // Also waits for a write-back that is running: what it writes is not counted yet.
-        if inode.pages.has_pages() && !self.policy.read_only {
-            self.write_back_inode(inode)?;
-        }
-        self.revalidate(&Cred::trusted(), inode)
-    }
-
     /// The change attribute for a queried counter.
     fn attribute_of(&self, inode: &Inode, queried: u64) -> u64 {
         Stats::count(&self.policy.stats.mine().queries);
@@ -462,6 +449,8 @@ impl Vfs {
     pub(crate) fn changed(&self, inode: &Inode, touch: Touch, logged: Logged) -> Result<()> {
         if inode.changed(touch, logged).must_log() {
             self.log(inode)?;
+        } else if inode.server_managed {
+            self.changed_in_cache(inode, touch);
         }
         Ok(())
     }
@@ -492,38 +481,10 @@ impl Vfs {
 
     // ---- figures -----------------------------------------------------------------------------------------
 
-    /// Makes the cached state of an inode current where a server owns it. Called without inode locks.
-    pub(crate) fn revalidate(&self, cred: &Cred, inode: &Inode) -> Result<()> {
-        if !inode.server_managed {
-            return Ok(());
-        }
-        self.fs.server().map_or(Ok(()), |server| server.revalidate(cred, inode))
-    }
-
     /// The attributes of an inode, current also where a server owns it.
     pub fn get_attr(&self, cred: &Cred, inode: &Inode) -> Result<Attr> {
         self.revalidate(cred, inode)?;
         Ok(self.stat(inode))
-    }
-
-    /// See [`CacheHandle::update`].
-    pub(crate) fn update_from_server(&self, ino: Ino, attr: Attr, change: u64) -> bool {
-        let Some(inode) = self.inodes.peek(ino).map(|inode| self.counted(inode)) else { return false };
-        let differs = inode.counter.peek_raw() != change;
-        if differs {
-            // Before the new value is visible: it must not be served together with old bytes.
-            inode.acl.forget();
-            inode.pages.drop_clean(&self.memory);
-        }
-        // A writer raises the size under the lock of the pages: it must not be lowered again.
-        inode.pages.with_unwritten(|unwritten| {
-            inode.with_attr(|cached| {
-                let size = if unwritten { cached.size.max(attr.size) } else { attr.size };
-                *cached = Attr { size, ..attr };
-                inode.counter.set_raw(change);
-            });
-        });
-        differs
     }
 
     /// The attributes of an inode as they are cached.

@@ -6,7 +6,8 @@
 //! puts it back. Pages are written under the inode's write-back lock and never under its data lock, so that
 //! writers continue while the device works.
 
-use crate::error::{Error, Result};
+use crate::driver::Written;
+use crate::error::{Error, Result, ServerError};
 use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
 use crate::pages::Memory;
 use crate::stats::Stats;
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Files whose data may be lost before the device counts as broken. Their inodes stay in memory.
 const LOST_FILES_MAX: u64 = 1000;
+
+/// How often lost unstable writes are sent again for one request. A server that loses more is broken.
+const SENDS_MAX: u32 = 16;
 
 /// Deferred inode updates are written after this time.
 const DEFERRED_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -179,8 +183,11 @@ impl Vfs {
         while let Some(run) = inode.pages.begin_run(from, to, &self.memory, || inode.size()) {
             let mut pending = RunGuard { inode, memory: &self.memory, run: &run, ended: false };
             match self.retry_without_space(|| self.fs.write_back(inode, run.offset, &run.data)) {
-                Ok(()) => {
-                    pending.end(|| inode.pages.end_run(&run, true, &self.memory));
+                Ok(written) => {
+                    pending.end(|| inode.pages.end_run(&run, Some(written), &self.memory));
+                    if written == Written::Unstable {
+                        self.list_dirty(inode);
+                    }
                     let written = &self.policy.stats.mine().written_back_bytes;
                     written.fetch_add(run.data.len() as u64, Ordering::Relaxed);
                 }
@@ -209,12 +216,39 @@ impl Vfs {
 
     /// Writes an inode back: its pages, then its deferred updates.
     pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
-        let _writeback = inode.writeback_lock.lock();
+        let writeback = inode.writeback_lock.lock();
         if inode.dirty_listed.load(Ordering::Acquire) {
             self.unlist_dirty(inode);
         }
         self.write_pages(inode, 0, u64::MAX)?;
-        self.flush_inode(inode)
+        self.flush_inode(inode)?;
+        drop(writeback);
+        self.catch_up_with_server(inode)
+    }
+
+    /// [`Vfs::write_back_inode`], and what the driver may still lose is committed.
+    pub(crate) fn write_back_durably(&self, inode: &Inode) -> Result<()> {
+        for _ in 0..SENDS_MAX {
+            let redirtied = inode.pages.redirtied();
+            self.write_back_inode(inode)?;
+            if !inode.pages.has_unstable() && inode.pages.redirtied() == redirtied {
+                return Ok(());
+            }
+            if self.committed(inode, true, redirtied)? {
+                return Ok(());
+            }
+        }
+        Err(ServerError::StateLost.into())
+    }
+
+    /// Commits what is written back. False: since there were `redirtied` of them, more unstable writes were
+    /// lost, and these pages are dirty again.
+    fn committed(&self, inode: &Inode, data_only: bool, redirtied: u64) -> Result<bool> {
+        let runs = inode.pages.unstable_runs();
+        // Data written before may be on the device without a map entry.
+        self.fs.fsync(inode, data_only).inspect_err(|_| self.lost())?;
+        inode.pages.committed(runs, &self.memory);
+        Ok(inode.pages.redirtied() == redirtied)
     }
 
     /// Logs deferred updates, and what could not be logged before. The caller holds the write-back lock.
@@ -250,7 +284,7 @@ impl Vfs {
             }
             // An inode that is missing here is being evicted and leaves the list with that.
             if let Some(inode) = self.pinned(ino)
-                && let Err(error) = self.write_back_inode(&inode)
+                && let Err(error) = self.write_back_durably(&inode)
             {
                 log::warn!("write-back of inode {ino} failed: {error}");
             }
@@ -274,7 +308,7 @@ impl Vfs {
             let mut failed = None;
             for (ino, _) in self.dirty.oldest() {
                 if let Some(inode) = self.pinned(ino)
-                    && let Err(error) = self.write_back_inode(&inode)
+                    && let Err(error) = self.write_back_durably(&inode)
                 {
                     failed = Some(error);
                 }
@@ -323,7 +357,7 @@ impl Vfs {
             let Some(inode) = self.pinned(ino) else { continue };
             let clean = !inode.pages.has_pages() && !inode.is_dirty();
             if (!clean || inode.writeback_lock.try_lock().is_none())
-                && let Err(error) = self.write_back_inode(&inode)
+                && let Err(error) = self.write_back_durably(&inode)
             {
                 first_error.get_or_insert(error);
             }
@@ -360,24 +394,29 @@ impl Vfs {
         if self.policy.read_only {
             return Ok(());
         }
-        let written = if data_only {
-            let _writeback = inode.writeback_lock.lock();
-            if inode.dirty_listed.load(Ordering::Acquire) {
-                self.unlist_dirty(inode);
+        for _ in 0..SENDS_MAX {
+            let redirtied = inode.pages.redirtied();
+            let written = if data_only { self.write_data_back(inode) } else { self.write_back_inode(inode) };
+            let earlier = inode.writeback_errors.take(cursor);
+            written?;
+            if let Some(error) = earlier {
+                return Err(error);
             }
-            self.write_pages(inode, 0, u64::MAX).and_then(|()| {
-                if inode.needs_log.load(Ordering::Acquire) { self.flush_inode(inode) } else { Ok(()) }
-            })
-        } else {
-            self.write_back_inode(inode)
-        };
-        let earlier = inode.writeback_errors.take(cursor);
-        written?;
-        if let Some(error) = earlier {
-            return Err(error);
+            if self.committed(inode, data_only, redirtied)? {
+                return Ok(());
+            }
         }
-        // Data written before may be on the device without a map entry.
-        self.fs.fsync(inode, data_only).inspect_err(|_| self.lost())
+        Err(ServerError::StateLost.into())
+    }
+
+    /// Writes the pages of an inode back, and logs it only if that has failed before.
+    fn write_data_back(&self, inode: &Inode) -> Result<()> {
+        let _writeback = inode.writeback_lock.lock();
+        if inode.dirty_listed.load(Ordering::Acquire) {
+            self.unlist_dirty(inode);
+        }
+        self.write_pages(inode, 0, u64::MAX)?;
+        if inode.needs_log.load(Ordering::Acquire) { self.flush_inode(inode) } else { Ok(()) }
     }
 
     /// Makes names and attributes durable, without the data of files. Pass directories first: with their
@@ -455,7 +494,7 @@ impl Vfs {
             if !Arc::ptr_eq(pin.arc(), inode) {
                 return;
             }
-            if let Err(error) = self.write_back_inode(&pin) {
+            if let Err(error) = self.write_back_durably(&pin) {
                 log::warn!("inode {} stays in memory: {error}", inode.ino);
                 return;
             }
@@ -511,7 +550,7 @@ impl RunGuard<'_> {
 impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.inode.pages.end_run(self.run, false, self.memory);
+            self.inode.pages.end_run(self.run, None, self.memory);
         }
     }
 }

@@ -74,14 +74,14 @@ impl Vfs {
             _ => {}
         }
         let _lock = self.shared(inode)?;
-        xattrs.get_xattr(inode, name)
+        xattrs.get_xattr(cred, inode, name)
     }
 
     /// The names of the extended attributes that the caller may see.
     pub fn list_xattr(&self, cred: &Cred, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
         let xattrs = self.xattrs()?;
         let _lock = self.shared(inode)?;
-        let mut names = xattrs.list_xattr(inode)?;
+        let mut names = xattrs.list_xattr(cred, inode)?;
         names.retain(|name| {
             !name.starts_with(OWN)
                 && match space(name) {

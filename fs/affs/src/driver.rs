@@ -198,7 +198,7 @@ impl InodeOps for Affs {
         self.sync()
     }
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+    fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
         self.link_target(&self.header(header_block(inode))?)
     }
 }
@@ -213,12 +213,13 @@ impl DirectoryOps for Affs {
         to_latin1(a).zip(to_latin1(b)).is_some_and(|(a, b)| variant.names_equal(&a, &b))
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
+    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
         self.fs_parent(dir)
     }
 
     fn readdir(
         &self,
+        _caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
@@ -244,7 +245,7 @@ impl DirectoryOps for Affs {
 }
 
 impl FileOps for Affs {
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.fs_read(inode, offset, buf)
     }
 
@@ -256,15 +257,15 @@ impl FileOps for Affs {
         self.fs_unreserve(inode, offset, len);
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.fs_write_back(inode, offset, data)
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        self.fs_write_back(inode, offset, data).map(|()| Written::Durable)
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
         self.fs_blocks_512(inode)
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         self.fs_truncate(inode, size)
     }
 }
@@ -274,7 +275,7 @@ impl XattrOps for Affs {
         2 * COMMENT_MAX as u32
     }
 
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+    fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         if !Self::stores_xattrs(inode) {
             return Err(NameError::NoAttribute.into());
         }
@@ -286,7 +287,7 @@ impl XattrOps for Affs {
         }
     }
 
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+    fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
         if !Self::stores_xattrs(inode) {
             return Ok(Vec::new());
         }
@@ -299,13 +300,13 @@ impl XattrOps for Affs {
 
     fn set_xattr(
         &self,
-        _caller: &Cred,
+        caller: &Cred,
         inode: &Inode,
         name: &[u8],
         value: Option<&[u8]>,
         mode: XattrMode,
     ) -> Result<()> {
-        let exists = match self.get_xattr(inode, name) {
+        let exists = match self.get_xattr(caller, inode, name) {
             Ok(_) => true,
             Err(Error::Name(NameError::NoAttribute)) => false,
             Err(error) => return Err(error),
@@ -346,6 +347,7 @@ impl BlockMapOps for Affs {
 impl AllocateOps for Affs {
     fn fallocate(
         &self,
+        _caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,

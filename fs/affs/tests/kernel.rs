@@ -118,7 +118,7 @@ fn linux_and_ivers_read_each_others_volumes() {
         let device = Arc::new(MemDevice::from_bytes(&unpack(&packed)));
         let vfs = mount_fs(open(&device, writable()).unwrap());
         assert_eq!(digest(&vfs), wanted, "{name}");
-        assert_eq!(vfs.read_link(&find(&vfs, "/Guest/soft")).unwrap(), b"Dir/heir", "{name}");
+        assert_eq!(vfs.read_link(&Cred::root(), &find(&vfs, "/Guest/soft")).unwrap(), b"Dir/heir", "{name}");
         assert_eq!(find(&vfs, "/Guest/hard").ino, find(&vfs, "/file36").ino, "{name}");
         assert_eq!(find(&vfs, "/file36").attr().nlink, 2, "{name}");
         // Linux leaves blocks past the end of a file that it truncates. Changing such files must work.

@@ -7,7 +7,7 @@ use crate::fs::{Ext4, Ext4Inode, core_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{
-    Clock, CoarseClock, Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode,
+    Clock, CoarseClock, Cred, Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode,
     Result, Touch,
 };
 use std::sync::Arc;
@@ -122,9 +122,9 @@ impl IoctlOps for Ext4 {
         number == SWAP_BOOT
     }
 
-    fn ioctl(&self, inode: &Inode, number: u32) -> Result<()> {
+    fn ioctl(&self, _caller: &Cred, inode: &Inode, number: u32, _input: &[u8]) -> Result<Vec<u8>> {
         match number {
-            SWAP_BOOT => self.swap_boot_loader(inode),
+            SWAP_BOOT => self.swap_boot_loader(inode).map(|()| Vec::new()),
             _ => Err(NameError::NotSupported.into()),
         }
     }

@@ -264,7 +264,7 @@ impl InodeOps for Ext4 {
         self.journal.commit_logged(&inode.private::<Ext4Inode>().last_change)
     }
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+    fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
         self.symlink_target(inode)
     }
 }

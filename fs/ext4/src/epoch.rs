@@ -27,13 +27,22 @@ pub(crate) struct Epoch {
     missing: RankedMutex<rank::Leaf, Option<String>>,
     is_missing: AtomicBool,
     stays_open: AtomicBool,
-    /// The superblock fields as unmount will leave them.
-    foreign: RankedMutex<rank::Leaf, [u32; 4]>,
+    /// The fingerprint of the superblock as unmount will leave it.
+    fingerprint: RankedMutex<rank::Leaf, [u8; 16]>,
 }
 
 /// The superblock fields that reveal a foreign writer.
 pub(crate) fn foreign_fields(raw: &RawSuperblock) -> [u32; 4] {
     [u32::from(raw.s_mnt_count.get()), raw.s_mtime.get(), raw.s_wtime.get(), raw.s_lastcheck.get()]
+}
+
+/// The fingerprint that the epoch record stores of these fields: each in little-endian order.
+pub(crate) fn fingerprint(fields: [u32; 4]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (place, field) in bytes.chunks_exact_mut(4).zip(fields) {
+        place.copy_from_slice(&field.to_le_bytes());
+    }
+    bytes
 }
 
 impl Epoch {
@@ -85,7 +94,7 @@ impl Ext4 {
         let found = Found {
             record: value.as_deref(),
             uuid: self.sb.uuid,
-            foreign: foreign_fields(raw),
+            fingerprint: fingerprint(foreign_fields(raw)),
             clean,
             trust_foreign,
             read_only: self.read_only.is_some(),
@@ -116,7 +125,7 @@ impl Ext4 {
         };
         self.epoch.base.store(base_of(epoch), Ordering::Release);
         *self.epoch.stored.lock() = epoch;
-        *self.epoch.foreign.lock() = found.foreign;
+        *self.epoch.fingerprint.lock() = found.fingerprint;
         if self.read_only.is_none() {
             let stored = self.begin(CREDITS).and_then(|mut h| self.store_epoch(&mut h, &root, true));
             if let Err(error) = stored.and_then(|()| self.journal.commit()) {
@@ -128,8 +137,8 @@ impl Ext4 {
 
     fn store_epoch(&self, h: &mut Handle, root: &Inode, open: bool) -> Result<()> {
         let epoch = *self.epoch.stored.lock();
-        let foreign = *self.epoch.foreign.lock();
-        let record = EpochRecord { open, uuid: self.sb.uuid, epoch, foreign };
+        let fingerprint = *self.epoch.fingerprint.lock();
+        let record = EpochRecord { open, uuid: self.sb.uuid, epoch, fingerprint };
         self.xattr_set_raw(h, root, INDEX_TRUSTED, NAME, Some(&record.encode()))?;
         self.log_attributes(h, root)
     }
@@ -157,7 +166,7 @@ impl Ext4 {
         if self.epoch.is_missing() || self.epoch.stays_open.load(Ordering::Acquire) {
             return Ok(());
         }
-        *self.epoch.foreign.lock() = foreign;
+        *self.epoch.fingerprint.lock() = fingerprint(foreign);
         let root = self.epoch_root()?;
         let mut h = self.begin(CREDITS)?;
         self.store_epoch(&mut h, &root, false)?;

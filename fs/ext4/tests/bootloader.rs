@@ -16,7 +16,7 @@ fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
     let mut bytes = vec![0; file.size() as usize];
     let mut at = 0;
     while at < bytes.len() {
-        at += vfs.read(file, at as u64, &mut bytes[at..]).unwrap();
+        at += vfs.read(&Cred::root(), file, at as u64, &mut bytes[at..]).unwrap();
     }
     bytes
 }
@@ -54,7 +54,7 @@ fn swaps(args: &[&str]) {
     let stage1 = read(&vfs, &first);
 
     let before = vfs.change(&first).unwrap();
-    vfs.ioctl(&cred, &first, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &first, SWAP_BOOT, &[]).unwrap();
     let after = vfs.change(&first).unwrap();
     assert!(after > before, "{args:?}: the swap is a change");
     assert_eq!(first.size(), 0, "{args:?}: there was no boot loader");
@@ -62,7 +62,7 @@ fn swaps(args: &[&str]) {
 
     let second = file(&vfs, "second");
     vfs.write(&cred, &second, 0, b"stage two, short", WriteFlags::empty()).unwrap();
-    vfs.ioctl(&cred, &second, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &second, SWAP_BOOT, &[]).unwrap();
     assert_eq!(read(&vfs, &second), stage1, "{args:?}: what the first swap put away");
     // The extent tree was swapped too: it can be changed, and its blocks freed.
     vfs.write(&cred, &second, 16384, &[b'3'; 9000], WriteFlags::empty()).unwrap();
@@ -76,7 +76,7 @@ fn swaps(args: &[&str]) {
     let root = vfs.root().unwrap();
     let first = vfs.lookup(&cred, &root, b"first").unwrap();
     assert_eq!(vfs.change(&first), Some(after), "{args:?}: and it rests over a remount");
-    vfs.ioctl(&cred, &first, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &first, SWAP_BOOT, &[]).unwrap();
     assert_eq!(read(&vfs, &first), b"stage two, short");
     drop(first);
     vfs.unlink(&cred, &root, b"second", false).unwrap();
@@ -119,7 +119,7 @@ fn a_block_map_and_an_extent_tree_are_swapped() {
     };
     with_vfs(&|vfs, file| {
         scattered(vfs, file, 30, b'm');
-        vfs.ioctl(&cred, file, SWAP_BOOT).unwrap();
+        vfs.ioctl(&cred, file, SWAP_BOOT, &[]).unwrap();
     });
     fsck(&path, "a map in inode 5");
     let out =
@@ -127,7 +127,7 @@ fn a_block_map_and_an_extent_tree_are_swapped() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     with_vfs(&|vfs, _| {
         let new = file(vfs, "g");
-        vfs.ioctl(&cred, &new, SWAP_BOOT).unwrap();
+        vfs.ioctl(&cred, &new, SWAP_BOOT, &[]).unwrap();
         assert_eq!(read(vfs, &new).iter().filter(|&&byte| byte == b'm').count(), 30 * 4096);
         scattered(vfs, &new, 30, b'n');
     });
@@ -144,7 +144,8 @@ fn invalid_swaps_are_refused() {
     let root = vfs.root().unwrap();
     let f = file(&vfs, "f");
     vfs.write(&cred, &f, 0, b"stays", WriteFlags::empty()).unwrap();
-    let refused = |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.ioctl(cred, inode, SWAP_BOOT) {
+    let refused = |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.ioctl(cred, inode, SWAP_BOOT, &[])
+    {
         Err(Error::Name(name)) if name == why => {}
         other => panic!("{other:?}, not {why:?}"),
     };
@@ -176,7 +177,7 @@ fn the_kernel_undoes_a_swap() {
     let vfs = mount(&path);
     let f = file(&vfs, "f");
     vfs.write(&cred, &f, 0, b"ours", WriteFlags::empty()).unwrap();
-    vfs.ioctl(&cred, &f, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &f, SWAP_BOOT, &[]).unwrap();
     vfs.write(&cred, &f, 0, b"next", WriteFlags::empty()).unwrap();
     drop(f);
     vfs.unmount().unwrap();
@@ -194,7 +195,7 @@ fn the_kernel_undoes_a_swap() {
     assert_eq!(boot_loader(&path), b"next");
     let vfs = mount(&path);
     let f = vfs.lookup(&cred, &vfs.root().unwrap(), b"f").unwrap();
-    vfs.ioctl(&cred, &f, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &f, SWAP_BOOT, &[]).unwrap();
     assert_eq!(read(&vfs, &f), b"next");
     drop(f);
     vfs.unmount().unwrap();

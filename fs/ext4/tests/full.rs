@@ -166,7 +166,7 @@ fn directories_leave_reserved_blocks_to_data() {
         let file = after.resolve(&it.cred, b"/f", true).unwrap();
         for page in 0..written {
             let mut byte = [0];
-            after.read(&file, page * 8192, &mut byte).unwrap();
+            after.read(&Cred::root(), &file, page * 8192, &mut byte).unwrap();
             assert_eq!(byte, [7], "{args:?}: page {page} of {written}");
         }
         drop(file);
@@ -198,7 +198,7 @@ fn blocks_after_the_end_of_a_file_can_be_freed() {
         assert_eq!((free(), file.size()), (before, 5000), "{args:?}: a cut to the same size");
 
         let mut data = [0; 5000];
-        assert_eq!(it.vfs.read(&file, 0, &mut data).unwrap(), 5000);
+        assert_eq!(it.vfs.read(&Cred::root(), &file, 0, &mut data).unwrap(), 5000);
         assert_eq!(data, [7; 5000], "{args:?}");
         drop(file);
         it.crash(&format!("{args:?}")).unmount().unwrap();
@@ -247,7 +247,7 @@ fn an_extent_tree_that_cannot_grow_stays_consistent() {
         let copy = after.resolve(&it.cred, b"/f", true).unwrap();
         for &page in &durable {
             let mut byte = [0];
-            after.read(&copy, page * 4096, &mut byte).unwrap();
+            after.read(&Cred::root(), &copy, page * 4096, &mut byte).unwrap();
             assert_eq!(byte, [page as u8 | 1], "round {round}: page {page}");
         }
         drop(copy);

@@ -20,7 +20,7 @@ fn random(state: &mut u64) -> u64 {
 fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, left: &mut u32) {
     let cred = Cred::root();
     let mut names = Vec::new();
-    let _ = vfs.readdir(dir, 0, &mut |entry| {
+    let _ = vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         names.push(entry.name.to_vec());
         if names.len() < 500 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
@@ -28,9 +28,9 @@ fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, left: &mut u32) {
         let Some(rest) = left.checked_sub(1) else { return };
         *left = rest;
         let Ok(inode) = vfs.lookup(&cred, dir, name) else { continue };
-        let _ = vfs.read(&inode, 0, &mut [0; 9000]);
-        let _ = vfs.read(&inode, 1 << 20, &mut [0; 9000]);
-        let _ = vfs.read_link(&inode);
+        let _ = vfs.read(&Cred::root(), &inode, 0, &mut [0; 9000]);
+        let _ = vfs.read(&Cred::root(), &inode, 1 << 20, &mut [0; 9000]);
+        let _ = vfs.read_link(&Cred::root(), &inode);
         for attribute in vfs.list_xattr(&cred, &inode).unwrap_or_default() {
             let _ = vfs.get_xattr(&cred, &inode, attribute);
         }
@@ -230,7 +230,7 @@ fn maps_that_refer_to_system_blocks_are_corrupt() {
             let cred = Cred::root();
             let root = vfs.root().unwrap();
             let file = vfs.lookup(&cred, &root, b"f").unwrap();
-            let said = vfs.read(&file, 0, &mut [0; 900]).unwrap_err().to_string();
+            let said = vfs.read(&Cred::root(), &file, 0, &mut [0; 900]).unwrap_err().to_string();
             assert!(
                 said.contains(&format!("inode {}", file.ino)) && said.contains(&format!("block {block}")),
                 "{field} {block}: {said}"

@@ -64,7 +64,7 @@ fn kernel_tree(at: &Path, prefix: &str, tree: &mut Tree) {
 
 fn our_tree(vfs: &Arc<Vfs>, dir: &InodeRef, prefix: &str, tree: &mut Tree) {
     let mut names = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         names.push(entry.name.to_vec());
         ControlFlow::Continue(())
     })
@@ -76,11 +76,11 @@ fn our_tree(vfs: &Arc<Vfs>, dir: &InodeRef, prefix: &str, tree: &mut Tree) {
         let content = match attr.kind {
             FileType::Regular => {
                 let mut out = vec![0; attr.size as usize];
-                let got = vfs.read(&inode, 0, &mut out).unwrap();
+                let got = vfs.read(&Cred::root(), &inode, 0, &mut out).unwrap();
                 assert_eq!(got, out.len(), "{path}");
                 out
             }
-            FileType::Symlink => vfs.read_link(&inode).unwrap(),
+            FileType::Symlink => vfs.read_link(&Cred::root(), &inode).unwrap(),
             _ => Vec::new(),
         };
         let is_dir = attr.kind == FileType::Directory;

@@ -114,7 +114,7 @@ impl Work {
     fn check(&self, what: &str) {
         assert_eq!(self.vfs.stat(&self.file).size, self.model.len() as u64, "{what}");
         let mut content = vec![1; self.model.len()];
-        assert_eq!(self.vfs.read(&self.file, 0, &mut content).unwrap(), content.len());
+        assert_eq!(self.vfs.read(&Cred::root(), &self.file, 0, &mut content).unwrap(), content.len());
         same(&content, &self.model, what);
     }
 }
@@ -233,7 +233,7 @@ fn deep_extent_trees_are_read_and_freed() {
     let look = |vfs: &Vfs, file: &InodeRef| {
         for &block in &marks {
             let mut bytes = [0; 8];
-            vfs.read(file, place(block) << 10, &mut bytes).unwrap();
+            vfs.read(&Cred::root(), file, place(block) << 10, &mut bytes).unwrap();
             assert_eq!(u64::from_le_bytes(bytes), block);
         }
     };
@@ -314,7 +314,7 @@ fn damage(args: &[&str]) {
         let root = vfs.root().unwrap();
         if let Ok(file) = vfs.lookup(&cred, &root, b"f") {
             let mut buf = vec![0; 4 << 20];
-            let _ = vfs.read(&file, 0, &mut buf);
+            let _ = vfs.read(&Cred::root(), &file, 0, &mut buf);
             let _ = vfs.seek_hole(&file, 0);
             for _ in 0..8 {
                 let at = rng.random_range(0..4 << 20) as u64;
@@ -375,7 +375,7 @@ fn a_full_filesystem_refuses_and_recovers() {
             }
             for at in written {
                 let mut bytes = [0; 8];
-                vfs.read(&file, at, &mut bytes).unwrap();
+                vfs.read(&Cred::root(), &file, at, &mut bytes).unwrap();
                 assert_eq!(u64::from_le_bytes(bytes), at);
             }
             let cut = SetAttr { size: Some(0), ..SetAttr::default() };

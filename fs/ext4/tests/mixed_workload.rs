@@ -191,7 +191,7 @@ impl Day {
         let inode = self.at(dir);
         let mut names = Vec::new();
         self.vfs
-            .readdir(&inode, 0, &mut |entry| {
+            .readdir(&Cred::root(), &inode, 0, &mut |entry| {
                 names.push(String::from_utf8(entry.name.to_vec()).unwrap());
                 ControlFlow::Continue(())
             })
@@ -204,10 +204,10 @@ impl Day {
                     self.walk(&path, seen);
                     Node::Dir
                 }
-                FileType::Symlink => Node::Link(self.vfs.read_link(&inode).unwrap()),
+                FileType::Symlink => Node::Link(self.vfs.read_link(&Cred::root(), &inode).unwrap()),
                 _ => {
                     let mut content = vec![0; self.vfs.stat(&inode).size as usize];
-                    assert_eq!(self.vfs.read(&inode, 0, &mut content).unwrap(), content.len());
+                    assert_eq!(self.vfs.read(&Cred::root(), &inode, 0, &mut content).unwrap(), content.len());
                     Node::File(content)
                 }
             };

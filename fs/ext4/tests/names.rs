@@ -76,7 +76,7 @@ fn list(vfs: &Vfs, dir: &InodeRef, piece: usize) -> BTreeMap<Vec<u8>, u64> {
     let mut cursor = 0;
     loop {
         let mut count = 0;
-        vfs.readdir(dir, cursor, &mut |entry| {
+        vfs.readdir(&Cred::root(), dir, cursor, &mut |entry| {
             let twice = names.insert(entry.name.to_vec(), entry.ino.0);
             assert_eq!(twice, None, "{} comes twice", String::from_utf8_lossy(entry.name));
             cursor = entry.next;
@@ -219,7 +219,7 @@ fn readdir_returns_each_stable_name_once_during_changes() {
             let (mut seen, mut cursor, mut round) = (Vec::new(), 0, 0);
             loop {
                 let mut last = None;
-                vfs.readdir(&dir, cursor, &mut |entry| {
+                vfs.readdir(&Cred::root(), &dir, cursor, &mut |entry| {
                     last = Some(entry.next);
                     if entry.name.starts_with(b"stays") {
                         seen.push(entry.name.to_vec());
@@ -560,7 +560,7 @@ fn damaged_directories_are_errors() {
             let (mut cursor, mut steps) = (0, 0);
             loop {
                 let before = cursor;
-                let result = vfs.readdir(&dir, cursor, &mut |entry| {
+                let result = vfs.readdir(&Cred::root(), &dir, cursor, &mut |entry| {
                     cursor = entry.next;
                     ControlFlow::Break(())
                 });

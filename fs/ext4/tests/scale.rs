@@ -151,7 +151,7 @@ fn a_million_names_cost_as_much_as_a_thousand() {
     let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
     peak_memory();
     let mut seen = 0;
-    vfs.readdir(&dir, 0, &mut |entry: &DirEntry<'_>| {
+    vfs.readdir(&Cred::root(), &dir, 0, &mut |entry: &DirEntry<'_>| {
         if entry.name != b"." && entry.name != b".." {
             let inode = vfs.lookup(&Cred::root(), &dir, entry.name).unwrap();
             assert_eq!(vfs.stat(&inode).perm, 0o600);

@@ -29,14 +29,14 @@ fn make(vfs: &Vfs, dir: &InodeRef, name: &str, content: &[u8]) -> InodeRef {
 
 fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
     let mut out = vec![0; vfs.stat(file).size as usize + 10];
-    let got = vfs.read(file, 0, &mut out).unwrap();
+    let got = vfs.read(&Cred::root(), file, 0, &mut out).unwrap();
     out.truncate(got);
     out
 }
 
 fn names(vfs: &Vfs, dir: &InodeRef) -> Vec<String> {
     let mut out = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         out.push(String::from_utf8_lossy(entry.name).into_owned());
         ControlFlow::Continue(())
     })
@@ -98,9 +98,12 @@ fn look(vfs: &Arc<Vfs>, what: &str) {
     }
     let big = vfs.lookup(&cred, &root, b"big").unwrap();
     assert!(read(vfs, &big) == bytes(1, 3 << 20)[..1 << 20], "{what}");
-    assert_eq!(vfs.read_link(&vfs.lookup(&cred, &root, b"short").unwrap()).unwrap(), b"dir/file-0001");
     assert_eq!(
-        vfs.read_link(&vfs.lookup(&cred, &root, b"long").unwrap()).unwrap(),
+        vfs.read_link(&Cred::root(), &vfs.lookup(&cred, &root, b"short").unwrap()).unwrap(),
+        b"dir/file-0001"
+    );
+    assert_eq!(
+        vfs.read_link(&Cred::root(), &vfs.lookup(&cred, &root, b"long").unwrap()).unwrap(),
         "x/".repeat(300).as_bytes()
     );
     let hard = vfs.lookup(&cred, &root, b"hard").unwrap();

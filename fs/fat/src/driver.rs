@@ -440,7 +440,7 @@ impl DirectoryOps for Fat {
         names::folded(a).is_some_and(|a| Some(a) == names::folded(b))
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
+    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
         let first = self.dotdot_cluster(dir);
         let parent = if first == Cluster::NONE { first } else { self.parent_cluster(first)? };
         if parent == Cluster::NONE {
@@ -459,13 +459,14 @@ impl DirectoryOps for Fat {
 
     fn readdir(
         &self,
+        caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         if cursor < 2 {
             // A listing does not fail because of a damaged parent.
-            let parent = self.parent(dir).unwrap_or(dir.ino);
+            let parent = self.parent(caller, dir).unwrap_or(dir.ino);
             let dots: [(&[u8], Ino); 2] = [(b".", dir.ino), (b"..", parent)];
             for (next, (name, ino)) in (1..).zip(dots) {
                 let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
@@ -498,7 +499,7 @@ impl DirectoryOps for Fat {
 }
 
 impl FileOps for Fat {
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_file(inode, offset, buf)
     }
 
@@ -510,15 +511,15 @@ impl FileOps for Fat {
         self.unreserve_bytes(inode, offset);
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.write_file(inode, offset, data)
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        self.write_file(inode, offset, data).map(|()| Written::Durable)
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
         self.used_and_reserved_512(inode)
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         self.resize(inode, size)
     }
 }
@@ -539,6 +540,7 @@ impl BlockMapOps for Fat {
 impl AllocateOps for Fat {
     fn fallocate(
         &self,
+        _caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,

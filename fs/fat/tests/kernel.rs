@@ -38,7 +38,7 @@ fn read_tree(vfs: &Arc<Vfs>, dir: &InodeRef, at: &str, tree: &mut Tree) -> Resul
             read_tree(vfs, &inode, &path, tree)?;
         } else {
             let mut data = vec![0; inode.size() as usize];
-            ensure!(vfs.read(&inode, 0, &mut data)? == data.len());
+            ensure!(vfs.read(&Cred::root(), &inode, 0, &mut data)? == data.len());
             tree.insert(path, Some(data));
         }
     }

@@ -48,14 +48,14 @@ fn write(vfs: &Arc<Vfs>, dir: &InodeRef, name: &str, data: &[u8]) {
 fn read(vfs: &Arc<Vfs>, path: &str) -> Vec<u8> {
     let file = vfs.resolve(&Cred::root(), path, true).unwrap();
     let mut data = vec![0; file.size() as usize];
-    assert_eq!(vfs.read(&file, 0, &mut data).unwrap(), data.len());
+    assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut data).unwrap(), data.len());
     data
 }
 
 fn list(vfs: &Arc<Vfs>, path: &str) -> Vec<String> {
     let dir = vfs.resolve(&Cred::root(), path, true).unwrap();
     let mut names = Vec::new();
-    vfs.readdir(&dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), &dir, 0, &mut |entry| {
         names.push(String::from_utf8_lossy(entry.name).into_owned());
         ControlFlow::Continue(())
     })

@@ -110,7 +110,7 @@ fn a_rename_keeps_the_inode_and_may_change_only_the_case() {
     let vfs = mount(device);
     let found = vfs.resolve(&Cred::root(), "/target", true).unwrap();
     let mut bytes = [0; 8];
-    vfs.read(&found, 0, &mut bytes).unwrap();
+    vfs.read(&Cred::root(), &found, 0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"contents");
 }
 

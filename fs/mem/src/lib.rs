@@ -60,7 +60,7 @@ struct State<const BLOCK: usize> {
     /// The attributes as last logged, except the size: that of the data in `blocks`.
     attr: Attr,
     /// The data of a regular file by file block. An absent block is a hole.
-    blocks: BTreeMap<u64, Box<[u8; BLOCK]>>,
+    blocks: BTreeMap<u64, Arc<[u8; BLOCK]>>,
     /// File blocks that are reserved for dirty pages. None of them is in `blocks`.
     reserved: BTreeSet<u64>,
     /// The cursor of each name of a directory.
@@ -116,7 +116,7 @@ impl<const BLOCK: usize> State<BLOCK> {
         for (at, block) in self.blocks.range_mut(offset / Self::BLOCK64..end.div_ceil(Self::BLOCK64)) {
             let from = offset.saturating_sub(at * Self::BLOCK64) as usize;
             let to = (end - at * Self::BLOCK64).min(Self::BLOCK64) as usize;
-            block[from..to].fill(0);
+            Arc::make_mut(block)[from..to].fill(0);
         }
     }
 }
@@ -307,6 +307,10 @@ impl<const BLOCK: usize> FileSystem for MemWithBlocks<BLOCK> {
     fn allocation(&self) -> Option<&dyn AllocateOps> {
         Some(self)
     }
+
+    fn clones(&self) -> Option<&dyn CloneOps> {
+        Some(self)
+    }
 }
 
 impl<const BLOCK: usize> InodeOps for MemWithBlocks<BLOCK> {
@@ -333,7 +337,7 @@ impl<const BLOCK: usize> InodeOps for MemWithBlocks<BLOCK> {
         Ok(())
     }
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+    fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
         Ok(Self::state(inode).target.clone())
     }
 }
@@ -348,12 +352,13 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
             .map(|entry| Child::Number(entry.ino)))
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
+    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
         Ok(Self::state(dir).parent)
     }
 
     fn readdir(
         &self,
+        _caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
@@ -445,7 +450,7 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
 }
 
 impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         debug_assert!(offset.is_multiple_of(Self::UNIT) && (buf.len() as u64).is_multiple_of(Self::UNIT));
         let state = Self::state(inode);
         for (at, piece) in (offset / Self::BLOCK64..).zip(buf.chunks_mut(BLOCK)) {
@@ -479,7 +484,7 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
         self.release_blocks(unreserved.len() as u64);
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
         let end = offset + data.len() as u64;
         debug_assert!(offset.is_multiple_of(Self::UNIT));
         let mut state = Self::state(inode);
@@ -487,7 +492,7 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
             if !state.blocks.contains_key(&at) && !state.reserved.remove(&at) {
                 self.take_blocks(1)?;
             }
-            let block = state.blocks.entry(at).or_insert_with(|| Box::new([0; BLOCK]));
+            let block = Arc::make_mut(state.blocks.entry(at).or_insert_with(|| Arc::new([0; BLOCK])));
             block[..piece.len()].copy_from_slice(piece);
             block[piece.len()..].fill(0);
         }
@@ -501,7 +506,7 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
             state.attr.blocks_512 = blocks_512;
             inode.logged_in_background();
         }
-        Ok(())
+        Ok(Written::Durable)
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
@@ -509,7 +514,7 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
         inode.with_attr(|attr| attr.blocks_512) + state.reserved.len() as u64 * (Self::BLOCK64 / 512)
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         {
             let mut state = Self::state(inode);
             self.free_range(&mut state, size.div_ceil(Self::BLOCK64), u64::MAX);
@@ -527,11 +532,11 @@ impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
         64 << 10
     }
 
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+    fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         Self::state(inode).xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
     }
 
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+    fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
         Ok(Self::state(inode).xattrs.keys().cloned().collect())
     }
 
@@ -586,6 +591,7 @@ impl<const BLOCK: usize> BlockMapOps for MemWithBlocks<BLOCK> {
 impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
     fn fallocate(
         &self,
+        _caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,
@@ -619,7 +625,7 @@ impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
                     .filter(|at| !state.blocks.contains_key(at) && !state.reserved.contains(at))
                     .collect();
                 self.take_blocks(missing.len() as u64)?;
-                state.blocks.extend(missing.into_iter().map(|at| (at, Box::new([0; BLOCK]))));
+                state.blocks.extend(missing.into_iter().map(|at| (at, Arc::new([0; BLOCK]))));
                 if mode.contains(FallocateMode::ZERO_RANGE) {
                     state.zero(offset, end);
                 }
@@ -632,5 +638,43 @@ impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
             inode.with_attr(|attr| (attr.size, attr.blocks_512) = (size, blocks_512));
         }
         self.changed(inode, Touch::Data, Logged::Anyway)
+    }
+}
+
+impl<const BLOCK: usize> CloneOps for MemWithBlocks<BLOCK> {
+    /// A shared block counts for each file, so that a later write to one of them never lacks space.
+    fn clone_range(
+        &self,
+        _caller: &Cred,
+        (source, source_offset): (&Inode, u64),
+        (target, target_offset): (&Inode, u64),
+        len: u64,
+        _pool: BlockPool,
+    ) -> Result<()> {
+        let (first, target_first) = (source_offset / Self::BLOCK64, target_offset / Self::BLOCK64);
+        let count = len.div_ceil(Self::BLOCK64);
+        let shared: Vec<_> = {
+            let state = Self::state(source);
+            let blocks = state.blocks.range(first..first + count);
+            blocks.map(|(at, block)| (at - first + target_first, block.clone())).collect()
+        };
+        {
+            let mut state = Self::state(target);
+            let range = target_first..target_first + count;
+            let had = state.blocks.range(range.clone()).count() + state.reserved.range(range).count();
+            // What it had is given back, and is enough for as many.
+            let missing = shared.len().saturating_sub(had);
+            self.take_blocks(missing as u64)?;
+            self.used_blocks.fetch_add((shared.len() - missing) as u64, Relaxed);
+            self.free_range(&mut state, target_first, target_first + count);
+            state.blocks.extend(shared);
+            state.attr.size = state.attr.size.max(target_offset + len);
+            let blocks_512 = state.blocks_512();
+            target.with_attr(|attr| {
+                attr.size = attr.size.max(target_offset + len);
+                attr.blocks_512 = blocks_512;
+            });
+        }
+        self.changed(target, Touch::Data, Logged::Anyway)
     }
 }

@@ -72,8 +72,11 @@ fn random_work<const BLOCK: usize>(seed: u64) {
         }
         let (at, mut bytes) = (draw.below(REACH), vec![0; 1 + draw.below(90000) as usize]);
         let direct = draw.below(3) == 0;
-        let got =
-            if direct { vfs.read_direct(&file, at, &mut bytes) } else { vfs.read(&file, at, &mut bytes) };
+        let got = if direct {
+            vfs.read_direct(&Cred::root(), &file, at, &mut bytes)
+        } else {
+            vfs.read(&Cred::root(), &file, at, &mut bytes)
+        };
         let expected = model.get(at as usize..).unwrap_or_default();
         let expected = &expected[..expected.len().min(bytes.len())];
         assert_eq!(got.unwrap(), expected.len(), "seed {seed} step {step} block {BLOCK}");

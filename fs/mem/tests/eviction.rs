@@ -33,7 +33,7 @@ fn a_small_budget_holds_and_no_change_attribute_decreases() {
         assert_eq!(file.ino, *ino);
         assert!(vfs.change(&file).unwrap() >= *value, "the attribute of {name} went back");
         let mut buf = [0; 1300];
-        assert_eq!(vfs.read(&file, 0, &mut buf).unwrap(), 1203);
+        assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut buf).unwrap(), 1203);
         assert_eq!(&buf[..1200], (nth as u32).to_le_bytes().repeat(300));
         assert_eq!(&buf[1200..1203], b"end");
         assert!(vfs.memory_used() < limit + (256 << 10));
@@ -55,7 +55,7 @@ fn a_file_larger_than_the_cache_stays_within_the_budget() {
     }
     let mut buf = vec![0; 1 << 20];
     for nth in 0..32u64 {
-        assert_eq!(vfs.read(&file, nth << 20, &mut buf).unwrap(), buf.len());
+        assert_eq!(vfs.read(&Cred::root(), &file, nth << 20, &mut buf).unwrap(), buf.len());
         assert_eq!(buf, piece);
         assert!(vfs.memory_used() <= limit + (2 << 20), "{} used", vfs.memory_used());
     }

@@ -108,7 +108,7 @@ fn creation_sets_all_attributes_atomically_and_checks_ownership() {
     assert_eq!((attr.perm, attr.uid, attr.gid, attr.size), (0o640, 1000, 50, 9000));
     assert_eq!((attr.atime.sec, attr.mtime.sec), (3, 4));
     let mut bytes = [1; 9001];
-    assert_eq!(vfs.read(&file, 0, &mut bytes).unwrap(), 9000);
+    assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut bytes).unwrap(), 9000);
     assert!(bytes[..9000].iter().all(|byte| *byte == 0));
     // A set-gid directory determines the group unless the caller gives one.
     let hands_down = SetAttr { gid: Some(60), perm: Some(0o2777), ..SetAttr::default() };

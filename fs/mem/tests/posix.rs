@@ -24,7 +24,7 @@ fn write(vfs: &Vfs, inode: &InodeRef, offset: u64, data: &[u8]) {
 
 fn read_all(vfs: &Vfs, inode: &InodeRef) -> Vec<u8> {
     let mut buf = vec![0xAA; inode.size() as usize + 10];
-    let got = vfs.read(inode, 0, &mut buf).unwrap();
+    let got = vfs.read(&Cred::root(), inode, 0, &mut buf).unwrap();
     buf.truncate(got);
     buf
 }
@@ -39,7 +39,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, want: NameError) {
 
 fn names(vfs: &Vfs, dir: &InodeRef) -> Vec<String> {
     let mut names = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         names.push(String::from_utf8_lossy(entry.name).into_owned());
         ControlFlow::Continue(())
     })
@@ -66,12 +66,12 @@ fn data_survives_eviction_and_write_back() {
     want[4096..].fill(7);
     assert_eq!(read_all(&vfs, &f), want);
     let mut direct = vec![0; 8192];
-    assert_eq!(vfs.read_direct(&f, 0, &mut direct).unwrap(), 8192);
+    assert_eq!(vfs.read_direct(&Cred::root(), &f, 0, &mut direct).unwrap(), 8192);
     assert_eq!(direct, want);
     vfs.write(&cred, &f, 0, b"end", WriteFlags::APPEND).unwrap();
     assert_eq!(f.size(), 8195);
     vfs.unmount().unwrap();
-    assert!(vfs.read(&f, 0, &mut [0]).is_err());
+    assert!(vfs.read(&Cred::root(), &f, 0, &mut [0]).is_err());
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn readdir_continues_while_names_change() {
     }
     let mut seen = std::collections::HashMap::new();
     let mut round = 0;
-    vfs.readdir(&root, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), &root, 0, &mut |entry| {
         *seen.entry(entry.name.to_vec()).or_insert(0) += 1;
         round += 1;
         let name = format!("come{round}");

@@ -56,7 +56,7 @@ fn a_query_after_a_completed_write_differs() {
                     let completed_before = completed.load(SeqCst);
                     let value = vfs.change(&file).unwrap();
                     let mut bytes = [0; 8];
-                    assert_eq!(vfs.read(&file, 0, &mut bytes).unwrap(), 8);
+                    assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut bytes).unwrap(), 8);
                     let data = u64::from_le_bytes(bytes);
                     assert!(data >= completed_before);
                     assert!(value >= last, "C2: {value} after {last}");
@@ -96,7 +96,7 @@ fn pages_rewritten_during_write_back_are_not_lost() {
                         3 => vfs.fsync(&file, true).unwrap(),
                         9 => {
                             let mut back = vec![0; 100_000];
-                            assert_eq!(vfs.read(&file, 0, &mut back).unwrap(), 100_000);
+                            assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut back).unwrap(), 100_000);
                             assert!(back == model, "turn {turn}");
                         }
                         _ => {}
@@ -121,7 +121,7 @@ fn concurrent_renames_keep_one_tree() {
         let mut todo = vec![vfs.root().unwrap()];
         while let Some(dir) = todo.pop() {
             let mut children = Vec::new();
-            vfs.readdir(&dir, 0, &mut |entry| {
+            vfs.readdir(&Cred::root(), &dir, 0, &mut |entry| {
                 if entry.name != b"." && entry.name != b".." {
                     children.push(entry.name.to_vec());
                 }
@@ -211,7 +211,7 @@ fn open_files_keep_their_data_while_names_change() {
                                 let _ = vfs.unlink(&cred, root, name, false);
                                 let mut back = [0; 8];
                                 assert_eq!(
-                                    vfs.read(&file, 0, &mut back).unwrap(),
+                                    vfs.read(&Cred::root(), &file, 0, &mut back).unwrap(),
                                     8,
                                     "open files keep their data"
                                 );

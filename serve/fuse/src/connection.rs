@@ -168,16 +168,21 @@ impl Connection {
         self.nodes.get(id.0).ok_or(Errno::from_i32(ESTALE))
     }
 
+    /// Returns the user of a request on an open file: permission was checked when it was opened.
+    pub(crate) fn opened_by(&self, request: &Request) -> Cred {
+        Cred { uid: request.uid(), gid: request.gid(), ..Cred::trusted() }
+    }
+
     /// Returns the caller of a request.
     pub(crate) fn cred(&self, request: &Request) -> Cred {
         let (uid, gid) = (request.uid(), request.gid());
         if self.options.kernel_checks() {
-            return Cred { uid, gid, groups: Vec::new(), access_checked: true };
+            return Cred { uid, gid, ..Cred::trusted() };
         }
         if self.options.fakeroot && uid == self.mounter {
             return Cred::root();
         }
-        Cred { uid, gid, groups: self.groups_of(request), access_checked: false }
+        Cred { uid, gid, groups: self.groups_of(request), ..Cred::root() }
     }
 
     pub(crate) fn groups_of(&self, request: &Request) -> Vec<u32> {
@@ -497,9 +502,10 @@ impl Connection {
         self: &Arc<Self>,
         cred: Cred,
         node: Arc<Node>,
-        number: u32,
+        argument: crate::ioctl::Argument,
         reply: ReplyIoctl,
     ) {
+        let crate::ioctl::Argument { number, input, output_bytes } = argument;
         if self.options.writeback_cache {
             // A kernel with the write-back cache ignores the sizes that we report.
             log::warn!(
@@ -514,14 +520,17 @@ impl Connection {
                 // the call.
                 return reply.error(Errno::EBUSY);
             }
-            let done = connection.vfs.ioctl(&cred, &node.inode, number);
+            let done = connection.vfs.ioctl(&cred, &node.inode, number, &input);
             if let Some(kernel) = connection.kernel.get()
                 && let Err(error) = kernel.inval_inode(INodeNo(node.id), 0, 0)
             {
                 log::warn!("cannot invalidate the pages of inode {}: {error}", node.inode.ino);
             }
             match done {
-                Ok(()) => reply.ioctl(0, &[]),
+                Ok(mut output) => {
+                    output.truncate(output_bytes as usize);
+                    reply.ioctl(0, &output);
+                }
                 Err(error) => reply.error(errno(error)),
             }
         });

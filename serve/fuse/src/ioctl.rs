@@ -30,6 +30,14 @@ const XFLAGS: [(u32, InodeFlags); 6] = [
     (0x0200, InodeFlags::PROJINHERIT),
 ];
 
+/// An ioctl of the format.
+pub(crate) struct Argument {
+    pub(crate) number: u32,
+    pub(crate) input: Vec<u8>,
+    /// The largest output in bytes that the caller takes.
+    pub(crate) output_bytes: u32,
+}
+
 pub(crate) fn serve(
     connection: &Arc<Connection>,
     request: &Request,
@@ -54,7 +62,8 @@ pub(crate) fn serve(
         return match connection.node(ino) {
             Ok(node) => {
                 connection.changes(request, None, &[&node]);
-                connection.format_ioctl(connection.cred(request), node, command, reply)
+                let argument = Argument { number: command, input: input.to_vec(), output_bytes };
+                connection.format_ioctl(connection.cred(request), node, argument, reply)
             }
             Err(error) => reply.error(error),
         };

@@ -44,7 +44,7 @@ fn unmounting_a_busy_mount_is_refused() {
     m.session.wait().unwrap();
     let inode = m.vfs.resolve(&ivers_vfs::Cred::root(), "/f", false).unwrap();
     let mut data = [0; 32];
-    let read = m.vfs.read(&inode, 0, &mut data).unwrap();
+    let read = m.vfs.read(&ivers_vfs::Cred::root(), &inode, 0, &mut data).unwrap();
     assert_eq!(&data[..read], b"before and after");
 }
 

@@ -127,8 +127,8 @@ impl Volume for InProcess {
 
     fn read(&self, file: &Opened, offset: u64, buf: &mut [u8]) -> Result<()> {
         let got = match file.access {
-            Access::Cached => self.vfs.read(&file.inode, offset, buf)?,
-            Access::Direct => self.vfs.read_direct(&file.inode, offset, buf)?,
+            Access::Cached => self.vfs.read(&Cred::root(), &file.inode, offset, buf)?,
+            Access::Direct => self.vfs.read_direct(&Cred::root(), &file.inode, offset, buf)?,
         };
         anyhow::ensure!(got == buf.len(), "read {got} of {} bytes", buf.len());
         Ok(())

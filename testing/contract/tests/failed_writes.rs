@@ -91,7 +91,7 @@ fn write(vfs: &Vfs, file: &InodeRef, offset: u64, data: &[u8]) {
 
 fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
     let mut bytes = vec![0; vfs.stat(file).size as usize];
-    assert_eq!(vfs.read(file, 0, &mut bytes).unwrap(), bytes.len());
+    assert_eq!(vfs.read(&Cred::root(), file, 0, &mut bytes).unwrap(), bytes.len());
     bytes
 }
 

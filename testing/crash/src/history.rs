@@ -495,7 +495,7 @@ pub fn read_tree(vfs: &Arc<Vfs>, worker: usize) -> ivers_vfs::Result<Tree> {
     while let Some((path, inode)) = todo.pop() {
         if inode.kind == FileType::Directory {
             let mut names = Vec::new();
-            vfs.readdir(&inode, 0, &mut |entry: &DirEntry<'_>| {
+            vfs.readdir(&Cred::root(), &inode, 0, &mut |entry: &DirEntry<'_>| {
                 if entry.name != b"." && entry.name != b".." {
                     names.push(entry.name.to_vec());
                 }
@@ -519,7 +519,7 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
     let mut data = Vec::new();
     if attr.kind == FileType::Regular {
         data = vec![0; attr.size as usize];
-        let got = vfs.read(inode, 0, &mut data)?;
+        let got = vfs.read(&Cred::root(), inode, 0, &mut data)?;
         data.truncate(got);
     }
     let mut xattrs = BTreeMap::new();

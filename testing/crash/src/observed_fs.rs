@@ -188,8 +188,8 @@ impl InodeOps for ObservedFs {
         self.inner.commit_inode(inode)
     }
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        self.inner.read_link(inode)
+    fn read_link(&self, caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
+        self.inner.read_link(caller, inode)
     }
 }
 
@@ -202,17 +202,18 @@ impl DirectoryOps for ObservedFs {
         self.inner.same_name(a, b)
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
-        self.inner.parent(dir)
+    fn parent(&self, caller: &Cred, dir: &Inode) -> Result<Ino> {
+        self.inner.parent(caller, dir)
     }
 
     fn readdir(
         &self,
+        caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.inner.readdir(dir, cursor, emit)
+        self.inner.readdir(caller, dir, cursor, emit)
     }
 
     fn create(&self, caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
@@ -233,8 +234,8 @@ impl DirectoryOps for ObservedFs {
 }
 
 impl FileOps for ObservedFs {
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.inner.read(inode, offset, buf)
+    fn read(&self, caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.inner.read(caller, inode, offset, buf)
     }
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, pool: BlockPool) -> Result<()> {
@@ -246,7 +247,7 @@ impl FileOps for ObservedFs {
         self.inner.unreserve(inode, offset, len);
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
         self.inner.write_back(inode, offset, data)
     }
 
@@ -254,9 +255,9 @@ impl FileOps for ObservedFs {
         self.inner.blocks_512(inode)
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         self.query(inode);
-        self.inner.truncate(inode, size)
+        self.inner.truncate(caller, inode, size)
     }
 }
 
@@ -271,12 +272,12 @@ impl XattrOps for ObservedFs {
         self.inner_xattrs().value_max()
     }
 
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        self.inner_xattrs().get_xattr(inode, name)
+    fn get_xattr(&self, caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        self.inner_xattrs().get_xattr(caller, inode, name)
     }
 
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        self.inner_xattrs().list_xattr(inode)
+    fn list_xattr(&self, caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        self.inner_xattrs().list_xattr(caller, inode)
     }
 
     fn set_xattr(
@@ -295,6 +296,7 @@ impl XattrOps for ObservedFs {
 impl AllocateOps for ObservedFs {
     fn fallocate(
         &self,
+        caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,
@@ -303,6 +305,6 @@ impl AllocateOps for ObservedFs {
     ) -> Result<()> {
         self.query(inode);
         let allocation = self.inner.allocation().expect("offered only if the inner driver has it");
-        allocation.fallocate(inode, mode, offset, len, pool)
+        allocation.fallocate(caller, inode, mode, offset, len, pool)
     }
 }

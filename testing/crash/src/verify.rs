@@ -300,7 +300,7 @@ fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String
     let from = size / PAGE * PAGE;
     let mut found = vec![0xEE; at + 3 - from];
     let got = vfs
-        .read_direct(inode, from as u64, &mut found)
+        .read_direct(&Cred::root(), inode, from as u64, &mut found)
         .map_err(|error| format!("cannot read after extending: {error}"))?;
     let held = node.data[from..].iter().copied().chain(std::iter::repeat_n(0, at - size)).chain(*b"far");
     match found.iter().zip(held).position(|(byte, held)| *byte != held) {

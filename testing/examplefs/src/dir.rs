@@ -91,17 +91,18 @@ impl DirectoryOps for ExampleFs {
         Ok(self.find(dir, name)?.map(|(_, ino)| Child::Number(ino)))
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
+    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
         Ok(Ino(core(dir).read().raw.parent.get().into()))
     }
 
     fn readdir(
         &self,
+        caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        for (next, (name, ino)) in (1..).zip(DOTS.into_iter().zip([dir.ino, self.parent(dir)?])) {
+        for (next, (name, ino)) in (1..).zip(DOTS.into_iter().zip([dir.ino, self.parent(caller, dir)?])) {
             let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
             if cursor < next && emit(&entry).is_break() {
                 return Ok(());

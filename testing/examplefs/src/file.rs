@@ -30,8 +30,23 @@ impl ExampleFs {
     }
 }
 
+/// `_IOWR('E', 1, u32)`: from the number of a block in a file to that on the device; 0 for a hole.
+pub const BLOCK_ON_DEVICE: u32 = 0xc004_4501;
+
+impl IoctlOps for ExampleFs {
+    fn has_ioctl(&self, number: u32) -> bool {
+        number == BLOCK_ON_DEVICE
+    }
+
+    fn ioctl(&self, _caller: &Cred, inode: &Inode, _number: u32, input: &[u8]) -> Result<Vec<u8>> {
+        let at = u32::from_ne_bytes(input.try_into().map_err(|_| NameError::Invalid)?);
+        let block = core(inode).read().raw.block(at as usize);
+        Ok((block.0 as u32).to_ne_bytes().to_vec())
+    }
+}
+
 impl FileOps for ExampleFs {
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let raw = core(inode).read().raw.clone();
         for (at, part) in (offset as usize / BLOCK..).zip(buf.chunks_mut(BLOCK)) {
             match raw.block(at) {
@@ -61,7 +76,7 @@ impl FileOps for ExampleFs {
         self.space.release(removed.into_values());
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
         let range = file_blocks(offset, data.len() as u64);
         // A dirty page has its block already, unless a write of it failed before.
         self.reserve(inode, offset, data.len() as u64, BlockPool::All)?;
@@ -86,7 +101,7 @@ impl FileOps for ExampleFs {
         }
         let size = inode.size().min(offset + data.len() as u64).max(raw.size.get());
         if new.is_empty() && size == raw.size.get() {
-            return Ok(());
+            return Ok(Written::Durable);
         }
         self.change(CREDITS, |h| {
             self.mark(h, &new.values().copied().collect::<Vec<_>>(), true)?;
@@ -101,7 +116,8 @@ impl FileOps for ExampleFs {
             }
             inode.logged_in_background();
             self.log(h, inode)
-        })
+        })?;
+        Ok(Written::Durable)
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
@@ -109,7 +125,7 @@ impl FileOps for ExampleFs {
         ((core.raw.blocks() + core.taken.len()) * BLOCK / 512) as u64
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         if size > core(inode).read().raw.size.get() {
             self.zero_tail(inode)?;
         }

@@ -144,7 +144,7 @@ impl InodeOps for ExampleFs {
         self.sync()
     }
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+    fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
         let raw = &core(inode).read().raw;
         Ok(raw.map.as_bytes()[..raw.size.get() as usize].to_vec())
     }

@@ -102,7 +102,7 @@ impl RawSuper {
     /// Sets the epoch record and the checksum.
     pub fn with_epoch(mut self, epoch: u64, open: bool) -> Self {
         // No other program writes this format.
-        self.epoch_record = EpochRecord { open, uuid: self.uuid, epoch, foreign: [0; 4] }.encode();
+        self.epoch_record = EpochRecord { open, uuid: self.uuid, epoch, fingerprint: [0; 16] }.encode();
         self.crc32c = self.checksum().into();
         self
     }

@@ -38,6 +38,7 @@ mod mkfs;
 mod open;
 mod space;
 
+pub use file::BLOCK_ON_DEVICE;
 use inode::{core, journal_error, loaded};
 use ivers_block::{BlockNo, BufferCache, Device};
 use ivers_journal::{Handle, Journal, JournalError, JournalOptions};
@@ -85,6 +86,10 @@ impl FileSystem for ExampleFs {
         let aborted = self.journal.aborted();
         let requested = self.read_only.then(|| "requested, or the image is read-only".to_owned());
         Health { no_change_attribute: aborted.clone(), read_only: requested.or(aborted) }
+    }
+
+    fn ioctls(&self) -> Option<&dyn IoctlOps> {
+        Some(self)
     }
 
     fn serves_change_attribute(&self) -> bool {

@@ -36,7 +36,7 @@ impl ExampleFs {
         // Of the superblock only the epoch record changes.
         let record = read_super(&*device, &place)?.epoch_record;
         let (record, uuid) = (Some(&record[..]), sb.uuid);
-        let found = Found { record, uuid, foreign: [0; 4], clean, trust_foreign: true, read_only };
+        let found = Found { record, uuid, fingerprint: [0; 16], clean, trust_foreign: true, read_only };
         let epoch = decide(&found).map_err(|what| corrupt_super(&place, what))?.epoch;
         let sb = sb.with_epoch(epoch, true);
         // In place: if the medium ignores a flush, recovery drops the newest transactions of the log.

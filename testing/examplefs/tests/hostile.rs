@@ -65,8 +65,10 @@ fn use_all(vfs: &Arc<Vfs>) -> Result<()> {
                     left.extend(vfs.lookup(&cred, &inode, &entry.name));
                 }
             }
-            FileType::Regular => drop(vfs.read(&inode, 0, &mut vec![0; inode.size() as usize])?),
-            FileType::Symlink => drop(vfs.read_link(&inode)?),
+            FileType::Regular => {
+                vfs.read(&cred, &inode, 0, &mut vec![0; inode.size() as usize])?;
+            }
+            FileType::Symlink => drop(vfs.read_link(&cred, &inode)?),
             _ => {}
         }
         found.push(inode);

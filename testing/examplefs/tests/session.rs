@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use ivers_block::MemDevice;
+use ivers_examplefs::BLOCK_ON_DEVICE;
 use ivers_examplefs::layout::*;
 use ivers_vfs::*;
 use std::collections::HashSet;
@@ -39,7 +40,7 @@ fn orphans_are_freed_by_the_next_mount() {
     vfs.rmdir(&cred, &root, b"d", false).unwrap();
     vfs.sync().unwrap();
     let mut found = vec![0; 100_000];
-    assert_eq!(vfs.read(&file, 0, &mut found).unwrap(), found.len());
+    assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut found).unwrap(), found.len());
     assert!(found.iter().all(|byte| *byte == 5), "it is still there");
 
     let crashed = MemDevice::from_bytes(&device.to_bytes());
@@ -121,7 +122,7 @@ fn exceeding_the_limits_of_the_format_fails() {
     vfs.write(&cred, &file, (MAX_BLOCKS * BLOCK) as u64 - 1, b"x", WriteFlags::empty()).unwrap();
     let link = create(&vfs, "l", CreateSpec::symlink("t".repeat(MAX_BLOCKS * 4))).unwrap();
     vfs.sync().unwrap();
-    assert_eq!(vfs.read_link(&link).unwrap(), "t".repeat(MAX_BLOCKS * 4).as_bytes());
+    assert_eq!(vfs.read_link(&Cred::root(), &link).unwrap(), "t".repeat(MAX_BLOCKS * 4).as_bytes());
     let longer = create(&vfs, "m", CreateSpec::symlink("t".repeat(MAX_BLOCKS * 4 + 1)));
     assert!(matches!(longer, Err(Error::Name(NameError::NameTooLong))));
 }
@@ -176,6 +177,25 @@ fn replay_does_not_restore_a_freed_directory_over_data() {
     let vfs = mount(Arc::new(MemDevice::from_bytes(&crashed))).unwrap();
     let mut found = vec![0; len];
     let file = vfs.resolve(&cred, "/all", false).unwrap();
-    assert_eq!(vfs.read(&file, 0, &mut found).unwrap(), len);
+    assert_eq!(vfs.read(&Cred::root(), &file, 0, &mut found).unwrap(), len);
     assert!(found.iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn an_ioctl_gets_its_argument_and_returns_an_answer() {
+    let vfs = mount(Arc::new(fresh(800))).unwrap();
+    let file = create(&vfs, "f", CreateSpec::file(0o644)).unwrap();
+    // Dirty bytes have no block before they are written back: the VFS does that first.
+    vfs.write(&Cred::root(), &file, 4096, &[7; 4096], WriteFlags::empty()).unwrap();
+    let ask = |cred: &Cred, input: &[u8]| vfs.ioctl(cred, &file, BLOCK_ON_DEVICE, input);
+    let block =
+        |at: u32| u32::from_ne_bytes(ask(&Cred::root(), &at.to_ne_bytes()).unwrap().try_into().unwrap());
+    assert_eq!(block(0), 0, "a hole");
+    assert_ne!(block(1), 0);
+    assert_eq!(block(u32::MAX), 0);
+    let refused =
+        |result: Result<Vec<u8>>, why| assert!(matches!(result, Err(Error::Name(found)) if found == why));
+    refused(ask(&Cred::root(), b"odd"), NameError::Invalid);
+    refused(ask(&Cred::user(1, 1), &[0; 4]), NameError::NotPermitted);
+    refused(vfs.ioctl(&Cred::root(), &file, BLOCK_ON_DEVICE + 1, &[0; 4]), NameError::NotSupported);
 }

@@ -63,7 +63,8 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
         }
         "epoch" => {
             for open in [false, true] {
-                let record = EpochRecord { open, uuid: [7; 16], epoch: 41, foreign: [1, 2, 3, 4] }.encode();
+                let fingerprint = [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0];
+                let record = EpochRecord { open, uuid: [7; 16], epoch: 41, fingerprint }.encode();
                 for flags in [2, 6, 14] {
                     let head = [flags, 7, 1, 0, 2, 0, 3, 0, 4, 0];
                     inputs.push([&head[..], &record[..]].concat());

@@ -42,7 +42,8 @@ pub fn epoch(input: &[u8]) {
     let flags = rest.byte();
     let mut uuid = [0; 16];
     uuid.fill(rest.byte());
-    let foreign = std::array::from_fn(|_| u32::from(rest.word()));
+    let mut fingerprint = [0; 16];
+    fingerprint.chunks_exact_mut(4).for_each(|field| field[..2].copy_from_slice(&rest.word().to_le_bytes()));
     let mut record = rest.bytes(RECORD_LEN + usize::from(flags & 1)).to_vec();
     if flags & 2 != 0 && record.len() == RECORD_LEN {
         // The record's checksum is inverted at both ends.
@@ -54,7 +55,7 @@ pub fn epoch(input: &[u8]) {
     }
     let (clean, trust_foreign) = (flags & 4 != 0, flags & 8 != 0);
     let read_only = flags & 16 != 0;
-    let found = Found { record: Some(&record), uuid, foreign, clean, trust_foreign, read_only };
+    let found = Found { record: Some(&record), uuid, fingerprint, clean, trust_foreign, read_only };
     if let (Ok(decision), Ok(stored)) = (epoch::decide(&found), EpochRecord::decode(&record)) {
         assert!(decision.epoch >= stored.epoch, "an epoch went back");
         assert!(decision.raised.is_none() || decision.epoch > stored.epoch);

@@ -128,7 +128,7 @@ pub fn put(vfs: &Vfs, file: &InodeRef, page: u64, value: u64, flags: WriteFlags)
 /// Returns the number at the start of page `page` of a file; 0 past its end.
 pub fn value(vfs: &Vfs, file: &InodeRef, page: u64) -> u64 {
     let mut bytes = [0; 8];
-    vfs.read(file, page * PAGE, &mut bytes).unwrap();
+    vfs.read(&Cred::root(), file, page * PAGE, &mut bytes).unwrap();
     u64::from_le_bytes(bytes)
 }
 
@@ -144,7 +144,7 @@ pub fn find(vfs: &Vfs, dir: &InodeRef, name: &str) -> Option<InodeRef> {
 /// Lists a directory without `.` and `..`: names and inode numbers.
 pub fn list(vfs: &Vfs, dir: &InodeRef) -> Vec<(String, Ino)> {
     let mut names = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         if !entry.name.starts_with(b".") {
             names.push((String::from_utf8(entry.name.to_vec()).unwrap(), entry.ino));
         }

@@ -50,8 +50,8 @@ pub struct Rename<'a> {
     pub exchange: bool,
 }
 
-/// Operations on directories. `caller` is the user who asks; the VFS has checked permissions, so a local
-/// format ignores it.
+/// Operations on directories. `caller` is the user who asks, or [`Cred::system`]; the VFS has checked
+/// permissions, so a local format ignores it.
 pub trait DirectoryOps {
     /// Find a name, never `.` or `..`.
     fn lookup(&self, caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>>;
@@ -60,11 +60,12 @@ pub trait DirectoryOps {
         a == b
     }
     /// The parent of a directory (its `..`).
-    fn parent(&self, dir: &Inode) -> Result<Ino>;
+    fn parent(&self, caller: &Cred, dir: &Inode) -> Result<Ino>;
     /// Emit entries, `.` and `..` included, starting at a cursor (0: the start), until `emit` breaks. Every
     /// entry that stays in the directory is emitted exactly once, even if others come and go between calls.
     fn readdir(
         &self,
+        caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,

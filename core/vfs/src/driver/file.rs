@@ -3,12 +3,28 @@
 use super::filesystem::BlockPool;
 use crate::error::Result;
 use crate::inode::Inode;
+use crate::requests::Cred;
 
-/// Operations on the data of regular files.
+/// Where written data is after [`FileOps::write_back`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// The driver keeps it: durable after [`InodeOps::fsync`](super::InodeOps::fsync), at the latest. The VFS
+    /// may forget the bytes.
+    Durable,
+    /// A server has it, and loses it if it restarts before [`InodeOps::fsync`](super::InodeOps::fsync)
+    /// succeeds. The VFS keeps the bytes until then. If the server lost them, the driver calls
+    /// [`CacheHandle::redirty`](super::CacheHandle::redirty), perhaps during that `fsync`. Only with
+    /// [`ServerOps`](super::ServerOps).
+    Unstable,
+}
+
+/// Operations on the data of regular files. `caller` is the user who asks, or [`Cred::system`] for work of
+/// the VFS itself; a local format ignores it. Write-back has no caller: the bytes of a page may come from
+/// several. A driver that needs one keeps that of the open ([`ServerOps::open`](super::ServerOps::open)).
 pub trait FileOps {
     /// Fills `buf` from the device; holes, unwritten ranges and what is past the end are zeros. `offset` and
     /// the length are multiples of [`FsInfo::io_unit`](super::FsInfo::io_unit).
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
+    fn read(&self, caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
     /// Reserves free space for writing these bytes later (delayed allocation), or returns `NoSpace` now.
     /// Called before pages become dirty, and before a file grows past a multiple of
     /// [`FsInfo::reserve_granularity`](super::FsInfo::reserve_granularity) within a dirty page. Repeated
@@ -27,7 +43,7 @@ pub trait FileOps {
     /// of the format is affected, and [`Error::DataRefused`](crate::Error::DataRefused) if a later try would
     /// fail as well: the file keeps what it had, and the VFS releases the reservation of the range. After
     /// any other error the pages stay dirty with their reservation, and are written again later.
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()>;
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written>;
     /// The space that an inode uses or has reserved, in units of 512 bytes. Reservations count, so that the
     /// figure does not change at write-back, and because some tools do not read a file that has a size and no
     /// blocks.
@@ -39,5 +55,5 @@ pub trait FileOps {
     /// cache holds the rest of that page as zeros; the driver zeroes the rest of its block on the device
     /// where it must. After an error a growing file gets its old size back. A file that is cut keeps the new
     /// size, so cut it also if the device refuses those zeros.
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()>;
+    fn truncate(&self, caller: &Cred, inode: &Inode, size: u64) -> Result<()>;
 }

@@ -137,6 +137,11 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     /// nor if something stays unwritten; with [`ServerOps`] it is called in any case, to leave the server.
     fn unmount(&self) -> Result<()>;
 
+    /// The user gives the server up. Calls that wait for it fail soon with
+    /// [`ServerError::Timeout`](crate::ServerError::Timeout), and so do later ones: an unmount ends. Called
+    /// from any thread, beside any other call.
+    fn stop_waiting(&self) {}
+
     /// Extended attributes.
     fn xattrs(&self) -> Option<&dyn XattrOps> {
         None
@@ -151,6 +156,10 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     }
     /// `fallocate`.
     fn allocation(&self) -> Option<&dyn AllocateOps> {
+        None
+    }
+    /// Shared extents, and copies that the driver makes.
+    fn clones(&self) -> Option<&dyn CloneOps> {
         None
     }
     /// Format-specific ioctls.

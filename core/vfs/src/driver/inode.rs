@@ -105,8 +105,8 @@ impl NewInode {
 
 /// Operations on inodes of any type.
 pub trait InodeOps {
-    /// Decode an inode. Returns [`NameError::Stale`] for a free or reserved slot, and for a number that was
-    /// valid only while its inode was in memory.
+    /// Decode an inode. It has no caller: the inode stays for all. Returns [`NameError::Stale`] for a free or
+    /// reserved slot, and for a number that was valid only while its inode was in memory.
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode>;
     /// The attributes change from `old` to `new` on behalf of `caller`: reduces `new` to what the format can
     /// store, or refuses. Called once for a request, before anything changes, also before a change of the
@@ -132,8 +132,8 @@ pub trait InodeOps {
     fn commit_inode(&self, inode: &Inode) -> Result<()> {
         self.fsync(inode, false)
     }
-    /// The target of a symbolic link.
-    fn read_link(&self, _inode: &Inode) -> Result<Vec<u8>> {
+    /// The target of a symbolic link, for `caller`.
+    fn read_link(&self, _caller: &Cred, _inode: &Inode) -> Result<Vec<u8>> {
         Err(NameError::Invalid.into())
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! A driver implements [`FileSystem`] and, on the same type, [`InodeOps`], [`DirectoryOps`] and [`FileOps`].
 //! What only some formats have is an optional interface, which the driver offers by an accessor of
-//! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`IoctlOps`],
-//! [`EpochOps`], [`JournalOps`], [`ServerOps`].
+//! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`CloneOps`],
+//! [`IoctlOps`], [`EpochOps`], [`JournalOps`], [`ServerOps`].
 //!
 //! # Locks
 //!
@@ -28,6 +28,7 @@
 //! | `link`, `unlink`, `rename` | exclusive on the directories and the inodes that get or lose a name |
 //! | `set_xattr`, `prepare_setattr` | exclusive |
 //! | `truncate`, `fallocate`, `ioctl` | exclusive and the write-back lock |
+//! | `clone_range`, `copy_range` | exclusive on both, and the write-back lock of the target |
 //! | `reserve` | exclusive, perhaps with the write-back lock |
 //! | `unreserve`, `log_inode` | exclusive, or the write-back lock |
 //! | `write_back` | the write-back lock |
@@ -36,9 +37,11 @@
 //! | `load_inode`, `evict_inode` | none; its slot in the inode cache is busy |
 //! | `fsync`, `commit_inode`, `sync`, `stat_fs`, `describe`, `unmount`, `written` | none |
 //! | `ServerOps` | none; `set_attr` of a size exclusive and the write-back lock |
+//! | `ServerOps::changed` | exclusive, or the write-back lock |
+//! | `fsync` of unstable writes, `ServerOps::catch_up` | none; under memory pressure those of a writer |
 //! | `reclaim_space`, `abort` | those of the call that failed |
 //! | `blocks_512`, `stored_atime`, `same_name`, `value_max`, `has_ioctl` | any |
-//! | `health`, `serves_change_attribute`, `EpochOps` | any |
+//! | `health`, `serves_change_attribute`, `stop_waiting`, `EpochOps` | any |
 //!
 //! - With [`ServerOps`], `parent` and `readdir` come without locks, so that nobody waits for a round trip. So
 //!   does `lookup`, unless the directory has changed between the lookup of a change and its locks.
@@ -57,7 +60,7 @@
 //! # Changes
 //!
 //! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`,
-//! `set_xattr`, `ioctl`) makes the change visible first and then calls
+//! `clone_range`, `copy_range`, `set_xattr`, `ioctl`) makes the change visible first and then calls
 //! [`Inode::changed`](crate::Inode::changed): with [`Logged::Anyway`](crate::Logged::Anyway) if its
 //! transaction logs the inode in any case, otherwise with [`Logged::IfNeeded`](crate::Logged::IfNeeded). In
 //! the second case it logs the inode only if the answer is [`Dirtied::Log`](crate::Dirtied::Log). A call
@@ -91,11 +94,11 @@ mod options;
 mod server;
 
 pub use directory::{Child, DirectoryOps, Rename};
-pub use file::FileOps;
+pub use file::{FileOps, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use optional::{
-    AllocateOps, BlockMapOps, EpochOps, IoctlOps, JournalOps, UnnamedFileOps, XattrMode, XattrOps,
+    AllocateOps, BlockMapOps, CloneOps, EpochOps, IoctlOps, JournalOps, UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use options::DriverOptions;
-pub use server::{CacheHandle, LockOwner, LockRequest, ServerOps};
+pub use server::{CacheHandle, Cause, LockOwner, LockRequest, ServerOps};

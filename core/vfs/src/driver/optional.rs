@@ -2,7 +2,7 @@
 
 use super::filesystem::BlockPool;
 use super::inode::{LoadedInode, NewInode};
-use crate::error::Result;
+use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::requests::Cred;
 use crate::types::*;
@@ -18,15 +18,16 @@ pub enum XattrMode {
     Replace,
 }
 
-/// Extended attributes, by their full names.
+/// Extended attributes, by their full names. `caller` is the user who asks, or [`Cred::system`] where the
+/// VFS reads for itself (an access control list that decides, a file capability to remove).
 pub trait XattrOps {
     /// Longest value in bytes.
     fn value_max(&self) -> u32;
     /// The value; [`NameError::NoAttribute`](crate::NameError::NoAttribute) if there is none.
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>>;
+    fn get_xattr(&self, caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>>;
     /// All names.
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>>;
-    /// Set (`Some`) or remove (`None`) an attribute on behalf of `caller`.
+    fn list_xattr(&self, caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>>;
+    /// Set (`Some`) or remove (`None`) an attribute.
     fn set_xattr(
         &self,
         caller: &Cred,
@@ -56,6 +57,7 @@ pub trait AllocateOps {
     /// has written back and dropped the pages concerned; the driver sets `Attr::size`.
     fn fallocate(
         &self,
+        caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,
@@ -64,13 +66,44 @@ pub trait AllocateOps {
     ) -> Result<()>;
 }
 
-/// Format-specific ioctls without an argument, for root.
+/// Copies within the filesystem that move no bytes through the VFS: a file and an offset to another file and
+/// offset, perhaps of the same file. The ranges do not overlap, and the source's is below its end. The VFS
+/// has written both back and dropped the target's pages. The driver raises the target's `Attr::size` if its
+/// range ends later, and calls [`Inode::changed`] for it with `Touch::Data`.
+pub trait CloneOps {
+    /// Makes both ranges share their blocks, all or nothing. They begin at multiples of
+    /// [`FsInfo::block_size`](super::FsInfo::block_size), and end at one or at the end of both files. Returns
+    /// `NotSupported`, with nothing changed, if the driver only copies.
+    fn clone_range(
+        &self,
+        caller: &Cred,
+        from: (&Inode, u64),
+        to: (&Inode, u64),
+        len: u64,
+        pool: BlockPool,
+    ) -> Result<()>;
+    /// Copies up to `len` bytes, at least one, and returns how many: used where blocks cannot be shared.
+    /// `NotSupported`, with nothing changed, if the driver only shares: then the VFS copies.
+    fn copy_range(
+        &self,
+        _caller: &Cred,
+        _from: (&Inode, u64),
+        _to: (&Inode, u64),
+        _len: u64,
+        _pool: BlockPool,
+    ) -> Result<u64> {
+        Err(NameError::NotSupported.into())
+    }
+}
+
+/// Format-specific ioctls, for root.
 pub trait IoctlOps {
     /// Whether the format has an ioctl with this number.
     fn has_ioctl(&self, number: u32) -> bool;
-    /// Run an ioctl that changes a file's data, and call [`Inode::changed`] with `Touch::Data`. The VFS has
-    /// written back and dropped the file's pages; the driver sets `Attr::size`.
-    fn ioctl(&self, inode: &Inode, number: u32) -> Result<()>;
+    /// Run an ioctl. `input` is the caller's argument, of any length; the result is what it gets back. The
+    /// VFS has written back and dropped the file's pages. If the ioctl changes data, the driver sets
+    /// `Attr::size` and calls [`Inode::changed`] with `Touch::Data`.
+    fn ioctl(&self, caller: &Cred, inode: &Inode, number: u32, input: &[u8]) -> Result<Vec<u8>>;
 }
 
 /// The epoch of a format that stores the change counter.

@@ -2,7 +2,7 @@
 //! permissions, and changes files without asking the cache.
 
 use crate::error::{NameError, Result};
-use crate::inode::Inode;
+use crate::inode::{Inode, Touch};
 use crate::open_hooks::OpenMode;
 use crate::requests::{Cred, SetAttr};
 use crate::types::*;
@@ -26,7 +26,7 @@ pub struct LockRequest {
 }
 
 /// Operations that a server decides or answers. All are called without inode locks, so that a round trip
-/// blocks nobody; `set_attr` alone comes under them when it changes a size.
+/// blocks nobody. Exceptions are `changed`, which asks nothing, and `set_attr` when it changes a size.
 ///
 /// The VFS asks `permission` before it takes locks, and where a request names no caller. Under locks it
 /// leaves every check to the server, which gets the caller with each change: of permissions, of names that
@@ -50,16 +50,39 @@ pub trait ServerOps {
     fn open(&self, _caller: &Cred, _inode: &Inode, _mode: OpenMode) -> Result<()> {
         Ok(())
     }
+    /// Bytes of an open file changed in the cache, and are visible. Returns whether a write delegation
+    /// vouches that this client alone changes the file: then the VFS moves times and change attribute itself,
+    /// and queries do not send the cached writes first. Quick; called under the lock of the inode. A recall
+    /// first makes this return false, then calls [`CacheHandle::write_back`], then returns the delegation.
+    fn changed(&self, _inode: &Inode, _touch: Touch) -> bool {
+        false
+    }
+    /// Values up to `value` were served for writes under a delegation, and the writes are sent. Changes the
+    /// file on the server, without changing its contents, until the server's change attribute is at least
+    /// `value`, and calls [`CacheHandle::update`]. For drivers whose `changed` returns true.
+    fn catch_up(&self, _inode: &Inode, _value: u64) -> Result<()> {
+        Err(NameError::NotSupported.into())
+    }
     /// One open ends. Its data has been written back.
     fn close(&self, _inode: &Inode, _mode: OpenMode) {}
     /// Gets a byte-range lock, or `NameError::Busy`.
-    fn lock(&self, _inode: &Inode, _lock: &LockRequest) -> Result<()> {
+    fn lock(&self, _caller: &Cred, _inode: &Inode, _lock: &LockRequest) -> Result<()> {
         Err(NameError::NotSupported.into())
     }
-    /// Releases a byte range of an owner.
-    fn unlock(&self, _inode: &Inode, _owner: LockOwner, _range: Range<u64>) -> Result<()> {
+    /// Releases a byte range of an owner. What was written under the lock has been written back. `caller` may
+    /// be [`Cred::system`]: a process has ended.
+    fn unlock(&self, _caller: &Cred, _inode: &Inode, _owner: LockOwner, _range: Range<u64>) -> Result<()> {
         Err(NameError::NotSupported.into())
     }
+}
+
+/// Why a server's change attribute moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Perhaps because another client changed the inode.
+    Unknown,
+    /// Only because of this client's own requests, which the cache has seen.
+    Own,
 }
 
 /// Access to the cached inodes of a mount, for its driver, from any thread. It does not keep the mount alive.
@@ -69,12 +92,46 @@ pub struct CacheHandle(pub(crate) Weak<Vfs>);
 
 impl CacheHandle {
     /// Takes over what the server said of an inode, if it is cached. `change` is all 64 bits of the server's
-    /// change attribute. If it differs from the cached one, clean pages are dropped, and reads that are
-    /// running leave none behind; dirty ones stay and keep the size. Returns whether it differed.
+    /// change attribute. If it differs from the newest one, for another `cause` than own changes, clean pages
+    /// and cached names are dropped, and reads that are running leave none behind; dirty pages stay and keep
+    /// the size. Returns whether it differed.
     ///
     /// Replies may arrive out of order: the driver drops the older one.
-    pub fn update(&self, ino: Ino, attr: Attr, change: u64) -> bool {
-        self.0.upgrade().is_some_and(|vfs| vfs.update_from_server(ino, attr, change))
+    pub fn update(&self, ino: Ino, attr: Attr, change: u64, cause: Cause) -> bool {
+        self.0.upgrade().is_some_and(|vfs| vfs.update_from_server(ino, attr, change, cause))
+    }
+
+    /// This client changed the names of a directory, and the server's reply had `info` (`change_info4`). If
+    /// it was `atomic` and `before` is the newest value that is known, nobody else changed the directory, and
+    /// its cached names stay. Called by the driver within `create`, `link`, `unlink` and `rename`, before it
+    /// calls [`CacheHandle::update`] for the directory. The caller of the request gets an `atomic` info.
+    pub fn names_changed(&self, dir: Ino, info: ChangeInfo, atomic: bool) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.names_changed_on_server(dir, info, atomic);
+        }
+    }
+
+    /// Sends the cached writes of an inode to the server, as a recalled delegation requires. They need not be
+    /// durable on it afterwards. Not within a call of the VFS: it waits for locks of the inode.
+    pub fn write_back(&self, ino: Ino) -> Result<()> {
+        self.0.upgrade().map_or(Ok(()), |vfs| vfs.write_back_for_server(ino))
+    }
+
+    /// The server lost unstable writes ([`Written::Unstable`](super::Written)) of these bytes, as a changed
+    /// verifier says: they are written again. May be called within `fsync`, which then also sends and commits
+    /// them.
+    pub fn redirty(&self, ino: Ino, range: Range<u64>) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.redirty_from_server(ino, range);
+        }
+    }
+
+    /// Drops what is cached of an inode's contents or names, except bytes that are not written back. Its
+    /// attributes stay until they are revalidated.
+    pub fn invalidate(&self, ino: Ino) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.invalidate_from_server(ino);
+        }
     }
 
     /// Forgets what a directory has for a name.

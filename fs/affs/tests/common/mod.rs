@@ -100,7 +100,7 @@ pub fn put(vfs: &Arc<Vfs>, path: &str, data: &[u8]) -> InodeRef {
 
 pub fn get(vfs: &Arc<Vfs>, inode: &InodeRef) -> Vec<u8> {
     let mut data = vec![0; inode.size() as usize];
-    assert_eq!(vfs.read(inode, 0, &mut data).unwrap(), data.len());
+    assert_eq!(vfs.read(&Cred::root(), inode, 0, &mut data).unwrap(), data.len());
     data
 }
 
@@ -121,7 +121,7 @@ pub fn rename(vfs: &Arc<Vfs>, old: &str, new: &str) -> ivers_vfs::Result<()> {
 
 pub fn names(vfs: &Arc<Vfs>, dir: &InodeRef) -> Vec<String> {
     let mut names = Vec::new();
-    vfs.readdir(dir, 0, &mut |entry| {
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
             names.push(String::from_utf8(entry.name.to_vec()).unwrap());
         }
@@ -147,7 +147,9 @@ pub fn tree(vfs: &Arc<Vfs>) -> BTreeMap<String, String> {
                     dirs.push(path.clone());
                     String::new()
                 }
-                FileType::Symlink => String::from_utf8(vfs.read_link(&inode).unwrap()).unwrap(),
+                FileType::Symlink => {
+                    String::from_utf8(vfs.read_link(&Cred::root(), &inode).unwrap()).unwrap()
+                }
                 _ => {
                     let data = get(vfs, &inode);
                     let sum =

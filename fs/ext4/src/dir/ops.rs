@@ -175,12 +175,13 @@ impl DirectoryOps for Ext4 {
         Ok(self.dir_lookup(dir, name)?.map(|(ino, _)| Child::Number(ino)))
     }
 
-    fn parent(&self, dir: &Inode) -> Result<Ino> {
+    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
         self.dir_parent(dir)
     }
 
     fn readdir(
         &self,
+        _caller: &Cred,
         dir: &Inode,
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,

@@ -8,7 +8,8 @@ use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
 use ivers_block::FileBlock;
 use ivers_vfs::{
-    BlockMapOps, BlockPool, FileOps, FileType, Inode, MappedRange, NameError, RangeKind, Result,
+    BlockMapOps, BlockPool, Cred, FileOps, FileType, Inode, MappedRange, NameError, RangeKind, Result,
+    Written,
 };
 
 /// Bytes of the pages that the VFS writes back.
@@ -191,7 +192,7 @@ impl Ext4 {
 impl FileOps for Ext4 {
     /// Fills `buf` from the device; holes, unwritten ranges and bytes after the disk size read as zeros. Data
     /// bypasses the buffer cache, which holds metadata only.
-    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let core = core_of(inode).read();
         if core.flags & FL_INLINE_DATA != 0 {
             let data = self.inline_data(inode, &core)?;
@@ -272,8 +273,8 @@ impl FileOps for Ext4 {
         self.end_reservations(&mut core_of(inode).write(), FileBlock(offset >> bits), end);
     }
 
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.write_back_data(inode, offset, data)
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        self.write_back_data(inode, offset, data).map(|()| Written::Durable)
     }
 
     /// 512-byte units that the file uses, or will use after write-back.
@@ -289,7 +290,7 @@ impl FileOps for Ext4 {
         core.blocks_512 + ((core.delayed.blocks.len() - beyond_end) as u64 * (1 << bits) / 512)
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
         self.reservation_windows.forget(inode.ino.0 as u32);
         self.truncate_data(inode, size)
     }

@@ -6,7 +6,7 @@ use crate::map::MAP_CREDITS;
 use crate::map::node::{END, Extent, MAX_UNWRITTEN};
 use ivers_block::FileBlock;
 use ivers_vfs::{
-    AllocateOps, BlockPool, Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch,
+    AllocateOps, BlockPool, Cred, Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch,
 };
 
 impl Ext4 {
@@ -169,6 +169,7 @@ impl Ext4 {
 impl AllocateOps for Ext4 {
     fn fallocate(
         &self,
+        _caller: &Cred,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,

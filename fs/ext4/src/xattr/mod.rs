@@ -241,7 +241,7 @@ impl XattrOps for Ext4 {
         65536
     }
 
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+    fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let (index, short) = split_name(name)?;
         let value = self.xattr_get_raw(inode, index, short)?.ok_or(NameError::NoAttribute)?;
         match index {
@@ -251,7 +251,7 @@ impl XattrOps for Ext4 {
         }
     }
 
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+    fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         for attribute in self.body_attributes(inode)?.iter().chain(&self.block_attributes(inode)?) {
             names.extend(join_name(attribute.index, &attribute.name));

@@ -33,12 +33,18 @@ impl Ops {
         s.vfs.access(&s.cred(request), &node.inode, 4).or_errno()
     }
 
-    pub(super) fn list(&self, ino: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Reply<()> {
+    pub(super) fn list(
+        &self,
+        cred: &ivers_vfs::Cred,
+        ino: INodeNo,
+        offset: u64,
+        reply: &mut ReplyDirectory,
+    ) -> Reply<()> {
         let s = &*self.0;
         let node = s.node(ino)?;
         node.note_listed();
         s.vfs
-            .readdir(&node.inode, offset, &mut |entry| {
+            .readdir(cred, &node.inode, offset, &mut |entry| {
                 let (id, name) = (s.nodes.id(entry.ino.0), OsStr::from_bytes(entry.name));
                 let is_full = reply.add(INodeNo(id), entry.next, kind_of(entry.kind), name);
                 if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -48,6 +54,7 @@ impl Ops {
 
     pub(super) fn list_with_attributes(
         &self,
+        cred: &ivers_vfs::Cred,
         ino: INodeNo,
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
@@ -60,9 +67,7 @@ impl Ops {
             used += (PLUS_ENTRY_BYTES + name.len()).next_multiple_of(8);
             used >= PLUS_BYTES
         };
-        for entry in
-            s.vfs.list_until(&ivers_vfs::Cred::trusted(), &dir.inode, offset, true, &mut enough).or_errno()?
-        {
+        for entry in s.vfs.list_until(cred, &dir.inode, offset, true, &mut enough).or_errno()? {
             let name = OsStr::from_bytes(&entry.name);
             // An entry with a damaged inode is shown too. fuser sends one number to the program and to the
             // kernel, and programs skip entries with number 0. So the kernel gets a number that no node has,

@@ -73,7 +73,11 @@ impl Ops {
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            let read = self.0.vfs.read(&node.inode, offset, &mut buffer[..size]).or_errno();
+            let read = self
+                .0
+                .vfs
+                .read(&self.0.opened_by(request), &node.inode, offset, &mut buffer[..size])
+                .or_errno();
             self.answer(request, reply, read, |reply, read| reply.data(&buffer[..read]));
         });
     }

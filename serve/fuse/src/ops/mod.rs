@@ -94,7 +94,10 @@ impl Filesystem for Ops {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let target = self.0.node(ino).and_then(|node| self.0.vfs.read_link(&node.inode).or_errno());
+        let target = self
+            .0
+            .node(ino)
+            .and_then(|node| self.0.vfs.read_link(&self.0.opened_by(request), &node.inode).or_errno());
         self.answer(request, reply, target, |reply, target| reply.data(&target));
     }
 
@@ -254,7 +257,7 @@ impl Filesystem for Ops {
         mut reply: ReplyDirectory,
     ) {
         self.0.heard(request);
-        let listed = self.list(ino, offset, &mut reply);
+        let listed = self.list(&self.0.opened_by(request), ino, offset, &mut reply);
         self.answer(request, reply, listed, |reply, ()| reply.ok());
     }
 
@@ -267,7 +270,7 @@ impl Filesystem for Ops {
         mut reply: ReplyDirectoryPlus,
     ) {
         self.0.heard(request);
-        let listed = self.list_with_attributes(ino, offset, &mut reply);
+        let listed = self.list_with_attributes(&self.0.opened_by(request), ino, offset, &mut reply);
         self.answer(request, reply, listed, |reply, ()| reply.ok());
     }
 

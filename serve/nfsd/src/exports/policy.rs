@@ -108,7 +108,7 @@ impl Rule {
             uid: squash(*uid, self.anonuid),
             gid: squash(*gid, self.anongid),
             groups: gids.0.iter().map(|gid| squash(*gid, self.anongid)).collect(),
-            access_checked: false,
+            ..Cred::root()
         }
     }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn ids(policy: &Policy, credential: &Credential) -> (u32, u32, Vec<u32>) {
-        let Cred { uid, gid, groups, access_checked } =
+        let Cred { uid, gid, groups, access_checked, .. } =
             policy.admit(who("127.0.0.1", credential, None)).unwrap().cred;
         assert!(!access_checked, "the VFS checks");
         (uid, gid, groups)

@@ -71,7 +71,7 @@ pub fn range_end(offset: u64, length: u64) -> Res<u64> {
 pub fn read(context: &Context, args: &ReadArgs, out: &mut Encoder) -> Step<()> {
     let object = context.object(NfsStat::Isdir)?;
     let _guard = begin_read(context, object, &args.stateid)?;
-    let (vfs, inode) = (object.vfs(), &object.inode);
+    let (vfs, inode, cred) = (object.vfs(), &object.inode, object.read_cred()?);
     let available = inode.size().saturating_sub(args.offset);
     let count = u64::from(args.count.min(context.service.limits.data_bytes_max)).min(available) as usize;
     NfsStat::Ok.put(out);
@@ -82,7 +82,7 @@ pub fn read(context: &Context, args: &ReadArgs, out: &mut Encoder) -> Step<()> {
             out.opaque(&[]);
             0
         }
-        _ => out.opaque_with(count, |space| vfs.read(inode, args.offset, space)).nfs()?,
+        _ => out.opaque_with(count, |space| vfs.read(cred, inode, args.offset, space)).nfs()?,
     };
     // [RFC8881 18.22.3]
     let eof = args.offset.saturating_add(read as u64) >= inode.size();

@@ -181,7 +181,7 @@ pub fn read_link(context: &Context) -> Res<Vec<u8>> {
         // [RFC8881 18.24.3]
         return Err(wrong);
     }
-    object.vfs().read_link(&object.inode).nfs()
+    object.vfs().read_link(object.read_cred()?, &object.inode).nfs()
 }
 
 fn flavors(context: &Context, fh: &CurrentFh) -> List<SecInfoEntry> {

@@ -134,8 +134,8 @@ pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Outcom
         Op::SetXattr(args) => put_ok(out, xattr::set(context, args)?),
         Op::ListXattrs(args) => put_ok(out, xattr::list(context, args)?),
         Op::RemoveXattr(name) => put_ok(out, xattr::remove(context, name)?),
-        // The VFS does not support shared extents.
-        Op::Clone(_) | Op::Unsupported(_) => Err(NfsStat::Notsupp.into()),
+        Op::Clone(args) => put_ok(out, ranges_v42::clone(context, args)?),
+        Op::Unsupported(_) => Err(NfsStat::Notsupp.into()),
         Op::Close(_)
         | Op::DelegPurge(_)
         | Op::DelegReturn(_)

@@ -2,8 +2,8 @@
 
 use ivers_nfs4::ops::v40::ReadArgs;
 use ivers_nfs4::ops::v42::{
-    Content, CopyArgs, CopyOk, CopyRequirements, CopyRes, Data, DataContent, Hole, IoAdviseArgs, RangeArgs,
-    ReadPlusOk, SeekArgs, SeekOk, WriteResponse,
+    CloneArgs, Content, CopyArgs, CopyOk, CopyRequirements, CopyRes, Data, DataContent, Hole, IoAdviseArgs,
+    RangeArgs, ReadPlusOk, SeekArgs, SeekOk, WriteResponse,
 };
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, StableHow, StateId, Verifier};
@@ -81,7 +81,10 @@ pub fn read_plus(context: &Context, args: &ReadArgs) -> Step<ReadPlusOk> {
     let pieces = (bytes_max / (2 * PIECE_BYTES)).clamp(usize::from(bytes_max > PIECE_BYTES), PIECES_MAX);
     let end = args.offset.saturating_add(args.count.min(context.service.limits.data_bytes_max).into());
     let bytes = bytes_max - pieces * PIECE_BYTES;
-    let (pieces, size) = object.vfs().read_pieces(&object.inode, args.offset..end, pieces, bytes).nfs()?;
+    let (pieces, size) = object
+        .vfs()
+        .read_pieces(object.read_cred()?, &object.inode, args.offset..end, pieces, bytes)
+        .nfs()?;
     let mut at = args.offset;
     let content = |piece| match piece {
         Piece::Hole(range) => {
@@ -98,6 +101,35 @@ pub fn read_plus(context: &Context, args: &ReadArgs) -> Step<ReadPlusOk> {
     Ok(ReadPlusOk { eof: at >= size, contents })
 }
 
+/// The stateid of the source of COPY and CLONE.
+fn source_stateid(context: &Context, given: &StateId) -> StateId {
+    let saved = context.saved_fh.as_ref().map_or(StateId::INVALID, |(_, stateid)| *stateid);
+    match *given {
+        // [RFC7862 15.2.3] The current stateid of the source is the saved one.
+        StateId::CURRENT if saved != StateId::INVALID => saved,
+        stateid => stateid,
+    }
+}
+
+/// CLONE. NFS4ERR_NOTSUPP where the format shares no blocks.
+pub fn clone(context: &Context, args: &CloneArgs) -> Step<()> {
+    let source = context.saved_object(NfsStat::Isdir)?;
+    let target = context.object(NfsStat::Isdir)?;
+    source.regular(context.minor)?;
+    target.regular(context.minor)?;
+    if source.export.identity != target.export.identity {
+        return Err(NfsStat::Xdev.into());
+    }
+    let _read = begin_read(context, source, &source_stateid(context, &args.source))?;
+    let _write = begin_write(context, target, &args.target)?;
+    // [RFC7862 15.13.3]
+    range_end(args.target_offset, args.count)?;
+    let (vfs, cred) = (target.vfs(), target.write_cred()?);
+    let (from, to) = (&source.inode, &target.inode);
+    vfs.clone_range(cred, from, args.source_offset, to, args.target_offset, args.count).nfs()?;
+    Ok(commit_now(target, &[to])?)
+}
+
 /// COPY, in ascending order. A short copy completes before the reply. A long one continues after the reply if
 /// the client supports that; otherwise the result is short and the client asks for the rest.
 pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
@@ -112,13 +144,7 @@ pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
     if source.export.identity != target.export.identity {
         return Err(NfsStat::Xdev.into());
     }
-    let saved_for_current = |stateid: &StateId, saved: StateId| match *stateid {
-        // [RFC7862 15.2.3] The current stateid of the source is the saved one.
-        StateId::CURRENT if saved != StateId::INVALID => saved,
-        stateid => stateid,
-    };
-    let saved = context.saved_fh.as_ref().map_or(StateId::INVALID, |(_, stateid)| *stateid);
-    let source_stateid = saved_for_current(&args.source, saved);
+    let source_stateid = source_stateid(context, &args.source);
     let _read = begin_read(context, source, &source_stateid)?;
     let _write = begin_write(context, target, &args.target)?;
     let size = source.inode.size();

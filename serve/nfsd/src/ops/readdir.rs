@@ -192,7 +192,7 @@ fn batch(dir: &Object, cursor: u64, numbers_only: bool) -> Res<Vec<DirEntry>> {
         let listed = vfs.list(dir.read_cred()?, &dir.inode, cursor, BATCH_ENTRIES).nfs()?;
         return Ok(listed.into_iter().map(of).collect());
     }
-    let read = vfs.readdir(&dir.inode, cursor, &mut |entry| {
+    let read = vfs.readdir(dir.read_cred()?, &dir.inode, cursor, &mut |entry| {
         found.push(DirEntry {
             name: entry.name.to_vec(),
             cookie: entry.next + FIRST_COOKIE,

@@ -3,7 +3,8 @@
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, ReadOk, SetAttrArgs, WriteArgs, WriteOk};
 use ivers_nfs4::ops::v42::{
-    Content, CopyArgs, CopyRes, Data, Hole, IoAdviseArgs, NetLoc, RangeArgs, ReadPlusOk, SeekArgs, SeekOk,
+    CloneArgs, Content, CopyArgs, CopyRes, Data, Hole, IoAdviseArgs, NetLoc, RangeArgs, ReadPlusOk, SeekArgs,
+    SeekOk,
 };
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
@@ -301,6 +302,27 @@ fn ranges_are_copied() {
         assert_eq!(act(&from, &from, copy(0, 10, 4, false)), Ok(4));
         assert_eq!(act(&from, &to, copy(0, 0, 1, true)), Err(NfsStat::Notsupp));
         assert_eq!(act(&server.handle(&[]), &to, copy(0, 0, 1, false)), Err(NfsStat::Isdir));
+    });
+}
+
+/// [RFC7862 15.13.3]
+#[test]
+fn blocks_are_shared_where_the_format_can() {
+    on_each_filesystem(|server| {
+        let (from, to) = (server.file("a", &[7; 8192]), server.file("b", &[9; 100]));
+        let act = |source_offset, target_offset, count| {
+            let clone = CloneArgs { source: ANY, target: ANY, source_offset, target_offset, count };
+            server.call(2, vec![put(&from), Op::SaveFh(()), put(&to), Op::Clone(clone)]).0
+        };
+        if server.vfs.fs().clones().is_none() {
+            assert_eq!(act(0, 0, 0), NfsStat::Notsupp);
+            return;
+        }
+        assert_eq!(act(4096, 0, 0), NfsStat::Ok, "0 means up to the end");
+        assert_eq!(read(server, 0, &to, 0, 10_000).unwrap().data, [7; 4096]);
+        assert_eq!(act(1, 0, 0), NfsStat::Inval);
+        assert_eq!(act(0, 0, 12_288), NfsStat::Inval);
+        assert_eq!(act(0, 0, u64::MAX), NfsStat::Inval);
     });
 }
 

@@ -51,7 +51,7 @@ fn find(vfs: &Arc<Vfs>, path: &str) -> Option<InodeRef> {
 fn contents(vfs: &Arc<Vfs>, path: &str) -> Vec<u8> {
     let Some(inode) = find(vfs, path) else { return b"nothing there".to_vec() };
     let mut buf = vec![0; 100];
-    let read = vfs.read(&inode, 0, &mut buf).unwrap();
+    let read = vfs.read(&Cred::root(), &inode, 0, &mut buf).unwrap();
     buf.truncate(read);
     buf
 }

@@ -52,7 +52,7 @@ fn a_read_concurrent_with_a_no_op_is_no_change() {
         let (vfs, root) = (&vfs, &root);
         scope.spawn(move || {
             gone.recv().unwrap();
-            vfs.readdir(root, 0, &mut |_| ControlFlow::Continue(())).unwrap();
+            vfs.readdir(&Cred::root(), root, 0, &mut |_| ControlFlow::Continue(())).unwrap();
         });
         vfs.set_attr(&Cred::root(), root, &SetAttr::default()).unwrap();
     });

@@ -4,7 +4,7 @@
 //! SEEK_DATA and READ_PLUS depend on this: data that is reported as a hole becomes zeros in the copy.
 
 use ivers_races::*;
-use ivers_vfs::{Error, InodeRef, NameError, Piece, WriteFlags};
+use ivers_vfs::{Cred, Error, InodeRef, NameError, Piece, WriteFlags};
 use shuttle::thread::scope;
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ impl Sparse<'_> {
     fn read(&self) {
         let everything = 0..PAGES * PAGE;
         let most = PAGES as usize;
-        let (pieces, _) = self.fixture.vfs.read_pieces(&self.file, everything, most, 1 << 20).unwrap();
+        let (pieces, _) =
+            self.fixture.vfs.read_pieces(&Cred::root(), &self.file, everything, most, 1 << 20).unwrap();
         for page in 0..self.pages() {
             let at = page * PAGE;
             let number = pieces.iter().find_map(|piece| match piece {

@@ -17,7 +17,8 @@ impl Source for Image {
 
     fn header(&self, inode: &InodeRef) -> Result<FileHeader> {
         let attr = self.0.stat(inode);
-        let target = if attr.kind == FileType::Symlink { self.0.read_link(inode)? } else { Vec::new() };
+        let target =
+            if attr.kind == FileType::Symlink { self.0.read_link(&Cred::root(), inode)? } else { Vec::new() };
         Ok(FileHeader {
             name: Vec::new(),
             id: (0, inode.ino.0),
@@ -49,7 +50,7 @@ impl Source for Image {
 
     fn names(&self, dir: &InodeRef) -> (Vec<Vec<u8>>, Result<()>) {
         let mut names = Vec::new();
-        let whole = self.0.readdir(dir, 0, &mut |entry| {
+        let whole = self.0.readdir(&Cred::root(), dir, 0, &mut |entry| {
             if entry.name != b"." && entry.name != b".." {
                 names.push(entry.name.to_vec());
             }
@@ -75,7 +76,7 @@ impl Source for Image {
             at = from;
             while at < to {
                 let room = usize::try_from(to - at).unwrap_or(usize::MAX).min(buffer.len());
-                match self.0.read(inode, at, &mut buffer[..room])? {
+                match self.0.read(&Cred::root(), inode, at, &mut buffer[..room])? {
                     0 => return Ok(at),
                     n => {
                         sink(at, &buffer[..n])?;

@@ -1,0 +1,140 @@
+//! Copies without moving bytes: shared extents, and copies that the driver makes.
+
+use crate::driver::CloneOps;
+use crate::error::{Error, NameError, Result};
+use crate::inode::{Logged, Touch};
+use crate::pages::PAGE;
+use crate::requests::*;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+
+const PAGE64: u64 = PAGE as u64;
+
+/// Byte ranges of two files, of one length.
+#[derive(Clone, Copy)]
+pub(crate) struct Ranges<'a> {
+    pub(crate) source: &'a InodeRef,
+    pub(crate) source_offset: u64,
+    pub(crate) target: &'a InodeRef,
+    pub(crate) target_offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Ranges<'_> {
+    /// Whether they overlap within one file.
+    pub(crate) fn overlap(&self) -> bool {
+        let apart = self.source_offset.saturating_add(self.len) <= self.target_offset
+            || self.target_offset.saturating_add(self.len) <= self.source_offset;
+        self.source.ino == self.target.ino && !apart && self.len > 0
+    }
+
+    /// Whether blocks can be shared: both ranges begin at a block, and end at one or, the target's as well,
+    /// with the source.
+    fn are_whole(&self, block: u64) -> bool {
+        let to_end = self.source_offset + self.len == self.source.size()
+            && self.target_offset + self.len >= self.target.size();
+        self.source_offset.is_multiple_of(block)
+            && self.target_offset.is_multiple_of(block)
+            && (self.len.is_multiple_of(block) || to_end)
+    }
+}
+
+impl Vfs {
+    /// Lets a range of one file share the bytes of another, without copying them: all of it or nothing. `len`
+    /// 0 means to the end of the source. `NotSupported` if the format cannot share, `Invalid` if the ranges
+    /// are not whole blocks, overlap, or exceed the source.
+    pub fn clone_range(
+        &self,
+        cred: &Cred,
+        source: &InodeRef,
+        source_offset: u64,
+        target: &InodeRef,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let ranges = Ranges { source, source_offset, target, target_offset, len };
+        self.transfer(cred, ranges, true).map(drop)
+    }
+
+    /// Has the driver copy up to the end of the source; it shares blocks where it can. Returns how many
+    /// bytes. `NotSupported`: it cannot, and nothing is done.
+    pub(crate) fn copy_by_driver(&self, cred: &Cred, ranges: Ranges<'_>) -> Result<u64> {
+        self.transfer(cred, ranges, false)
+    }
+
+    /// Clones if `exact`, otherwise copies.
+    fn transfer(&self, cred: &Cred, mut ranges: Ranges<'_>, exact: bool) -> Result<u64> {
+        let clones = self.fs.clones().ok_or(NameError::NotSupported)?;
+        let Ranges { source, source_offset, target, target_offset, .. } = ranges;
+        for file in [source, target] {
+            match file.kind {
+                FileType::Regular => {}
+                FileType::Directory => return Err(NameError::IsDirectory.into()),
+                _ => return Err(NameError::Invalid.into()),
+            }
+        }
+        self.reclaim();
+        let done = {
+            let _locks = self.lock_all(&[source, target])?;
+            self.begin_change()?;
+            let flags = target.with_attr(|attr| attr.flags);
+            if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+                return Err(NameError::NotPermitted.into());
+            }
+            let rest = source.size().saturating_sub(source_offset);
+            if exact && (source_offset > source.size() || ranges.len > rest) {
+                return Err(NameError::Invalid.into());
+            }
+            ranges.len = if exact && ranges.len == 0 { rest } else { ranges.len.min(rest) };
+            let shares = ranges.are_whole(u64::from(self.info.block_size));
+            if ranges.overlap() || (exact && !shares) {
+                return Err(NameError::Invalid.into());
+            }
+            if ranges.len == 0 {
+                return Ok(0);
+            }
+            let end = target_offset.checked_add(ranges.len).filter(|end| *end <= self.info.max_file_size);
+            let end = end.ok_or(NameError::TooLarge)?;
+            {
+                // Nobody dirties the source under its lock, so it stays written.
+                let _writeback = source.writeback_lock.lock();
+                self.write_pages(source, source_offset, source_offset + ranges.len)?;
+            }
+            self.remove_privileges(cred, target, !cred.keeps_set_id())?;
+            self.release_lost_reservations(target);
+            let _writeback = target.writeback_lock.lock();
+            self.write_pages(target, target_offset, end)?;
+            target.pages.drop_pages(target_offset / PAGE64, end.div_ceil(PAGE64), &self.memory);
+            self.call_clones(cred, clones, &ranges, shares, exact).inspect_err(|error| {
+                // Some of it may be done, unless the driver cannot do this at all.
+                if !matches!(error, Error::Name(NameError::NotSupported)) {
+                    let _ = self.changed(target, Touch::Data, Logged::IfNeeded);
+                }
+            })?
+        };
+        self.accessed(source);
+        self.notify(target, ChangeKind::Data);
+        self.sync_if_required(target, InodeFlags::SYNC)?;
+        Ok(done)
+    }
+
+    fn call_clones(
+        &self,
+        cred: &Cred,
+        clones: &dyn CloneOps,
+        ranges: &Ranges<'_>,
+        shares: bool,
+        exact: bool,
+    ) -> Result<u64> {
+        let Ranges { source, source_offset, target, target_offset, len } = *ranges;
+        let (from, to) = ((&**source, source_offset), (&**target, target_offset));
+        let pool = self.block_pool(cred);
+        if shares {
+            match self.with_space(|| clones.clone_range(cred, from, to, len, pool)) {
+                Err(Error::Name(NameError::NotSupported)) if !exact => {}
+                shared => return shared.map(|()| len),
+            }
+        }
+        self.with_space(|| clones.copy_range(cred, from, to, len, pool))
+    }
+}

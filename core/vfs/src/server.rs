@@ -1,0 +1,265 @@
+//! Inodes of a server: what the VFS does for them beside the common paths.
+//!
+//! Their change attribute is the server's, all 64 bits, and is never bumped here, with one exception. While
+//! the driver has a write delegation ([`ServerOps::changed`](crate::ServerOps::changed)), nobody else changes
+//! the file, and cached writes need not be sent to learn of a new value:
+//!
+//! - The first cached write raises the value by one (RFC 8881, section 10.4.3). So does the first one after a
+//!   query, because that query's value stood for older bytes.
+//! - A raised value is the server's sooner or later, for other bytes. So before the inode counts as written
+//!   back, the server's value reaches every raised one ([`ServerOps::catch_up`](crate::ServerOps::catch_up)).
+//!   That limits how often a value is raised; after that a query sends the cached writes first.
+//! - A recall ([`CacheHandle::write_back`](crate::CacheHandle::write_back)) may meet a writer whose driver
+//!   said a moment ago that it has the delegation. Recalls are counted, and that writer raises nothing.
+
+use crate::driver::Cause;
+use crate::error::{Result, ServerError};
+use crate::inode::{Inode, Touch};
+use crate::requests::Cred;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::sync::{RankedMutex, rank};
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use std::ops::Range;
+
+/// How far a value may be above the server's.
+const RAISES_MAX: u64 = 16;
+
+/// What the VFS keeps with an inode of a server. All but `names` and `own_names` change under the lock of the
+/// attributes.
+#[derive(Default)]
+pub(crate) struct ServerState {
+    /// The server's newest change attribute.
+    known: AtomicU64,
+    /// The served value counts cached writes: the server's must still reach it.
+    raised: AtomicBool,
+    /// The raised value was queried.
+    queried: AtomicBool,
+    /// A change since the raised value was queried has not raised it again.
+    uncounted: AtomicBool,
+    /// How often the cached writes were recalled.
+    recalls: AtomicU64,
+    /// Rises whenever others may have changed the names of a directory.
+    names: AtomicU64,
+    /// What the server said of this client's newest change of names, until the caller of that change takes
+    /// it.
+    own_names: RankedMutex<rank::Leaf, Option<ChangeInfo>>,
+}
+
+impl ServerState {
+    pub(crate) fn new(change: u64) -> Self {
+        Self { known: AtomicU64::new(change), ..Self::default() }
+    }
+
+    /// Vouches for cached names while it is the same.
+    pub(crate) fn names(&self) -> u64 {
+        self.names.load(Relaxed)
+    }
+
+    pub(crate) fn owes_server(&self) -> bool {
+        self.raised.load(Relaxed)
+    }
+
+    /// Whether the served value counts every cached write.
+    fn counts_cached_writes(&self) -> bool {
+        self.raised.load(Relaxed) && !self.uncounted.load(Relaxed)
+    }
+}
+
+impl Inode {
+    /// The change attribute to serve. The caller holds the lock of the attributes.
+    pub(crate) fn query_server_locked(&self) -> u64 {
+        if self.server.raised.load(Relaxed) {
+            self.server.queried.store(true, Relaxed);
+        }
+        self.counter.peek_raw()
+    }
+
+    /// A cached write is visible. `delegated`: the driver counts on this client being the only one, as it was
+    /// after `recalls` recalls.
+    fn count_cached_write(&self, touch: Touch, delegated: bool, recalls: u64, now: Timestamp) {
+        let mut attr = self.attr.lock();
+        let state = &self.server;
+        if !delegated || state.recalls.load(Relaxed) != recalls {
+            let raised = state.raised.load(Relaxed);
+            state.uncounted.fetch_or(raised, Relaxed);
+            return;
+        }
+        if touch == Touch::Data {
+            attr.mtime = attr.mtime.max(now);
+        }
+        if touch != Touch::Nothing {
+            attr.ctime = attr.ctime.max(now);
+        }
+        let value = self.counter.peek_raw();
+        if state.raised.load(Relaxed) && !state.queried.load(Relaxed) {
+            return;
+        }
+        let far = value.wrapping_sub(state.known.load(Relaxed)) >= RAISES_MAX;
+        let Some(raised) = value.checked_add(1).filter(|_| !far) else {
+            let owes = state.raised.load(Relaxed);
+            state.uncounted.store(owes, Relaxed);
+            return;
+        };
+        self.counter.set_raw(raised);
+        state.raised.store(true, Relaxed);
+        state.queried.store(false, Relaxed);
+    }
+
+    /// The value that the server must reach before this inode counts as written back. The caller holds the
+    /// lock of the attributes.
+    fn owed(&self) -> Option<u64> {
+        if !self.server.raised.load(Relaxed) {
+            return None;
+        }
+        let owed = self.counter.peek_raw().saturating_add(self.server.uncounted.load(Relaxed).into());
+        Some(owed).filter(|owed| self.server.known.load(Relaxed) < *owed)
+    }
+
+    /// Takes what the server said of this client's newest change of names.
+    pub(crate) fn take_own_names(&self) -> Option<ChangeInfo> {
+        self.server.own_names.lock().take()
+    }
+}
+
+impl Vfs {
+    fn cached(&self, ino: Ino) -> Option<InodeRef> {
+        self.inodes.peek(ino).map(|inode| self.counted(inode))
+    }
+
+    /// Gives up a server that does not answer: calls that wait for it fail, also a running [`Vfs::unmount`].
+    /// Cached writes that were not sent are lost, and unmount reports that. Nothing for a local format.
+    pub fn stop_waiting(&self) {
+        self.fs.stop_waiting();
+    }
+
+    /// Makes the cached state of an inode current where a server owns it. Called without inode locks.
+    pub(crate) fn revalidate(&self, cred: &Cred, inode: &Inode) -> Result<()> {
+        if !inode.server_managed {
+            return Ok(());
+        }
+        self.fs.server().map_or(Ok(()), |server| server.revalidate(cred, inode))
+    }
+
+    /// Makes a server's inode current before it is queried. Cached writes that the value does not count go
+    /// first: they are visible here.
+    pub(crate) fn settle_with_server(&self, inode: &Inode) -> Result<()> {
+        if !inode.server_managed {
+            return Ok(());
+        }
+        // Also waits for a write-back that is running: what it writes is not counted yet.
+        let settled = self.policy.read_only || inode.server.counts_cached_writes();
+        if !settled && (inode.pages.has_pages() || inode.server.owes_server()) {
+            self.write_back_inode(inode)?;
+        }
+        self.revalidate(&Cred::system(), inode)
+    }
+
+    /// A change of a server's inode is visible in the cache.
+    pub(crate) fn changed_in_cache(&self, inode: &Inode, touch: Touch) {
+        let recalls = inode.server.recalls.load(Relaxed);
+        let delegated = self.fs.server().is_some_and(|server| server.changed(inode, touch));
+        inode.count_cached_write(touch, delegated, recalls, self.policy.now());
+    }
+
+    /// Cached writes are sent: the server's change attribute follows the values that were served for them.
+    pub(crate) fn catch_up_with_server(&self, inode: &Inode) -> Result<()> {
+        if !inode.server.owes_server() {
+            return Ok(());
+        }
+        let owed = {
+            let _attr = inode.attr.lock();
+            inode.owed()
+        };
+        if let (Some(owed), Some(server)) = (owed, self.fs.server()) {
+            server.catch_up(inode, owed)?;
+        }
+        let _attr = inode.attr.lock();
+        let state = &inode.server;
+        match inode.owed() {
+            // A writer has raised it again meanwhile: that is for the next write-back.
+            Some(_) if owed.is_none_or(|owed| state.known.load(Relaxed) >= owed) => {}
+            Some(_) => return Err(ServerError::Failed.into()),
+            None => {
+                inode.counter.set_raw(state.known.load(Relaxed));
+                state.raised.store(false, Relaxed);
+                state.queried.store(false, Relaxed);
+                state.uncounted.store(false, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`CacheHandle::update`](crate::CacheHandle::update).
+    pub(crate) fn update_from_server(&self, ino: Ino, attr: Attr, change: u64, cause: Cause) -> bool {
+        let Some(inode) = self.cached(ino) else { return false };
+        let differs = inode.server.known.load(Relaxed) != change;
+        if differs && cause == Cause::Unknown {
+            // Before the new value is visible: it must not be served together with old bytes.
+            self.drop_outdated(&inode);
+        }
+        // A writer raises the size under the lock of the pages: it must not be lowered again.
+        inode.pages.with_unwritten(|unwritten| {
+            inode.with_attr(|cached| {
+                let size = if unwritten { cached.size.max(attr.size) } else { attr.size };
+                let state = &inode.server;
+                state.known.store(change, Relaxed);
+                if state.raised.load(Relaxed) {
+                    // The times of cached writes belong to the raised value.
+                    let (mtime, ctime) = (cached.mtime.max(attr.mtime), cached.ctime.max(attr.ctime));
+                    *cached = Attr { size, mtime, ctime, ..attr };
+                    inode.counter.set_raw(inode.counter.peek_raw().max(change));
+                } else {
+                    *cached = Attr { size, ..attr };
+                    inode.counter.set_raw(change);
+                }
+            });
+        });
+        differs
+    }
+
+    /// Others may have changed an inode: drops what is cached of it, but for its attributes and what is not
+    /// written.
+    fn drop_outdated(&self, inode: &Inode) {
+        inode.acl.forget();
+        inode.server.names.fetch_add(1, Relaxed);
+        inode.pages.drop_clean(&self.memory);
+    }
+
+    /// See [`CacheHandle::names_changed`](crate::CacheHandle::names_changed).
+    pub(crate) fn names_changed_on_server(&self, dir: Ino, info: ChangeInfo, atomic: bool) {
+        let Some(dir) = self.cached(dir) else { return };
+        *dir.server.own_names.lock() = atomic.then_some(info);
+        let alone = atomic && dir.server.known.load(Relaxed) == info.before;
+        if !alone || self.info.names_alias {
+            self.drop_outdated(&dir);
+        }
+        dir.with_attr(|_| {
+            dir.server.known.store(info.after, Relaxed);
+            dir.counter.set_raw(info.after);
+        });
+    }
+
+    /// See [`CacheHandle::invalidate`](crate::CacheHandle::invalidate).
+    pub(crate) fn invalidate_from_server(&self, ino: Ino) {
+        if let Some(inode) = self.cached(ino) {
+            self.drop_outdated(&inode);
+        }
+    }
+
+    /// See [`CacheHandle::write_back`](crate::CacheHandle::write_back).
+    pub(crate) fn write_back_for_server(&self, ino: Ino) -> Result<()> {
+        let Some(inode) = self.cached(ino) else { return Ok(()) };
+        inode.with_attr(|_| inode.server.recalls.fetch_add(1, Relaxed));
+        self.write_back_inode(&inode)
+    }
+
+    /// See [`CacheHandle::redirty`](crate::CacheHandle::redirty).
+    pub(crate) fn redirty_from_server(&self, ino: Ino, range: Range<u64>) {
+        if let Some(inode) = self.cached(ino)
+            && inode.pages.redirty(range.start, range.end)
+        {
+            self.list_dirty(&inode);
+        }
+    }
+}
