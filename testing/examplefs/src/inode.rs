@@ -37,7 +37,6 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
 impl ExampleFs {
     /// Runs `f` in a transaction. An error stops the filesystem: what `f` did until then must not commit.
     pub(crate) fn change<T>(&self, credits: u32, f: impl FnOnce(&Handle) -> Result<T>) -> Result<T> {
-        let _held = Held::before_waiting::<rank::Handle>();
         let handle = self.journal.begin(credits).map_err(journal_error)?;
         // While the handle is open: a commit may be waiting for its end.
         f(&handle).inspect_err(|error| self.journal.abort(error))

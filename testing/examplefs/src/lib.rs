@@ -42,7 +42,7 @@ pub use file::BLOCK_ON_DEVICE;
 use inode::{core, journal_error, loaded};
 use ivers_block::{BlockNo, BufferCache, Device};
 use ivers_journal::{Handle, Journal, JournalError, JournalOptions};
-use ivers_vfs::sync::{Held, RankedMutex, RankedRwLock, rank};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::*;
 use layout::*;
 pub use mkfs::format;
