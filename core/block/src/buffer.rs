@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::BlockNo;
 
@@ -124,6 +124,12 @@ impl Buffer {
         Ok(true)
     }
 
+    /// Locks a buffer that is not loaded, to load it. `None` if it is loaded, or locked by another thread.
+    pub(crate) fn try_lock_unloaded(&self) -> Option<Unloaded<'_>> {
+        let data = self.data.try_write()?;
+        (!self.is_uptodate()).then_some(Unloaded { buffer: self, data })
+    }
+
     /// Replaces the contents by new ones that need no verification.
     pub(crate) fn replace(&self, contents: Arc<[u8]>) {
         let mut data = self.data.write();
@@ -163,6 +169,21 @@ impl Buffer {
     /// Clears DIRTY. Returns true if a write is in progress, for which the caller must wait.
     pub(crate) fn clear_dirty(&self) -> bool {
         self.flags.fetch_and(!DIRTY, Ordering::SeqCst) & WRITING != 0
+    }
+}
+
+/// A locked buffer that is not loaded. Other threads that want it wait.
+pub(crate) struct Unloaded<'a> {
+    buffer: &'a Buffer,
+    data: RwLockWriteGuard<'a, Arc<[u8]>>,
+}
+
+impl Unloaded<'_> {
+    /// Stores the contents, which are not verified.
+    pub(crate) fn load(mut self, contents: Arc<[u8]>) {
+        *self.data = contents;
+        self.buffer.flags.fetch_and(!VERIFIED, Ordering::AcqRel);
+        self.buffer.flags.fetch_or(UPTODATE, Ordering::AcqRel);
     }
 }
 

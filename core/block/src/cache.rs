@@ -1,17 +1,21 @@
 //! The buffer cache: metadata blocks in memory.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::read_ahead::RecentMisses;
 use crate::{BlockError, BlockNo, Budget, Buffer, Device, Result};
 
 const SHARDS: usize = 32;
 /// Memory of a cached block beside its contents: the buffer, its reference counts, its entries in map and
 /// clock.
 const OVERHEAD_BYTES: u64 = 144;
+/// The reference counts of an `Arc`.
+const ARC_BYTES: u64 = 16;
 /// Longest write, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
@@ -28,7 +32,9 @@ pub struct BufferCache {
     shards: [Mutex<Shard>; SHARDS],
     /// Held while dirty buffers are written, so that an older write of a block cannot follow a newer one.
     writeback: Mutex<()>,
+    misses: RecentMisses,
     reads: AtomicU64,
+    device_reads: AtomicU64,
     hits: AtomicU64,
     writes: AtomicU64,
     evicted: AtomicU64,
@@ -39,6 +45,8 @@ pub struct BufferCache {
 pub struct CacheStats {
     /// Blocks read from the device.
     pub reads: u64,
+    /// Reads of the device. One may read several blocks.
+    pub device_reads: u64,
     /// Requests that found the block in memory.
     pub hits: u64,
     /// Blocks that the cache wrote in place. A journal counts its own.
@@ -102,7 +110,9 @@ impl BufferCache {
             budget,
             shards: std::array::from_fn(|_| Mutex::default()),
             writeback: Mutex::new(()),
+            misses: RecentMisses::default(),
             reads: AtomicU64::new(0),
+            device_reads: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -142,11 +152,72 @@ impl BufferCache {
             Ok(data)
         });
         match loaded {
-            Ok(true) => self.reads.fetch_add(1, Ordering::Relaxed),
+            Ok(true) => {
+                self.device_reads.fetch_add(1, Ordering::Relaxed);
+                self.reads.fetch_add(1, Ordering::Relaxed)
+            }
             Ok(false) => self.hits.fetch_add(1, Ordering::Relaxed),
             Err(e) => return Err(e),
         };
         Ok(buffer)
+    }
+
+    /// As [`BufferCache::get`], for one of several blocks that are often read together, such as an inode
+    /// table or a directory. If a neighbour in `range` was read from the device shortly before, missing
+    /// neighbours are read with the same device read.
+    pub fn get_in_range(&self, block: BlockNo, range: Range<BlockNo>) -> Result<Arc<Buffer>> {
+        let buffer = self.find_or_insert(block)?;
+        if buffer.is_uptodate() {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(buffer);
+        }
+        if let Some(window) = self.misses.window(block, &range) {
+            self.read_run(block, window)?;
+        }
+        self.get(block)
+    }
+
+    /// Reads a block and its missing neighbours inside `window` with one device read. Reads nothing if
+    /// another thread is reading or changing the block.
+    fn read_run(&self, block: BlockNo, window: Range<BlockNo>) -> Result<()> {
+        let is_missing = |block: BlockNo| self.peek(block).is_none();
+        let (mut first, mut end) = (block, block + 1);
+        while first > window.start && is_missing(BlockNo(first.0 - 1)) {
+            first = BlockNo(first.0 - 1);
+        }
+        while end < window.end && end.0 < self.blocks && is_missing(end) {
+            end = BlockNo(end.0 + 1);
+        }
+        let mut buffers = Vec::new();
+        for at in first.0..end.0 {
+            buffers.push(self.find_or_insert(BlockNo(at))?);
+        }
+        // The buffers stay locked during the read: a newer version of a block could otherwise be loaded,
+        // changed, written and evicted before this read's older one arrives. A lock that is taken ends the
+        // run, so that no thread waits for two of them.
+        let own = (block - first) as usize;
+        let mut locked: Vec<_> = buffers.iter().map(|buffer| buffer.try_lock_unloaded()).collect();
+        let after = locked[own..].iter().position(Option::is_none).map_or(locked.len(), |at| own + at);
+        locked.truncate(after);
+        let before = locked[..own.min(after)].iter().rposition(Option::is_none).map_or(0, |at| at + 1);
+        let run: Vec<_> = locked.drain(before..).flatten().collect();
+        drop(locked);
+        if run.is_empty() {
+            return Ok(());
+        }
+        let size = self.block_size as usize;
+        let mut bytes = vec![0; run.len() * size];
+        let start = first + before as u64;
+        // A block after the one that is needed may be unreadable: that is no error of this read.
+        if self.device.read_at(start.offset(self.block_size), &mut bytes).is_err() {
+            return Ok(());
+        }
+        self.device_reads.fetch_add(1, Ordering::Relaxed);
+        self.reads.fetch_add(run.len() as u64, Ordering::Relaxed);
+        for (buffer, contents) in run.into_iter().zip(bytes.chunks_exact(size)) {
+            buffer.load(contents.into());
+        }
+        Ok(())
     }
 
     /// Returns the buffer of `block` filled with zeros, without a read, for new metadata. It is verified
@@ -244,10 +315,22 @@ impl BufferCache {
         }
     }
 
+    /// Evicts clean buffers without other references, about `bytes` of them.
+    pub fn evict(&self, bytes: u64) {
+        let each = (bytes / self.cost() / SHARDS as u64 + 1) as usize;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            // Most marks are clear after one round of the clock.
+            let limit = 2 * each + 16;
+            self.count_evicted(shard.evict(each, limit));
+        }
+    }
+
     /// Returns the counts so far.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             reads: self.reads.load(Ordering::Relaxed),
+            device_reads: self.device_reads.load(Ordering::Relaxed),
             hits: self.hits.load(Ordering::Relaxed),
             writes: self.writes.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
@@ -255,8 +338,11 @@ impl BufferCache {
         }
     }
 
+    /// Memory of a cached block in bytes. The contents have reference counts beside them, and allocators have
+    /// four sizes between two powers of two.
     fn cost(&self) -> u64 {
-        u64::from(self.block_size) + OVERHEAD_BYTES
+        let contents = u64::from(self.block_size) + ARC_BYTES;
+        contents.next_multiple_of(u64::from(self.block_size / 4)) + OVERHEAD_BYTES
     }
 
     fn shard(&self, block: BlockNo) -> &Mutex<Shard> {
@@ -449,5 +535,43 @@ mod tests {
             .map(|b| cache.get(BlockNo(b)).unwrap().read()[..4].iter().map(|&n| u64::from(n)).sum::<u64>())
             .sum();
         assert_eq!((total, cache.stats().reads), (16000, 500));
+    }
+
+    #[test]
+    fn neighbours_of_a_recent_miss_are_read_together() {
+        let (device, cache) = cache(1 << 20);
+        let range = BlockNo(4)..BlockNo(24);
+        for block in (0..32).map(BlockNo) {
+            device.write_at(block.offset(1024), &[block.0 as u8; 1024]).unwrap();
+        }
+        let get = |block| cache.get_in_range(BlockNo(block), range.clone()).unwrap().read()[0];
+        assert_eq!(get(9), 9);
+        assert_eq!(
+            (cache.stats().reads, cache.stats().device_reads),
+            (1, 1),
+            "a single miss reads one block"
+        );
+        // A block that is changed in memory is not overwritten by what the device has.
+        let changed = cache.get(BlockNo(14)).unwrap();
+        changed.modify(|bytes| bytes.fill(0xEE));
+        changed.mark_dirty();
+        assert_eq!(get(12), 12);
+        assert_eq!(cache.stats().device_reads, 3, "blocks 10 to 13 came with one read");
+        assert_eq!(cache.stats().reads, 6);
+        assert_eq!((get(10), get(13), get(14)), (10, 13, 0xEE));
+        assert_eq!(cache.stats().device_reads, 3);
+        // Nothing outside the range is read.
+        assert_eq!((get(4), get(23)), (4, 23));
+        assert!(cache.peek(BlockNo(3)).is_none() && cache.peek(BlockNo(24)).is_none());
+    }
+
+    #[test]
+    fn an_unreadable_neighbour_is_no_error() {
+        let (device, cache) = cache(1 << 20);
+        let range = BlockNo(0)..BlockNo(32);
+        cache.get_in_range(BlockNo(1), range.clone()).unwrap();
+        device.fail_reads(ByteOffset(20 * 1024), 1024);
+        cache.get_in_range(BlockNo(2), range.clone()).unwrap();
+        assert!(cache.get_in_range(BlockNo(20), range).is_err());
     }
 }

@@ -32,6 +32,7 @@ mod file;
 mod loop_device;
 mod memory;
 mod offset;
+mod read_ahead;
 mod timer;
 mod write_in_place;
 
