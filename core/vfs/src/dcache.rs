@@ -19,8 +19,10 @@ use std::sync::Arc;
 
 /// Few under shuttle, as in the inode cache.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
+/// A table of at least this many slots shrinks when few of them are used.
+const SHRINK_FROM: usize = 1024;
 /// Approximate memory of an entry in bytes, without its name.
-const ENTRY_BYTES: u64 = 128;
+const ENTRY_BYTES: u64 = 192;
 
 struct Entry {
     ino: Option<Ino>,
@@ -123,14 +125,15 @@ impl NameCache {
         }
     }
 
-    /// Drops up to `count` of the oldest entries of every shard, except those used recently. Returns how
+    /// Drops `count` and a part of the oldest entries of every shard, except those used recently. Returns how
     /// many.
     pub(crate) fn shrink(&self, count: usize) -> u64 {
         let mut gone = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
             let shard = &mut *shard;
-            for _ in 0..count.min(shard.queue.len()) {
+            // All names of a large directory are in one shard.
+            for _ in 0..(count + shard.queue.len() / 16).min(shard.queue.len()) {
                 let Some((dir, name)) = shard.queue.pop_front() else { break };
                 let Some(names) = shard.directories.get_mut(&dir) else { continue };
                 let Some(entry) = names.get_mut(&name) else { continue };
@@ -141,6 +144,8 @@ impl NameCache {
                 names.remove(&name);
                 if names.is_empty() {
                     shard.directories.remove(&dir);
+                } else if names.capacity() >= SHRINK_FROM && names.len() < names.capacity() / 4 {
+                    names.shrink_to_fit();
                 }
                 shard.entries -= 1;
                 self.budget.uncharge(cost(&name));

@@ -130,6 +130,7 @@ impl Vfs {
 
     /// Writes, and returns how many bytes were written, as write(2) does. For what ended a short write, see
     /// [`Vfs::write_with_outcome`].
+    #[inline]
     pub fn write(
         &self,
         cred: &Cred,
@@ -182,7 +183,9 @@ impl Vfs {
             }
             let total = usize::try_from(room).unwrap_or(usize::MAX).min(data.len());
             let kill_set_id = flags.contains(WriteFlags::KILL_SET_ID) || !cred.privileged();
-            self.remove_privileges(cred, inode, kill_set_id)?;
+            if kill_set_id || inode.may_have_capability() {
+                self.remove_privileges(cred, inode, kill_set_id)?;
+            }
             self.release_lost_reservations(inode);
             let pool = if flags.contains(WriteFlags::UNRESERVED_POOL) {
                 BlockPool::Unreserved

@@ -141,6 +141,11 @@ impl InodeCache {
         }
     }
 
+    /// Whether the inode is in memory, or about to be.
+    pub(crate) fn contains(&self, ino: Ino) -> bool {
+        self.locked(ino).shard.lock().slots.contains_key(&ino)
+    }
+
     /// Claims the slot of an inode that nobody uses, if `may_go`, to evict or delete it.
     pub(crate) fn claim_unused(
         &self,

@@ -73,6 +73,8 @@ pub struct Inode {
     /// The counter is all 64 bits of a server's change attribute: never bumped here.
     pub(crate) server_managed: bool,
     pub(crate) server: ServerState,
+    /// The format stores no counter.
+    pub(crate) counter_not_stored: bool,
     /// The lock of data and names.
     pub lock: RankedRwLock<rank::InodeLock, ()>,
     pub(crate) attr: RankedMutex<rank::Leaf, Attr>,
@@ -93,8 +95,6 @@ pub struct Inode {
     pub(crate) writeback_errors: WritebackErrors,
     /// Data of it was lost. It stays in memory, because it could read differently after a reload.
     pub(crate) data_lost: AtomicBool,
-    /// Byte ranges (offset, length) of lost data. Their reservations are released under the exclusive lock.
-    pub(crate) lost_ranges: RankedMutex<rank::Leaf, Vec<(u64, u64)>>,
     /// Found since eviction last looked at it.
     pub(crate) recent: AtomicBool,
     /// Distinguishes entries of the eviction queue.
@@ -125,6 +125,7 @@ impl Inode {
             InitialCounter::Server(change) => ServerState::new(change),
             _ => ServerState::default(),
         };
+        let counter_not_stored = loaded.counter == InitialCounter::NotStored;
         let counter = match loaded.counter {
             InitialCounter::Stored(value) => Counter::new_queried(value),
             InitialCounter::Fresh(value) => Counter::new(value),
@@ -144,6 +145,7 @@ impl Inode {
             counter,
             server_managed,
             server,
+            counter_not_stored,
             lock: RankedRwLock::with_key((), loaded.ino.0),
             attr: RankedMutex::new(loaded.attr),
             pages: Pages::default(),
@@ -155,7 +157,6 @@ impl Inode {
             needs_log: AtomicBool::new(false),
             writeback_errors: WritebackErrors::default(),
             data_lost: AtomicBool::new(false),
-            lost_ranges: RankedMutex::default(),
             recent: AtomicBool::new(false),
             cache_id: AtomicU64::new(0),
             acl: AclCache::default(),

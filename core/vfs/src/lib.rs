@@ -24,6 +24,7 @@ mod pages;
 mod path_hints;
 mod pending_deletes;
 mod privileges;
+mod remembered;
 pub mod requests;
 mod server;
 mod setattr;

@@ -8,7 +8,6 @@
 use crate::driver::{LockOwner, LockRequest};
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
-use crate::path_hints::Place;
 use crate::requests::Cred;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
@@ -130,15 +129,15 @@ impl Vfs {
         Some(path)
     }
 
-    /// The name of a directory that has left the cache: the directory knows its parent.
-    fn place_of_dir(&self, ino: Ino) -> Option<Place> {
+    /// The parent of a directory and its name there, found by reading the parent.
+    pub fn place_of_dir(&self, ino: Ino) -> Option<(Ino, Arc<[u8]>)> {
         let dir = self.get(ino).ok().filter(|dir| dir.kind == FileType::Directory)?;
         let parent = self.lookup(&Cred::system(), &dir, b"..").ok()?;
         Some((parent.ino, self.name_in(&parent, ino)?))
     }
 
-    /// The name of an inode, as its directory spells it.
-    fn name_in(&self, dir: &InodeRef, ino: Ino) -> Option<Arc<[u8]>> {
+    /// A name of an inode in a directory, as the directory spells it. Reads the directory.
+    pub fn name_in(&self, dir: &InodeRef, ino: Ino) -> Option<Arc<[u8]>> {
         let mut name = None;
         let search = self.readdir(&Cred::system(), dir, 0, &mut |entry| {
             if entry.ino != ino || entry.name == b"." || entry.name == b".." {

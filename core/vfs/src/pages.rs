@@ -19,6 +19,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
 use ivers_block::Budget;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// Page size in bytes.
@@ -37,11 +38,19 @@ pub(crate) struct Memory {
     /// Dirty pages and pages under write-back, in bytes.
     dirty_bytes: AtomicU64,
     pub(crate) dirty_limit: u64,
+    /// Nothing more could be freed at this use of the budget, or 0.
+    pub(crate) no_shrink_up_to: AtomicU64,
 }
 
 impl Memory {
     pub(crate) fn new(budget: Arc<Budget>, dirty_limit: u64, unit_bytes: u64) -> Self {
-        Self { budget, unit_pages: unit_bytes / PAGE64, dirty_bytes: AtomicU64::new(0), dirty_limit }
+        Self {
+            budget,
+            unit_pages: unit_bytes / PAGE64,
+            dirty_bytes: AtomicU64::new(0),
+            dirty_limit,
+            no_shrink_up_to: AtomicU64::new(0),
+        }
     }
 
     /// The unit of the driver's reads and writes in bytes.
@@ -101,10 +110,39 @@ struct Map {
     readahead_pages: u32,
 }
 
+/// A map that is made when it is first changed: most cached inodes have no pages.
+#[derive(Debug, Default)]
+struct LazyMap(Option<Box<Map>>);
+
+static EMPTY: Map = Map {
+    pages: BTreeMap::new(),
+    dirty: BTreeSet::new(),
+    unstable: BTreeSet::new(),
+    unstable_runs: 0,
+    writeback: 0,
+    generation: 0,
+    hand: 0,
+    readahead_next: 0,
+    readahead_pages: 0,
+};
+
+impl Deref for LazyMap {
+    type Target = Map;
+    fn deref(&self) -> &Map {
+        self.0.as_deref().unwrap_or(&EMPTY)
+    }
+}
+
+impl DerefMut for LazyMap {
+    fn deref_mut(&mut self) -> &mut Map {
+        self.0.get_or_insert_default()
+    }
+}
+
 /// The page cache of one inode.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    map: RankedMutex<rank::PageMap, Map>,
+    map: RankedMutex<rank::PageMap, LazyMap>,
     /// Whether the map has pages: checked without its lock.
     has_pages: AtomicBool,
     /// Whether pages are unstable: checked without the lock of the map.
@@ -178,6 +216,7 @@ fn page_of(bytes: &[u8]) -> Box<[u8; PAGE]> {
 impl Pages {
     /// Overwrites bytes below the size within one page that is already dirty: the path that must cost
     /// nothing.
+    #[inline]
     pub(crate) fn overwrite_dirty(&self, offset: u64, data: &[u8]) -> bool {
         let start = (offset % PAGE64) as usize;
         if start + data.len() > PAGE {
@@ -229,7 +268,7 @@ impl Pages {
         let mut newly_dirty = 0u64;
         let mut added = 0u64;
         for at in begin..behind.min(size.max(end).div_ceil(PAGE64)) {
-            let map = &mut *map;
+            let map = &mut **map;
             let page = map.pages.entry(at).or_insert_with(|| {
                 added += 1;
                 let data = loaded.take(at).unwrap_or_else(|| Box::new([0; PAGE]));
@@ -336,7 +375,7 @@ impl Pages {
         let unit = memory.unit_pages;
         let of_unit = |page: u64| page - page % unit;
         let mut map = self.map.lock();
-        let map = &mut *map;
+        let map = &mut **map;
         let size = size();
         let begin = of_unit(*map.dirty.range(of_unit(index(from))..).next()?);
         let behind = to.min(size).div_ceil(PAGE64).min(begin + RUN_PAGES as u64);
@@ -374,7 +413,7 @@ impl Pages {
     /// Ends the write-back of a run. If it failed (`None`), its pages are dirty again.
     pub(crate) fn end_run(&self, run: &Run, written: Option<Written>, memory: &Memory) {
         let mut map = self.map.lock();
-        let map = &mut *map;
+        let map = &mut **map;
         let mut cleaned = 0;
         let unstable = UnstableWrite { run: map.unstable_runs, generation: map.generation };
         if written == Some(Written::Unstable) {
@@ -410,7 +449,7 @@ impl Pages {
         let mut lost: Vec<(u64, u64)> = Vec::new();
         let mut pages = 0;
         for at in &run.pages {
-            let map = &mut *map;
+            let map = &mut **map;
             let Some(page) = map.pages.get_mut(at) else { continue };
             map.writeback -= u64::from(std::mem::take(&mut page.writeback));
             if page.dirty {
@@ -505,7 +544,7 @@ impl Pages {
             return 0;
         }
         let mut map = self.map.lock();
-        let map = &mut *map;
+        let map = &mut **map;
         let mut victims = Vec::new();
         let mut next = None;
         for (seen, (at, page)) in map.pages.range_mut(map.hand..).enumerate() {
@@ -563,7 +602,7 @@ impl Pages {
             return;
         }
         let mut map = self.map.lock();
-        let map = &mut *map;
+        let map = &mut **map;
         let (mut cleaned, mut dropped) = (0, 0);
         map.unstable.retain(|at| {
             let Some(page) = map.pages.get_mut(at) else { return false };
@@ -591,7 +630,7 @@ impl Pages {
     /// Makes the unstable pages of `from..to` dirty again. Returns whether there were any.
     pub(crate) fn redirty(&self, from: u64, to: u64) -> bool {
         let mut map = self.map.lock();
-        let map = &mut *map;
+        let map = &mut **map;
         let again: Vec<u64> =
             map.unstable.range(index(from)..to.div_ceil(PAGE64).max(index(from))).copied().collect();
         for at in &again {

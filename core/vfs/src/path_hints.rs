@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// A name in a directory.
-pub(crate) type Place = (Ino, Arc<[u8]>);
+type Place = (Ino, Arc<[u8]>);
 
 /// Kept as long as the inode number belongs to the file: a client may come back with the number alone. A leaf
 /// lock.
@@ -29,7 +29,7 @@ impl PathHints {
         }
     }
 
-    pub(crate) fn find(&self, ino: Ino) -> Option<Place> {
+    pub(crate) fn find(&self, ino: Ino) -> Option<(Ino, Arc<[u8]>)> {
         self.0.as_ref()?.lock().get(&ino).cloned()
     }
 

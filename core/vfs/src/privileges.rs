@@ -48,7 +48,7 @@ impl Vfs {
     /// Removes `security.capability` because of a change by `cred`, who needs no right to it. The caller
     /// holds the exclusive lock.
     pub(crate) fn remove_capability(&self, cred: &Cred, inode: &Inode) -> Result<()> {
-        if inode.no_capability.load(Ordering::Relaxed) {
+        if !inode.may_have_capability() {
             return Ok(());
         }
         if let Some(xattrs) = self.fs.xattrs() {
@@ -63,6 +63,14 @@ impl Vfs {
         }
         inode.no_capability.store(true, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+impl Inode {
+    /// Whether it may have `security.capability`, which a change of data would remove.
+    #[inline]
+    pub(crate) fn may_have_capability(&self) -> bool {
+        !self.no_capability.load(Ordering::Relaxed)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::open_hooks::FileObserver;
 use crate::pages::{Memory, PAGE, RUN_PAGES};
 use crate::path_hints::PathHints;
 use crate::pending_deletes::PendingDeletes;
+use crate::remembered::Remembered;
 use crate::requests::*;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -27,8 +28,8 @@ fn unmounted() -> Error {
 
 /// The change counter has 63 bits.
 const COUNTER_MASK: u64 = u64::MAX >> 1;
-/// Approximate memory of one inode in bytes, including what its driver keeps.
-pub(crate) const INODE_BYTES: u64 = 1024;
+/// Approximate memory of one inode in bytes, including what its driver keeps and its entries in the cache.
+pub(crate) const INODE_BYTES: u64 = 768;
 
 const MOUNTED: u8 = 0;
 const UNMOUNTING: u8 = 1;
@@ -46,6 +47,7 @@ pub struct Vfs {
     pub(crate) policy: Arc<Policy>,
     pub(crate) inodes: InodeCache,
     pub(crate) names: NameCache,
+    pub(crate) remembered: Remembered,
     pub(crate) pending_deletes: PendingDeletes,
     pub(crate) failure: Failure,
     pub(crate) memory: Memory,
@@ -134,6 +136,7 @@ impl Vfs {
         // A server changes names outside the cache: they are valid while the directory's change attribute is
         // the same.
         let validated = info.names_alias || fs.server().is_some();
+        let remembered = Remembered::new(budget.clone());
         let names = NameCache::new(budget, validated, PathHints::new(options.observer.is_some()));
         let vfs = Arc::new_cyclic(|me| Vfs {
             me: me.clone(),
@@ -143,6 +146,7 @@ impl Vfs {
             policy,
             inodes: InodeCache::new(),
             names,
+            remembered,
             pending_deletes: PendingDeletes::default(),
             failure: Failure::default(),
             memory,
@@ -221,6 +225,7 @@ impl Vfs {
                     return Err(NameError::Stale.into());
                 }
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
+                self.restore_counter(&inode);
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
             }
@@ -285,7 +290,8 @@ impl Vfs {
         if inode.users.fetch_sub(1, Ordering::AcqRel) != 1 || inode.with_attr(|attr| attr.nlink) != 0 {
             return;
         }
-        if self.policy.read_only {
+        // A front end that remembers it may still use it. Its last reference deletes it.
+        if self.policy.read_only || self.remembered.contains(inode.ino) {
             return;
         }
         // Begin before the slot is claimed: a thread that finds the slot busy and waits for all deletions
@@ -331,6 +337,9 @@ impl Vfs {
             self.unlist_dirty(inode);
         }
         self.policy.retire_unstored_counter(inode.counter.peek());
+        if inode.counter_not_stored {
+            self.remembered.keep_counter(inode.ino, inode.counter.peek());
+        }
         if inode.kind == FileType::Directory {
             self.names.forget(inode.ino);
         }
@@ -338,6 +347,7 @@ impl Vfs {
         if !self.info.persistent_inos || inode.with_attr(|attr| attr.nlink) == 0 {
             self.names.path_hints.forget(inode.ino);
         }
+        self.release_ino(inode.ino);
     }
 
     // ---- the change attribute ----------------------------------------------------------------------------
@@ -411,6 +421,7 @@ impl Vfs {
     }
 
     /// Checks that changes are allowed at all. Called before every change.
+    #[inline]
     pub(crate) fn begin_change(&self) -> Result<()> {
         if self.policy.read_only || self.failure.has_stopped() {
             return Err(NameError::ReadOnly.into());
@@ -446,6 +457,7 @@ impl Vfs {
     }
 
     /// The update path for changes that the VFS makes itself: bumps and logs.
+    #[inline]
     pub(crate) fn changed(&self, inode: &Inode, touch: Touch, logged: Logged) -> Result<()> {
         if inode.changed(touch, logged).must_log() {
             self.log(inode)?;
@@ -595,5 +607,6 @@ impl Drop for Vfs {
             }
         }
         self.names.clear();
+        self.remembered.clear();
     }
 }

@@ -135,7 +135,7 @@ impl Vfs {
     pub(crate) fn note_data_loss(&self, inode: &Inode, ranges: Vec<(u64, u64)>, error: &Error) {
         self.note_writeback_error(inode, error);
         log::error!("inode {}: data is lost: {error}", inode.ino);
-        inode.lost_ranges.lock().extend(ranges);
+        inode.writeback_errors.add_lost_ranges(ranges);
         if !inode.data_lost.swap(true, Ordering::AcqRel) {
             // The next mount must not serve a value that stood for the lost data.
             if let Some(epochs) = self.fs.epochs() {
@@ -154,11 +154,16 @@ impl Vfs {
     }
 
     /// Releases the reservations of lost data. Under the exclusive lock, so that no page is being dirtied.
+    #[inline]
     pub(crate) fn release_lost_reservations(&self, inode: &Inode) {
-        if !inode.data_lost.load(Ordering::Acquire) {
-            return;
+        if inode.data_lost.load(Ordering::Acquire) {
+            self.release_ranges_of_lost_data(inode);
         }
-        let lost = std::mem::take(&mut *inode.lost_ranges.lock());
+    }
+
+    #[cold]
+    fn release_ranges_of_lost_data(&self, inode: &Inode) {
+        let lost = inode.writeback_errors.take_lost_ranges();
         for (offset, len) in lost {
             if inode.pages.next_dirty(offset, offset + len).is_none() {
                 self.fs.unreserve(inode, offset, len);
@@ -446,7 +451,8 @@ impl Vfs {
 
     /// Frees memory while over the budget. Takes no inode lock, so it may be called under one.
     pub(crate) fn reclaim(&self) {
-        if self.memory.budget.over() {
+        let used = self.memory.budget.used();
+        if used > self.memory.budget.limit() && used > self.memory.no_shrink_up_to.load(Ordering::Relaxed) {
             self.shrink();
         }
     }
@@ -463,10 +469,14 @@ impl Vfs {
         };
         let target = limit - limit / 16;
         let shards = self.inodes.shards();
+        // Another thread may have done it.
+        self.memory.no_shrink_up_to.store(0, Ordering::Relaxed);
         let mut idle_rounds = 0;
         // Stop after rounds without progress: the first may only have cleared marks, and the rest is in use.
         while self.memory.budget.used() > target && idle_rounds < 3 {
             let before = self.memory.budget.used();
+            // Blocks first, or they would fill all memory while inodes and names go.
+            self.fs.evict_blocks((before - target).div_ceil(2));
             for _ in 0..shards {
                 *hand = (*hand + 1) % shards;
                 for inode in self.inodes.rotate(*hand, 64) {
@@ -479,6 +489,11 @@ impl Vfs {
             }
             self.names.shrink(64);
             idle_rounds = if self.memory.budget.used() < before { 0 } else { idle_rounds + 1 };
+        }
+        let used = self.memory.budget.used();
+        if used > limit {
+            // The rest is in use. Search again when there is clearly more.
+            self.memory.no_shrink_up_to.store(used + limit / 64, Ordering::Relaxed);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::vfs::Vfs;
 
 /// The write-back errors of one inode.
 #[derive(Default)]
-pub(crate) struct WritebackErrors(RankedMutex<rank::Leaf, Errors>);
+pub(crate) struct WritebackErrors(RankedMutex<rank::Leaf, Option<Box<Errors>>>);
 
 #[derive(Default)]
 struct Errors {
@@ -19,6 +19,8 @@ struct Errors {
     reported: bool,
     /// What callers without a descriptor were told.
     without_descriptor: u64,
+    /// Byte ranges (offset, length) of lost data. Their reservations are released under the exclusive lock.
+    lost_ranges: Vec<(u64, u64)>,
 }
 
 /// Which write-back errors a descriptor has been told of. Taken at open, given to each fsync. The default is
@@ -36,6 +38,7 @@ impl ErrorCursor {
 impl WritebackErrors {
     pub(crate) fn add(&self, error: &Error) {
         let mut errors = self.0.lock();
+        let errors = errors.get_or_insert_default();
         errors.seq += 1;
         (errors.last, errors.reported) = (Some(error.clone()), false);
     }
@@ -43,6 +46,7 @@ impl WritebackErrors {
     /// The error that this descriptor was not told of yet, if there is one.
     pub(crate) fn take(&self, cursor: Option<&ErrorCursor>) -> Option<Error> {
         let mut errors = self.0.lock();
+        let errors = errors.as_deref_mut()?;
         let seq = errors.seq;
         let told = match cursor {
             Some(cursor) => cursor.0.swap(seq, Ordering::Relaxed),
@@ -58,8 +62,18 @@ impl WritebackErrors {
     /// A descriptor that is opened now is told of an error that nobody was told of.
     fn cursor(&self) -> ErrorCursor {
         let errors = self.0.lock();
-        let unreported = errors.last.is_some() && !errors.reported;
-        ErrorCursor(AtomicU64::new(errors.seq - u64::from(unreported)))
+        ErrorCursor(AtomicU64::new(errors.as_deref().map_or(0, |errors| {
+            let unreported = errors.last.is_some() && !errors.reported;
+            errors.seq - u64::from(unreported)
+        })))
+    }
+
+    pub(crate) fn add_lost_ranges(&self, ranges: Vec<(u64, u64)>) {
+        self.0.lock().get_or_insert_default().lost_ranges.extend(ranges);
+    }
+
+    pub(crate) fn take_lost_ranges(&self) -> Vec<(u64, u64)> {
+        self.0.lock().as_deref_mut().map(|errors| std::mem::take(&mut errors.lost_ranges)).unwrap_or_default()
     }
 }
 

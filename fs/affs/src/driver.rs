@@ -120,6 +120,10 @@ impl FileSystem for Affs {
         self.ordered.as_ref().is_none_or(|ordered| ordered.stopped().is_none())
     }
 
+    fn evict_blocks(&self, bytes: u64) {
+        self.cache.evict(bytes);
+    }
+
     fn reclaim_space(&self) -> Result<bool> {
         self.ordered.as_ref().map_or(Ok(false), |_| self.wait_for_batch(Ordered::release))
     }

@@ -173,6 +173,10 @@ impl FileSystem for Ext4 {
         self.journal.commit()
     }
 
+    fn evict_blocks(&self, bytes: u64) {
+        self.cache.evict(bytes);
+    }
+
     fn reclaim_space(&self) -> Result<bool> {
         // Blocks that the running transaction freed are free after its commit.
         if self.groups.pending.load(Ordering::Relaxed) == 0 {

@@ -5,6 +5,7 @@ use crate::epoch::Epoch;
 use crate::groups::Groups;
 use crate::layout::csum::crc32c;
 use crate::layout::inode::inode_seed;
+use crate::layout::slot_body::SlotBody;
 use crate::layout::superblock::Superblock;
 use crate::map::Delayed;
 use crate::orphan::Orphans;
@@ -16,6 +17,7 @@ use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -84,7 +86,7 @@ pub struct InodeCore {
     /// Bytes of extra fields.
     pub extra_isize: u16,
     /// The bytes after the extra fields, up to the end of the slot.
-    pub body_xattrs: Vec<u8>,
+    pub body_xattrs: SlotBody,
     /// `i_dtime`: the next orphan while the inode is on the orphan list.
     pub dtime: u32,
     /// Reservations of delayed writes.
@@ -113,6 +115,14 @@ impl Ext4 {
             return Err(self.corrupt_block("metadata refers to a block outside the filesystem", block));
         }
         Ok(self.cache.get(block)?)
+    }
+
+    /// As [`Ext4::block`], for one of the blocks of `range`, which are often read together.
+    pub(crate) fn block_in_range(&self, block: BlockNo, range: Range<BlockNo>) -> Result<Arc<Buffer>> {
+        if !self.sb.is_valid_block(block) {
+            return self.block(block);
+        }
+        Ok(self.cache.get_in_range(block, range)?)
     }
 
     /// Returns the buffer of a newly allocated block: zeros, not read from the device.

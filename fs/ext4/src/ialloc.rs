@@ -158,7 +158,7 @@ impl Ext4 {
             i_block,
             file_acl: BlockNo(0),
             extra_isize: extra,
-            body: vec![0; room - usize::from(extra)],
+            body: vec![0; room - usize::from(extra)].into(),
             dtime: 0,
         }
     }
@@ -175,7 +175,7 @@ impl Ext4 {
             core.disk_size = 0;
             core.i_block = [0; 60];
             core.file_acl = BlockNo(0);
-            core.body_xattrs.fill(0);
+            core.body_xattrs.clear();
             core.flags &= !FL_EXTENTS & !crate::layout::inode::FL_INLINE_DATA;
         }
         inode.with_attr(|attr| {

@@ -25,7 +25,8 @@ impl Ext4 {
             return Ok((None, byte));
         }
         let block = desc.inode_table + u64::from(index / self.sb.inodes_per_block);
-        Ok((Some(self.block(block)?), byte))
+        let end = desc.inode_table + u64::from(used.div_ceil(self.sb.inodes_per_block));
+        Ok((Some(self.block_in_range(block, desc.inode_table..end)?), byte))
     }
 
     /// Returns the raw bytes of a slot, checked. A slot that was never written is stale.

@@ -335,6 +335,10 @@ impl FileSystem for Fat {
         Health { read_only: self.read_only.clone().or_else(|| stopped.clone()), no_change_attribute: stopped }
     }
 
+    fn evict_blocks(&self, bytes: u64) {
+        self.cache.evict(bytes);
+    }
+
     fn reclaim_space(&self) -> Result<bool> {
         self.ordered.as_ref().map_or(Ok(false), |ordered| waiting(|| ordered.release()))
     }
@@ -414,7 +418,10 @@ impl InodeOps for Fat {
             // writing, and later calls report it.
             let _ = self.settle(last_change);
         }
-        self.ino_map.lock().evict(inode.ino);
+    }
+
+    fn release_ino(&self, ino: Ino) {
+        self.ino_map.lock().release(ino);
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {

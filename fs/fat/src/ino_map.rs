@@ -5,9 +5,9 @@
 //!
 //! - Another file may reuse the position of a removed entry. Each position has a generation, which is part of
 //!   the inode number and rises with each removal.
-//! - A renamed inode gets another position, and must keep its number while it is in memory. The map stores
-//!   the number until the inode is evicted. Then the number is stale: it never identifies another file, and
-//!   the VFS looks the name up again.
+//! - A renamed inode gets another position, and must keep its number while it is in memory or a front end
+//!   remembers it. The map stores the number until the VFS releases it. Then the number is stale: it never
+//!   identifies another file, and the VFS looks the name up again.
 
 use ivers_vfs::Ino;
 use std::collections::HashMap;
@@ -57,7 +57,7 @@ impl InoMap {
 
     /// Records that the entry of an inode was removed.
     pub fn remove(&mut self, ino: Ino, pos: EntryPos) {
-        self.evict(ino);
+        self.release(ino);
         *self.generations.entry(pos).or_default() += 1;
     }
 
@@ -68,8 +68,8 @@ impl InoMap {
         self.positions.insert(ino, to);
     }
 
-    /// Forgets an inode that was evicted. If it was renamed, its number becomes stale.
-    pub fn evict(&mut self, ino: Ino) {
+    /// Forgets an inode whose number is in use nowhere. If it was renamed, its number becomes stale.
+    pub fn release(&mut self, ino: Ino) {
         if let Some(pos) = self.positions.remove(&ino) {
             self.renamed.remove(&pos);
         }
@@ -91,7 +91,7 @@ mod tests {
         assert_ne!(a, b, "another file reuses the position");
         map.rename(a, 200, 300);
         assert_ne!(map.ino_at(200), a);
-        map.evict(a);
+        map.release(a);
         assert_eq!(map.pos_of(a), None, "stale, and not b");
         assert_eq!(map.pos_of(map.ino_at(300)), Some(300));
         map.remove(b, 100);

@@ -86,3 +86,84 @@ fn unmounting_releases_all_memory() {
     drop(vfs);
     assert_eq!(budget.used(), 0);
 }
+
+/// Creates and drops files until `inode` has left memory.
+fn crowd_out(vfs: &Arc<Vfs>, dir: &InodeRef, ino: Ino) {
+    for nth in 0..20_000 {
+        let name = format!("other{ino}-{nth}");
+        vfs.create(&Cred::root(), dir, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap();
+        if !vfs.is_in_memory(ino) {
+            return;
+        }
+    }
+    panic!("inode {ino} stays in memory");
+}
+
+#[test]
+fn a_remembered_inode_leaves_memory_and_comes_back_unchanged() {
+    let vfs = mount(1 << 20);
+    let root = vfs.root().unwrap();
+    let cred = Cred::root();
+    let make = |name: &[u8]| vfs.create(&cred, &root, name, &CreateSpec::file(0o644), false).unwrap().0;
+    let (known, unknown) = (make(b"known"), make(b"unknown"));
+    let (ino, other) = (known.ino, unknown.ino);
+    let values = [vfs.change(&known), vfs.change(&unknown)];
+    assert!(vfs.remember(&known, root.ino));
+    drop((known, unknown));
+    crowd_out(&vfs, &root, ino);
+    crowd_out(&vfs, &root, other);
+    // The format stores no counter: only the remembered inode keeps its value.
+    let known = vfs.recall(ino).unwrap();
+    assert_eq!(vfs.change(&known), values[0], "nothing changed");
+    assert!(vfs.change(&vfs.get(other).unwrap()) > values[1]);
+    assert_eq!(vfs.seen_in(ino), Some(root.ino));
+    // A change still bumps it.
+    vfs.write(&cred, &known, 0, b"new", WriteFlags::empty()).unwrap();
+    assert!(vfs.change(&known) > values[0]);
+    assert!(vfs.forget(ino, 1));
+    vfs.release_forgotten(ino);
+    assert!(vfs.recall(ino).is_err(), "a forgotten number is stale");
+}
+
+#[test]
+fn an_orphan_lives_until_the_front_end_forgets_it() {
+    let vfs = mount(64 << 20);
+    let root = vfs.root().unwrap();
+    let cred = Cred::root();
+    let file = vfs.create(&cred, &root, b"file", &CreateSpec::file(0o644), false).unwrap().0;
+    let ino = file.ino;
+    for _ in 0..3 {
+        vfs.remember(&file, root.ino);
+    }
+    drop(file);
+    vfs.unlink(&cred, &root, b"file", false).unwrap();
+    assert!(!vfs.forget(ino, 2));
+    assert_eq!(vfs.recall(ino).unwrap().attr().nlink, 0);
+    assert!(vfs.forget(ino, 1));
+    vfs.release_forgotten(ino);
+    assert!(vfs.get(ino).is_err(), "deleted");
+    assert_eq!(vfs.remembered_inodes(), 0);
+}
+
+#[test]
+fn remembered_inodes_count_in_the_budget_and_leave_with_the_front_end() {
+    let vfs = mount(64 << 20);
+    let root = vfs.root().unwrap();
+    let cred = Cred::root();
+    let mut open = Vec::new();
+    for nth in 0..1000 {
+        let name = format!("file{nth}");
+        let file = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0;
+        open.push(file);
+    }
+    let before = vfs.memory_used();
+    open.iter().for_each(|file| assert!(vfs.remember(file, root.ino)));
+    assert_eq!(vfs.memory_used() - before, vfs.remembered_bytes());
+    assert!(vfs.remembered_bytes() <= 64 * 1000);
+    let orphan = open[0].ino;
+    drop(open);
+    vfs.unlink(&cred, &root, b"file0", false).unwrap();
+    vfs.forget_all();
+    assert_eq!((vfs.memory_used() <= before, vfs.remembered_inodes()), (true, 0));
+    assert!(vfs.get(orphan).is_err(), "the orphan is deleted");
+}

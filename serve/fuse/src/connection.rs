@@ -5,9 +5,10 @@ use crate::caller_affinity::{CallerAffinity, Then};
 use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
-use crate::inflight_changes::{Caller, Callers, InflightChange, Noted};
+use crate::inflight_changes::{Caller, InflightChange, Noted};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
+use crate::prune::Pruning;
 use crate::session::Server;
 use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_busy_poll::{BusyPoller, PollHistory};
@@ -32,7 +33,6 @@ const DIGEST: Duration = Duration::from_secs(5);
 /// With this many free bytes the filesystem is no longer full: the largest request takes one MiB.
 const ROOM_AGAIN: u64 = 2 << 20;
 
-const ESTALE: i32 = 116;
 pub(crate) const ENODATA: i32 = 61;
 pub(crate) const O_TRUNC: i32 = 0o1000;
 pub(crate) const O_APPEND: i32 = 0o2000;
@@ -91,10 +91,10 @@ pub(crate) struct Connection {
     pub(crate) vfs: Arc<Vfs>,
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) flusher: Flusher,
+    pub(crate) pruning: Pruning,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
     pub(crate) caller_affinity: Arc<CallerAffinity>,
-    callers: Callers,
     poller: BusyPoller,
     poll_history: PollHistory,
     /// The device that requests come from. Threads poll only once it is known.
@@ -135,6 +135,7 @@ impl Connection {
             vfs,
             nodes,
             flusher,
+            pruning: Pruning::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
             no_opendir: AtomicBool::new(false),
@@ -143,7 +144,6 @@ impl Connection {
             block_size,
             ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
             caller_affinity,
-            callers: Callers::new(),
             poller: BusyPoller::new(options.longest_busy_poll()),
             poll_history: PollHistory::default(),
             device: OnceLock::new(),
@@ -165,7 +165,7 @@ impl Connection {
     }
 
     pub(crate) fn node(&self, id: INodeNo) -> std::result::Result<Arc<Node>, Errno> {
-        self.nodes.get(id.0).ok_or(Errno::from_i32(ESTALE))
+        self.nodes.find(id.0).or_errno()
     }
 
     /// Returns the user of a request on an open file: permission was checked when it was opened.
@@ -225,13 +225,14 @@ impl Connection {
 
     /// Counts a lookup and describes what was found.
     pub(crate) fn entry(
-        &self,
+        self: &Arc<Self>,
         inode: InodeRef,
         parent: INodeNo,
         name: &[u8],
     ) -> std::result::Result<(Arc<Node>, Found), Errno> {
         let generation = Generation(u64::from(inode.generation));
         let node = self.nodes.remember(inode, parent.0, name).ok_or(Errno::EIO)?;
+        self.prune_if_needed();
         let attr = self.attr(&node, &self.vfs.stat(&node.inode));
         let ttl = self.attr_ttl(&node);
         Ok((node, Found { attr, generation, ttl }))
@@ -301,9 +302,11 @@ impl Connection {
         handle: Handle,
     ) -> std::result::Result<(), Errno> {
         if handle.mode.is_empty() {
+            node.handle_opens();
             return Ok(());
         }
         self.vfs.open(cred, &node.inode, handle.mode).or_errno()?;
+        node.handle_opens();
         let cursor = self.vfs.error_cursor(&node.inode);
         if !cursor.is_initial() {
             self.error_cursors.lock().insert(handle.id, Arc::new(cursor));
@@ -317,6 +320,7 @@ impl Connection {
         if !handle.mode.is_empty() {
             self.vfs.close(&node.inode, handle.mode);
         }
+        node.handle_closes();
     }
 
     fn open_mode(flags: i32) -> OpenMode {
@@ -337,7 +341,7 @@ impl Connection {
     /// system call may make after a change that it requested before.
     pub(crate) fn heard(&self, request: &Request) {
         if self.options.strict_queries {
-            self.callers.heard(request.pid());
+            self.nodes.callers.heard(request.pid());
         }
     }
 
@@ -345,20 +349,20 @@ impl Connection {
     /// lock of `lock`; `None`: it may do so without a lock. Call it before the change is made.
     pub(crate) fn changes(&self, request: &Request, lock: Option<&Node>, of: &[&Node]) {
         if self.options.strict_queries {
-            self.note(self.callers.heard(request.pid()), lock, of);
+            self.note(self.nodes.callers.heard(request.pid()), lock, of);
         }
     }
 
     /// As [`Connection::changes`], for written data: one system call makes several requests.
     pub(crate) fn data_changes(&self, request: &Request, of: &Node) {
         if self.options.strict_queries {
-            self.note(self.callers.in_one_call(request.pid()), Some(of), &[of]);
+            self.note(self.nodes.callers.in_one_call(request.pid()), Some(of), &[of]);
         }
     }
 
     fn note(&self, caller: Caller, lock: Option<&Node>, of: &[&Node]) {
         let change = InflightChange { caller, lock: lock.map(|lock| lock.id), takes_link: false };
-        of.iter().for_each(|node| node.changes.note(&self.callers, change));
+        of.iter().for_each(|node| node.changes.note(&self.nodes.callers, change));
     }
 
     /// As [`Connection::changes`], for a name that is about to be added to a directory.
@@ -385,10 +389,10 @@ impl Connection {
     pub(crate) fn name_goes(&self, request: &Request, lock: &Node, of: &[&Node], file: Option<&Node>) {
         self.drop_listing(lock);
         if self.options.strict_queries {
-            let caller = self.callers.heard(request.pid());
+            let caller = self.nodes.callers.heard(request.pid());
             self.note(caller, Some(lock), of);
             let change = InflightChange { caller, lock: Some(lock.id), takes_link: true };
-            file.inspect(|file| file.changes.note(&self.callers, change));
+            file.inspect(|file| file.changes.note(&self.nodes.callers, change));
         }
     }
 
@@ -402,7 +406,7 @@ impl Connection {
 
     /// Returns whether the kernel may not show yet what the change attribute of a node counts.
     pub(crate) fn has_inflight(&self, node: &Node) -> bool {
-        !node.changes.inflight(&self.callers).is_empty()
+        !node.changes.inflight(&self.nodes.callers).is_empty()
     }
 
     /// Answers a query of the change attribute: at once, or after the kernel has handed over what it holds
@@ -431,7 +435,7 @@ impl Connection {
         }
         // Query first: every change that the answer counts was noted before.
         let change = node.changes.number(|| self.vfs.change(&node.inode));
-        let inflight = node.changes.inflight(&self.callers);
+        let inflight = node.changes.inflight(&self.nodes.callers);
         if inflight.is_empty() {
             return answer(change);
         }
@@ -470,16 +474,17 @@ impl Connection {
         let Some(lock) = change.lock else { return then(false) };
         let connection = self.clone();
         let then: Box<dyn FnOnce(bool) + Send> = Box::new(then);
-        match self.nodes.get(lock) {
+        match self.nodes.find(lock) {
             // Nobody holds the lock of an inode that the kernel has forgotten. Nor does a change of names
             // hold that of a removed directory; the directory itself may still change.
-            None => self.wait_for_locks(of, changes, until, then),
-            Some(dir)
+            Err(Error::Name(NameError::Stale)) => self.wait_for_locks(of, changes, until, then),
+            Err(_) => then(false),
+            Ok(dir)
                 if dir.id != of && dir.inode.kind == FileType::Directory && dir.inode.attr().nlink == 0 =>
             {
                 self.wait_for_locks(of, changes, until, then)
             }
-            Some(locked) => self.flusher.flush(locked, until, move |flushed| {
+            Ok(locked) => self.flusher.flush(locked, until, move |flushed| {
                 if flushed { connection.wait_for_locks(of, changes, until, then) } else { then(false) }
             }),
         }
@@ -604,7 +609,7 @@ impl Connection {
     /// Returns whether the kernel may still decrement the link count of a file for a name that is removed
     /// already. A count reported in between would end up one too low.
     fn may_lose_link(&self, node: &Node) -> bool {
-        let mut losses = node.changes.inflight(&self.callers);
+        let mut losses = node.changes.inflight(&self.nodes.callers);
         losses.retain(|noted| noted.change.takes_link);
         if losses.is_empty() {
             return false;
@@ -619,14 +624,14 @@ impl Connection {
     /// Finds the node of a renamed file by its new name.
     pub(crate) fn moved(&self, dir: &Node, name: &[u8]) -> Option<Arc<Node>> {
         let node = self.node_behind(dir, name)?;
-        node.set_place(dir.id, name);
+        self.nodes.moved(&node, dir.id, name);
         Some(node)
     }
 
     /// Returns the file with a name, if the kernel knows it.
     fn node_behind(&self, dir: &Node, name: &[u8]) -> Option<Arc<Node>> {
         let inode = self.vfs.lookup(&Cred::trusted(), &dir.inode, name).ok()?;
-        self.nodes.get(self.nodes.id(inode.ino.0))
+        self.nodes.known(inode)
     }
 
     /// Returns whether a SETATTR is one by which the kernel hands over times that it keeps of a regular file.

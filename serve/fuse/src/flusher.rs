@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_flush_that_never_ends_does_not_block_others() {
         let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
-        let nodes = Arc::new(Nodes::new(vfs.root().unwrap()));
+        let nodes = Arc::new(Nodes::new(vfs).unwrap());
         let root = nodes.get(crate::nodes::ROOT).unwrap();
         let (helper, others) = not_answering();
         let flusher = Flusher::start(nodes, helper).unwrap();

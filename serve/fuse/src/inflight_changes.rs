@@ -134,6 +134,13 @@ impl InflightChanges {
         noted.clone()
     }
 
+    /// Whether every change is known to be over.
+    pub(crate) fn is_over(&self, callers: &Callers) -> bool {
+        let noted = &mut self.list.lock().noted;
+        noted.retain(|noted| !callers.has_gone_on(noted.change.caller));
+        noted.is_empty()
+    }
+
     /// Removes changes whose locks have been free since.
     pub(crate) fn are_over(&self, over: &[Noted]) {
         self.list.lock().noted.retain(|noted| !over.contains(noted));

@@ -71,6 +71,7 @@ mod nodes;
 mod ops;
 mod options;
 mod privileged_helper;
+mod prune;
 mod session;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};

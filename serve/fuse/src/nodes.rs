@@ -1,7 +1,19 @@
 //! The inodes that the kernel references: counted by its lookups, dropped when it forgets them.
+//!
+//! The VFS counts the lookups ([`Vfs::remember`]); a [`Node`] has the state that a request needs besides.
+//! Nodes without state are dropped, the oldest first, and made again at the next request. So what the kernel
+//! merely remembers can leave memory. A node stays while one of these holds:
+//!
+//! - a handle is open;
+//! - a failed write must be reported, or the kernel shows data that was not stored;
+//! - the kernel may not show a change yet;
+//! - a request uses the node.
+//!
+//! Nodes are added and removed under the lock of their shard, together with their count in the VFS: a request
+//! never finds two nodes of one inode, nor one that was forgotten.
 
-use crate::inflight_changes::InflightChanges;
-use ivers_vfs::{FileType, InodeRef};
+use crate::inflight_changes::{Callers, InflightChanges};
+use ivers_vfs::{Error, FileType, Ino, InodeRef, NameError, Result, Vfs};
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -12,11 +24,20 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 pub(crate) const ROOT: u64 = 1;
 
 const SHARDS: usize = 32;
+/// Nodes that a shard keeps although they have no state. Few in debug builds, so that tests drop them all the
+/// time.
+const IDLE_MAX: usize = if cfg!(debug_assertions) { 2 } else { 256 };
+/// Nodes that are looked at for each new node of a full shard.
+const SWEEP: usize = 8;
 
-/// An inode that the kernel references. Until it is forgotten, its number cannot be reused.
+/// The state of an inode that the kernel references.
 pub(crate) struct Node {
     pub(crate) id: u64,
     pub(crate) inode: InodeRef,
+    /// Open handles.
+    handles: AtomicU32,
+    /// Used since the sweep last looked at it.
+    recent: AtomicBool,
     /// Handles through which the kernel may hold dirty data, from OPEN or CREATE to RELEASE.
     writers: AtomicU32,
     /// The errno of the last failed write from the kernel's cache, until the next write(2) returns it; 0:
@@ -43,17 +64,36 @@ type Place = (u64, Box<[u8]>);
 const PLACES_MAX: usize = 16;
 
 impl Node {
-    fn new(id: u64, inode: InodeRef) -> Self {
+    /// `listed`: the kernel may have a cached listing of this directory.
+    fn new(id: u64, inode: InodeRef, listed: bool) -> Self {
         Self {
             id,
             inode,
+            handles: AtomicU32::new(0),
+            recent: AtomicBool::new(false),
             writers: AtomicU32::new(0),
             failed_write: AtomicI32::new(0),
             diverged: AtomicBool::new(false),
-            listed: AtomicBool::new(false),
+            listed: AtomicBool::new(listed),
             changes: InflightChanges::default(),
             places: Mutex::default(),
         }
+    }
+
+    /// Whether dropping the node loses nothing.
+    fn is_idle(&self, callers: &Callers) -> bool {
+        self.handles.load(Ordering::SeqCst) == 0
+            && !self.has_failed_write()
+            && !self.has_diverged()
+            && self.changes.is_over(callers)
+    }
+
+    pub(crate) fn handle_opens(&self) {
+        self.handles.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn handle_closes(&self) {
+        self.handles.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub(crate) fn note_listed(&self) {
@@ -145,51 +185,68 @@ impl Node {
     }
 }
 
-/// Places kept for directories that the kernel has forgotten.
-const FORGOTTEN_MAX: usize = 16 << 10;
-
-/// The places of directories that the kernel has forgotten. A file below such a directory may still be open
-/// under a removed name, and have another name that leads through the directory. The oldest places are
-/// dropped first.
 #[derive(Default)]
-struct Forgotten {
-    places: HashMap<u64, Place>,
-    order: VecDeque<u64>,
+struct Shard {
+    nodes: HashMap<u64, Arc<Node>>,
+    /// In order of arrival, for second-chance eviction. May have entries of nodes that are gone.
+    queue: VecDeque<u64>,
 }
 
-impl Forgotten {
-    fn keep(&mut self, id: u64, place: Place) {
-        if self.places.insert(id, place).is_some() {
-            return;
+impl Shard {
+    /// Returns the node of an inode, which the kernel references. Nodes that had to go are added to
+    /// `dropped`, for the caller to drop without the lock.
+    fn node(&mut self, new: Node, callers: &Callers, dropped: &mut Vec<Arc<Node>>) -> Arc<Node> {
+        if let Some(node) = self.nodes.get(&new.id) {
+            return node.clone();
         }
-        self.order.push_back(id);
-        if self.order.len() > FORGOTTEN_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.places.remove(&oldest);
+        self.sweep(callers, dropped);
+        let node = Arc::new(new);
+        self.nodes.insert(node.id, node.clone());
+        self.queue.push_back(node.id);
+        node
+    }
+
+    fn sweep(&mut self, callers: &Callers, dropped: &mut Vec<Arc<Node>>) {
+        for _ in 0..SWEEP {
+            if self.queue.len() < IDLE_MAX {
+                break;
+            }
+            let Some(id) = self.queue.pop_front() else { break };
+            let Entry::Occupied(slot) = self.nodes.entry(id) else { continue };
+            let node = slot.get();
+            if node.recent.swap(false, Ordering::Relaxed)
+                || Arc::strong_count(node) > 1
+                || !node.is_idle(callers)
+            {
+                self.queue.push_back(id);
+            } else {
+                dropped.push(slot.remove());
+            }
         }
     }
 }
 
-type Shard = Mutex<HashMap<u64, (Arc<Node>, u64)>>;
-
 /// All nodes of a mount.
 pub(crate) struct Nodes {
+    vfs: Arc<Vfs>,
+    /// The threads that make requests.
+    pub(crate) callers: Callers,
     root: Mutex<Option<Arc<Node>>>,
     root_ino: u64,
-    shards: [Shard; SHARDS],
-    forgotten: Mutex<Forgotten>,
+    shards: [Mutex<Shard>; SHARDS],
 }
 
 impl Nodes {
-    pub(crate) fn new(root: InodeRef) -> Self {
+    pub(crate) fn new(vfs: Arc<Vfs>) -> Result<Self> {
+        let root = vfs.root()?;
         let root_ino = root.ino.0;
-        Self {
-            root: Mutex::new(Some(Arc::new(Node::new(ROOT, root)))),
+        Ok(Self {
+            vfs,
+            callers: Callers::new(),
+            root: Mutex::new(Some(Arc::new(Node::new(ROOT, root, false)))),
             root_ino,
             shards: std::array::from_fn(|_| Mutex::default()),
-            forgotten: Mutex::default(),
-        }
+        })
     }
 
     /// Returns the node number of an inode: its inode number. The root has node number 1; if another inode
@@ -207,22 +264,74 @@ impl Nodes {
         self.id(id)
     }
 
-    fn shard(&self, id: u64) -> &Shard {
+    fn shard(&self, id: u64) -> &Mutex<Shard> {
         &self.shards[(id % SHARDS as u64) as usize]
     }
 
+    /// Returns the node of a number if it has one now. Where there is none, there is no state either.
     pub(crate) fn get(&self, id: u64) -> Option<Arc<Node>> {
         if id == ROOT {
             return self.root.lock().clone();
         }
-        self.shard(id).lock().get(&id).map(|(node, _)| node.clone())
+        let node = self.shard(id).lock().nodes.get(&id).cloned()?;
+        node.recent.store(true, Ordering::Relaxed);
+        Some(node)
+    }
+
+    /// Returns the node of a number that the kernel references, and loads its inode if it has left memory.
+    pub(crate) fn find(&self, id: u64) -> Result<Arc<Node>> {
+        match self.get(id) {
+            Some(node) => Ok(node),
+            None => {
+                let inode = self.vfs.recall(Ino(self.ino(id)))?;
+                self.known(inode).ok_or(Error::from(NameError::Stale))
+            }
+        }
+    }
+
+    /// Returns the node of an inode, if the kernel references it.
+    pub(crate) fn known(&self, inode: InodeRef) -> Option<Arc<Node>> {
+        let (ino, id) = (inode.ino, self.id(inode.ino.0));
+        if id == ROOT {
+            return self.get(ROOT);
+        }
+        let mut dropped = Vec::new();
+        let mut shard = self.shard(id).lock();
+        // The kernel may forget it concurrently.
+        let is_known = self.vfs.is_remembered(ino);
+        let node = is_known.then(|| shard.node(Node::new(id, inode, true), &self.callers, &mut dropped));
+        drop(shard);
+        node
     }
 
     /// Returns the paths below the root by which a file may be found, the likeliest first. The path of the
     /// root is empty. They are hints, verified at use.
-    pub(crate) fn paths(&self, node: &Node) -> impl Iterator<Item = Vec<u8>> {
+    pub(crate) fn paths<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = Vec<u8>> + 'a {
         let root = (node.id == ROOT).then(Vec::new);
-        root.into_iter().chain(node.places().into_iter().rev().filter_map(|place| self.path(place)))
+        let noted = node.places().into_iter().rev();
+        // The node was made after the name was found.
+        let searched = std::iter::once_with(|| self.search(node)).flatten();
+        root.into_iter().chain(noted.chain(searched).filter_map(|place| self.path(place)))
+    }
+
+    /// Reads the directory in which a file was last found, for its name.
+    fn search(&self, node: &Node) -> Option<Place> {
+        if node.id == ROOT {
+            return None;
+        }
+        let ino = node.inode.ino;
+        let (dir, name) = if node.inode.kind == FileType::Directory {
+            self.vfs.place_of_dir(ino)?
+        } else {
+            let dir = self.vfs.seen_in(ino)?;
+            (dir, self.vfs.name_in(&self.vfs.get(dir).ok()?, ino)?)
+        };
+        let place: Place = (self.id(dir.0), (*name).into());
+        let is_new = !node.places().contains(&place);
+        is_new.then(|| {
+            node.set_place(place.0, &place.1);
+            place
+        })
     }
 
     fn path(&self, mut place: Place) -> Option<Vec<u8>> {
@@ -238,32 +347,60 @@ impl Nodes {
             if place.0 == ROOT {
                 break;
             }
-            place = match self.get(place.0) {
-                Some(dir) => dir.place()?,
-                None => self.forgotten.lock().places.get(&place.0)?.clone(),
-            };
+            place = self.place_of_dir(place.0)?;
         }
         names.reverse();
         Some(names.join(&b'/'))
+    }
+
+    fn place_of_dir(&self, id: u64) -> Option<Place> {
+        let node = self.get(id);
+        if let Some(place) = node.as_ref().and_then(|node| node.place()) {
+            return Some(place);
+        }
+        let (dir, name) = self.vfs.place_of_dir(Ino(self.ino(id)))?;
+        let place: Place = (self.id(dir.0), (*name).into());
+        if let Some(node) = node {
+            node.set_place(place.0, &place.1);
+        }
+        Some(place)
     }
 
     /// Counts one lookup of an inode that the kernel is about to be told of.
     pub(crate) fn remember(&self, inode: InodeRef, parent: u64, name: &[u8]) -> Option<Arc<Node>> {
         let id = self.id(inode.ino.0);
         if id == ROOT {
-            return self.root.lock().clone();
+            return self.get(ROOT);
         }
-        let node = match self.shard(id).lock().entry(id) {
-            Entry::Occupied(mut slot) => {
-                slot.get_mut().1 += 1;
-                slot.get().0.clone()
-            }
-            Entry::Vacant(slot) => slot.insert((Arc::new(Node::new(id, inode)), 1)).0.clone(),
+        let is_name = name != b"." && name != b"..";
+        let seen_in = if is_name { Ino(self.ino(parent)) } else { inode.ino };
+        let mut dropped = Vec::new();
+        let node = {
+            let mut shard = self.shard(id).lock();
+            let is_first = self.vfs.remember(&inode, seen_in);
+            // A node that was dropped does not say whether it was listed.
+            shard.node(Node::new(id, inode, !is_first), &self.callers, &mut dropped)
         };
-        if name != b"." && name != b".." {
+        drop(dropped);
+        if is_name {
             node.set_place(parent, name);
         }
         Some(node)
+    }
+
+    /// As [`Nodes::remember`], for an inode of a listing: its node is made when a request needs it.
+    pub(crate) fn remember_listed(&self, inode: &InodeRef, parent: u64) {
+        let id = self.id(inode.ino.0);
+        if id != ROOT {
+            let _shard = self.shard(id).lock();
+            self.vfs.remember(inode, Ino(self.ino(parent)));
+        }
+    }
+
+    /// Notes the new name of a renamed file.
+    pub(crate) fn moved(&self, node: &Node, parent: u64, name: &[u8]) {
+        node.set_place(parent, name);
+        self.vfs.note_moved(node.inode.ino, Ino(self.ino(parent)));
     }
 
     /// Handles a FORGET of some lookups. The last reference is dropped outside the lock of the shard, since
@@ -272,21 +409,16 @@ impl Nodes {
         if id == ROOT {
             return;
         }
-        let gone = match self.shard(id).lock().entry(id) {
-            Entry::Occupied(mut slot) => {
-                let count = &mut slot.get_mut().1;
-                *count = count.saturating_sub(lookups);
-                (*count == 0).then(|| slot.remove())
+        let ino = Ino(self.ino(id));
+        let gone = {
+            let mut shard = self.shard(id).lock();
+            if !self.vfs.forget(ino, lookups) {
+                return;
             }
-            Entry::Vacant(_) => None,
+            shard.nodes.remove(&id)
         };
-        if let Some((dir, _)) = &gone
-            && dir.inode.kind == FileType::Directory
-            && let Some(place) = dir.place()
-        {
-            self.forgotten.lock().keep(id, place);
-        }
         drop(gone);
+        self.vfs.release_forgotten(ino);
     }
 
     /// Drops all nodes at the end of the session: the kernel sends no more FORGETs.
@@ -297,21 +429,41 @@ impl Nodes {
         }
         let root = self.root.lock().take();
         drop(root);
+        self.vfs.forget_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ivers_vfs::{CreateSpec, Cred, MountOptions, Vfs};
+    use ivers_vfs::{CreateSpec, Cred, MountOptions};
+
+    fn nodes() -> (Arc<Vfs>, Nodes) {
+        let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
+        (vfs.clone(), Nodes::new(vfs).unwrap())
+    }
+
+    fn create(vfs: &Vfs, dir: &InodeRef, name: &[u8], spec: &CreateSpec) -> InodeRef {
+        vfs.create(&Cred::root(), dir, name, spec, false).unwrap().0
+    }
+
+    /// Makes enough nodes to drop the idle ones.
+    fn crowd_out(vfs: &Vfs, nodes: &Nodes) {
+        let root = vfs.root().unwrap();
+        for i in 0..3 * IDLE_MAX * SHARDS {
+            let name = format!("other{i}").into_bytes();
+            let file = create(vfs, &root, &name, &CreateSpec::file(0o644));
+            let id = nodes.remember(file, ROOT, &name).unwrap().id;
+            nodes.forget(id, 0);
+        }
+    }
 
     #[test]
     fn a_file_is_found_through_a_directory_that_the_kernel_has_forgotten() {
-        let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
-        let (root, cred) = (vfs.root().unwrap(), Cred::root());
-        let nodes = Nodes::new(root.clone());
-        let (dir, _) = vfs.create(&cred, &root, b"dir", &CreateSpec::directory(0o755), false).unwrap();
-        let (file, _) = vfs.create(&cred, &dir, b"file", &CreateSpec::file(0o644), false).unwrap();
+        let (vfs, nodes) = nodes();
+        let root = vfs.root().unwrap();
+        let dir = create(&vfs, &root, b"dir", &CreateSpec::directory(0o755));
+        let file = create(&vfs, &dir, b"file", &CreateSpec::file(0o644));
         let id = nodes.remember(dir.clone(), ROOT, b"dir").unwrap().id;
         let node = nodes.remember(file, id, b"file").unwrap();
         let found = || nodes.paths(&node).collect::<Vec<_>>();
@@ -319,16 +471,41 @@ mod tests {
         nodes.forget(id, 1);
         assert!(nodes.get(id).is_none());
         assert_eq!(found(), [b"dir/file"]);
-        // Known again under another name.
-        nodes.remember(dir, ROOT, b"moved");
-        assert_eq!(found(), [b"moved/file"]);
-        // The oldest are dropped.
+    }
+
+    #[test]
+    fn an_idle_node_is_dropped_and_made_again() {
+        let (vfs, nodes) = nodes();
+        let root = vfs.root().unwrap();
+        let dir = create(&vfs, &root, b"dir", &CreateSpec::directory(0o755));
+        let file = create(&vfs, &dir, b"file", &CreateSpec::file(0o644));
+        let dir_id = nodes.remember(dir, ROOT, b"dir").unwrap().id;
+        let id = nodes.remember(file, dir_id, b"file").unwrap().id;
+        let held = nodes.remember(create(&vfs, &root, b"open", &CreateSpec::file(0o644)), ROOT, b"open");
+        let held_id = held.unwrap().id;
+        nodes.find(held_id).unwrap().handle_opens();
+        crowd_out(&vfs, &nodes);
+        assert!(nodes.get(id).is_none() && nodes.get(dir_id).is_none(), "idle nodes are dropped");
+        assert!(nodes.get(held_id).is_some(), "a node with an open handle stays");
+        let node = nodes.find(id).unwrap();
+        // Its name comes from the directory where it was seen.
+        assert_eq!(nodes.paths(&node).collect::<Vec<_>>(), [b"dir/file"]);
+        // Nobody knows whether it was listed.
+        assert!(nodes.find(dir_id).unwrap().take_listed());
         nodes.forget(id, 1);
-        for other in 0..FORGOTTEN_MAX as u64 {
-            nodes.forgotten.lock().keep(id + 1 + other, (ROOT, b"other"[..].into()));
-        }
-        assert!(found().is_empty());
-        let forgotten = nodes.forgotten.lock();
-        assert_eq!((forgotten.places.len(), forgotten.order.len()), (FORGOTTEN_MAX, FORGOTTEN_MAX));
+        assert!(nodes.find(id).is_err(), "a forgotten number is stale");
+    }
+
+    #[test]
+    fn an_orphan_is_deleted_when_the_kernel_forgets_it() {
+        let (vfs, nodes) = nodes();
+        let root = vfs.root().unwrap();
+        let file = create(&vfs, &root, b"file", &CreateSpec::file(0o644));
+        let (ino, id) = (file.ino, nodes.remember(file, ROOT, b"file").unwrap().id);
+        crowd_out(&vfs, &nodes);
+        vfs.unlink(&Cred::root(), &root, b"file", false).unwrap();
+        assert_eq!(nodes.find(id).unwrap().inode.attr().nlink, 0);
+        nodes.forget(id, 1);
+        assert!(vfs.get(ino).is_err(), "deleted");
     }
 }

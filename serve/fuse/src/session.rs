@@ -118,7 +118,7 @@ pub fn serve(
     server: Server,
 ) -> Result<Served, MountError> {
     options.adapt_to(&vfs);
-    let nodes = Arc::new(Nodes::new(vfs.root()?));
+    let nodes = Arc::new(Nodes::new(vfs.clone())?);
     let flusher = Flusher::start(nodes.clone(), channels.helper).map_err(MountError::Session)?;
     let caller_affinity = CallerAffinity::new(channels.affinity_helper, options.caller_affinity);
     let mut config = fuser::Config::default();

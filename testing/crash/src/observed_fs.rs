@@ -114,6 +114,10 @@ impl FileSystem for ObservedFs {
         self.inner.sync()
     }
 
+    fn evict_blocks(&self, bytes: u64) {
+        self.inner.evict_blocks(bytes);
+    }
+
     fn reclaim_space(&self) -> Result<bool> {
         self.inner.reclaim_space()
     }
@@ -178,6 +182,10 @@ impl InodeOps for ObservedFs {
 
     fn evict_inode(&self, inode: &Inode) {
         self.inner.evict_inode(inode);
+    }
+
+    fn release_ino(&self, ino: Ino) {
+        self.inner.release_ino(ino);
     }
 
     fn fsync(&self, inode: &Inode, data_only: bool) -> Result<()> {

@@ -115,6 +115,10 @@ impl FileSystem for ExampleFs {
     }
 
     /// Blocks that were freed are free after a commit.
+    fn evict_blocks(&self, bytes: u64) {
+        self.cache.evict(bytes);
+    }
+
     fn reclaim_space(&self) -> Result<bool> {
         self.sync().map(|()| true)
     }

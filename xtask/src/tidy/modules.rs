@@ -211,7 +211,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
     ("serve/fuse/src", &[]),
     (
         "fs/ext4/src",
-        &[("layout", "csum features raw sizes superblock group inode"), ("xattr", "acl body block inode")],
+        &[
+            ("layout", "csum features raw sizes superblock group slot_body inode"),
+            ("xattr", "acl body block inode"),
+        ],
     ),
     ("fs/fat/src", &[]),
     ("fs/affs/src", &[]),

@@ -76,7 +76,7 @@ the policy appraises and that does not match its security.ima is named on standa
 is 1. Without a policy that appraises, --key checks existing signatures.
 
 JSON, one object per file: path, ino, generation, change, digest, size, read, verified (null if nothing was \
-checked); then one with files, read, read_bytes, not_read, not_read_bytes, verified, refused, not_persistent \
+checked); then one with files, read, read_bytes, not_read, not_read_bytes, verified, refused, unvouched \
 (paths that are read each time), list, store, entries, new_entries, violations, aggregates.
 
 Examples; the last one shows what a mount measured:
@@ -153,7 +153,7 @@ struct Run {
     saved: Instant,
     sums: Sums,
     /// Paths whose digests are valid for this run only.
-    not_persistent: Vec<String>,
+    unvouched: Vec<String>,
     problems: Problems,
 }
 
@@ -245,7 +245,7 @@ impl Run {
         let mut files =
             mount.instance.as_ref().map(|name| self.store.files(name).clone()).unwrap_or_default();
         if mount.instance.is_none() {
-            self.not_persistent.push(format::name(path.as_os_str().as_encoded_bytes()));
+            self.unvouched.push(format::name(path.as_os_str().as_encoded_bytes()));
         }
         let policy = self.policy.clone();
         let mut walk =
@@ -283,7 +283,7 @@ impl Run {
     fn receive(&mut self, mut socket: File, image: &Path, json: bool) -> Result<()> {
         let instance = String::from_utf8(protocol::receive(&mut socket, 256)?)?;
         if instance.is_empty() {
-            self.not_persistent.push(format::name(image.as_os_str().as_encoded_bytes()));
+            self.unvouched.push(format::name(image.as_os_str().as_encoded_bytes()));
         }
         let mut files =
             if instance.is_empty() { Files::default() } else { self.store.files(&instance).clone() };
@@ -345,7 +345,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         store_changed: false,
         saved: Instant::now(),
         sums: Sums::default(),
-        not_persistent: Vec::new(),
+        unvouched: Vec::new(),
         problems: Problems::default(),
     };
     for word in &args.paths {
@@ -368,7 +368,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             "not_read_bytes": sums.not_read_bytes,
             "verified": sums.verified,
             "refused": sums.refused,
-            "not_persistent": run.not_persistent,
+            "unvouched": run.unvouched,
             "list": list_path.to_string_lossy(),
             "store": run.store_path.to_string_lossy(),
             "entries": run.list.entries(),
@@ -385,7 +385,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             sums.not_read,
             progress::bytes(sums.not_read_bytes),
         ))?;
-        for path in &run.not_persistent {
+        for path in &run.unvouched {
             let why = "no change attribute that outlives this run; files are read each time";
             print::line(format_args!("{path}: {why}"))?;
         }

@@ -73,9 +73,12 @@ fn damaged(path: &Path, error: &ivers_ima::reader::ListError) -> anyhow::Error {
 /// Reads a list. Fails if it is longer than [`LIST_MAX`].
 fn read_all(file: &mut File) -> Result<Vec<u8>> {
     let too_long = || failure(FAILED, "it is longer than 4 GiB; move it away to start a new list");
-    if file.metadata()?.len() > LIST_MAX {
+    // Not by its metadata: a sandboxed process may not ask for those.
+    if rustix::fs::seek(&*file, rustix::fs::SeekFrom::End(0))? > LIST_MAX {
         return Err(too_long());
     }
+    // The process that opened the file can have read it.
+    rustix::fs::seek(&*file, rustix::fs::SeekFrom::Start(0))?;
     let mut bytes = Vec::new();
     file.take(LIST_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LIST_MAX { Err(too_long()) } else { Ok(bytes) }
@@ -91,8 +94,6 @@ fn make_parent(path: &Path) -> std::io::Result<()> {
 impl List {
     /// Reads a list. Returns also the offset of the end of its last complete entry.
     fn read(mut file: File) -> Result<(Self, u64)> {
-        // The process that opened the file can have read it.
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
         let bytes = read_all(&mut file)?;
         let mut list = Self {
             file,

@@ -129,6 +129,9 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn reclaim_space(&self) -> Result<bool> {
         Ok(false)
     }
+    /// Evicts about this many bytes of cached blocks that are clean and unused: the memory budget is over.
+    /// May be called with inode locks held.
+    fn evict_blocks(&self, _bytes: u64) {}
     /// A change met damage or a failing device and may be half done: nothing of it may become durable, and
     /// nothing may be written from now on. Later calls that change something must fail. May be called more
     /// than once.

@@ -125,6 +125,10 @@ pub trait InodeOps {
     fn delete_inode(&self, inode: &Inode) -> Result<()>;
     /// The inode leaves memory: release what is kept with it, for example preallocated blocks. May write.
     fn evict_inode(&self, _inode: &Inode) {}
+    /// The inode is out of memory, and no front end remembers its number: releases what the driver keeps for
+    /// the number. Until then [`InodeOps::load_inode`] must accept it. For formats whose numbers exist only
+    /// in memory.
+    fn release_ino(&self, _ino: Ino) {}
     /// Make one inode durable. The VFS has written its pages back and logged it. `data_only`: as fdatasync.
     fn fsync(&self, inode: &Inode, data_only: bool) -> Result<()>;
     /// Make durable what was logged of an inode (for a directory: its names too), but not its data. A driver

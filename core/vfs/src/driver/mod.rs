@@ -34,14 +34,14 @@
 //! | `write_back` | the write-back lock |
 //! | `write_back` for direct reads and writes, `fallocate` | shared or exclusive, and the write-back lock |
 //! | `delete_inode` | the write-back lock; its slot in the inode cache is busy |
-//! | `load_inode`, `evict_inode` | none; its slot in the inode cache is busy |
+//! | `load_inode`, `evict_inode`, `release_ino` | none; its slot in the inode cache is busy |
 //! | `fsync`, `commit_inode`, `sync`, `stat_fs`, `describe`, `unmount`, `written` | none |
 //! | `ServerOps` | none; `set_attr` of a size exclusive and the write-back lock |
 //! | `ServerOps::changed` | exclusive, or the write-back lock |
 //! | `fsync` of unstable writes, `ServerOps::catch_up` | none; under memory pressure those of a writer |
 //! | `reclaim_space`, `abort` | those of the call that failed |
 //! | `blocks_512`, `stored_atime`, `same_name`, `value_max`, `has_ioctl` | any |
-//! | `health`, `serves_change_attribute`, `stop_waiting`, `EpochOps` | any |
+//! | `health`, `serves_change_attribute`, `stop_waiting`, `EpochOps`, `evict_blocks` | any |
 //!
 //! - With [`ServerOps`], `parent` and `readdir` come without locks, so that nobody waits for a round trip. So
 //!   does `lookup`, unless the directory has changed between the lookup of a change and its locks.

@@ -134,6 +134,7 @@ impl Ext4 {
         // Every leaf has one row: more steps than blocks mean repeated rows.
         for _ in 0..=self.dir_blocks(dir) {
             let lblk = path.leaf();
+            self.read_ahead_dir(dir, lblk);
             let buffer = self.htree_leaf(dir, lblk)?;
             let (low, next) = (path.low & !1, path.next_hash());
             let mut astray = false;
@@ -174,6 +175,7 @@ impl Ext4 {
         let format = self.dir_format();
         let bits = self.sb.block_bits;
         for lblk in ((cursor >> bits)..self.dir_blocks(dir)).map(FileBlock) {
+            self.read_ahead_dir(dir, lblk);
             let buffer = self.dir_leaf(dir, lblk)?;
             let base = lblk.0 << bits;
             let end = (lblk.0 + 1) << bits;

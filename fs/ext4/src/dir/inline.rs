@@ -126,8 +126,9 @@ impl Ext4 {
         let before = {
             let mut core = core_of(dir).write();
             let before = (core.i_block, core.flags, core.disk_size, core.body_xattrs.clone(), dir.size());
-            core.body_xattrs =
-                body::without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, dir))?;
+            core.body_xattrs = body::without_inline_data(&core.body_xattrs)
+                .map_err(|what| self.corrupt_inode(what, dir))?
+                .into();
             core.flags &= !FL_INLINE_DATA;
             core.i_block = [0; I_BLOCK];
             if self.sb.incompat.contains(Incompat::EXTENTS) {

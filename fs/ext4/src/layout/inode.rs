@@ -3,6 +3,7 @@
 use super::csum::crc32c;
 use super::features::{Incompat, RoCompat};
 use super::raw::RawInode;
+use super::slot_body::SlotBody;
 use super::superblock::Superblock;
 use ivers_block::BlockNo;
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
@@ -59,7 +60,7 @@ pub struct InodeImage {
     /// `i_extra_isize`.
     pub extra_isize: u16,
     /// The bytes after the extra fields.
-    pub body: Vec<u8>,
+    pub body: SlotBody,
     /// `i_dtime`: the time of deletion or the next orphan.
     pub dtime: u32,
 }
@@ -267,11 +268,7 @@ impl InodeImage {
             i_block,
             file_acl,
             extra_isize: claimed as u16,
-            body: if slot.len() > GOOD_OLD_SIZE {
-                slot[GOOD_OLD_SIZE + claimed..].to_vec()
-            } else {
-                Vec::new()
-            },
+            body: SlotBody::new(slot.get(GOOD_OLD_SIZE + claimed..).unwrap_or_default()),
             dtime: raw.i_dtime.get(),
         })
     }

@@ -6,6 +6,7 @@ pub mod group;
 pub mod inode;
 pub mod raw;
 mod sizes;
+pub mod slot_body;
 pub mod superblock;
 
 pub use features::{Compat, Incompat, RoCompat};

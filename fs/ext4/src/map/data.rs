@@ -62,7 +62,7 @@ impl Ext4 {
         }
         let mut core = core_of(inode).write();
         core.body_xattrs =
-            without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?;
+            without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?.into();
         core.flags &= !FL_INLINE_DATA;
         if self.sb.incompat.contains(Incompat::EXTENTS) {
             core.flags |= FL_EXTENTS;

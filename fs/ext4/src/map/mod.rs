@@ -186,6 +186,17 @@ impl Ext4 {
         }
     }
 
+    /// Reads a block of a directory that is being read as a whole, perhaps with its neighbours. Errors are
+    /// those of the read that follows.
+    pub(crate) fn read_ahead_dir(&self, dir: &Inode, file_block: FileBlock) {
+        if let Ok(mapping) = self.map_block(dir, file_block)
+            && mapping.kind == RangeKind::Data
+        {
+            let run = mapping.block..mapping.block + mapping.len;
+            let _ = self.block_in_range(mapping.block, run);
+        }
+    }
+
     /// Appends a zeroed block to a directory. Updates size and disk size; the caller fills the block and logs
     /// the directory.
     pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(FileBlock, Arc<Buffer>)> {

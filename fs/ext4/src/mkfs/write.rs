@@ -8,6 +8,7 @@ use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum};
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
 use crate::layout::raw::{RawGroupDesc, RawSuperblock};
+use crate::layout::slot_body::SlotBody;
 use crate::layout::superblock::SUPERBLOCK_OFFSET;
 use crate::map::node::{Extent, MAX_LEN, empty_root, insert_at};
 use crate::transaction::journal_error;
@@ -177,7 +178,7 @@ impl Maker<'_> {
             i_block: [0; 60],
             file_acl: BlockNo(0),
             extra_isize: 32,
-            body: Vec::new(),
+            body: SlotBody::Zeros(0),
             dtime: 0,
         }
     }

@@ -183,7 +183,7 @@ impl Ext4 {
             }
         }
         if room > 0 {
-            core_of(inode).write().body_xattrs = Table::Body.encode(room, &in_body);
+            core_of(inode).write().body_xattrs = Table::Body.encode(room, &in_body).into();
         }
         for gone in body_before.iter().filter(|old| !in_body.contains(old)) {
             dead.extend(self.put_value(h, &gone.value)?);
@@ -228,7 +228,7 @@ impl Ext4 {
     pub(crate) fn xattr_delete_all(&self, h: &mut Handle, inode: &Inode) -> Result<Vec<Inode>> {
         let mut dead = self.release_attribute_block(h, inode)?;
         let in_body = self.body_attributes(inode)?;
-        core_of(inode).write().body_xattrs.fill(0);
+        core_of(inode).write().body_xattrs.clear();
         for gone in in_body {
             dead.extend(self.put_value(h, &gone.value)?);
         }

@@ -59,7 +59,7 @@ impl Ops {
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
     ) -> Reply<()> {
-        let s = &*self.0;
+        let s = &self.0;
         let dir = s.node(ino)?;
         dir.note_listed();
         let mut used = 0;
@@ -87,8 +87,9 @@ impl Ops {
             let is_dot = matches!(&*entry.name, b"." | b"..");
             let mut ttl = s.ttl;
             if !is_dot {
-                let Some(node) = s.nodes.remember(inode, ino.0, &entry.name) else { break };
-                ttl = s.attr_ttl(&node);
+                s.nodes.remember_listed(&inode, ino.0);
+                // Without a node there is nothing that the kernel may not show.
+                ttl = s.nodes.get(id).map_or(ttl, |node| s.attr_ttl(&node));
             }
             if reply.add(INodeNo(id), entry.next, name, &ttl, &attr, generation) {
                 // The entry did not fit, so the kernel does not learn of it.
@@ -98,6 +99,7 @@ impl Ops {
                 break;
             }
         }
+        s.prune_if_needed();
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn spec(kind: ivers_vfs::FileType, mode: u32, umask: u32) -> CreateSp
 
 impl Ops {
     pub(super) fn find(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<Found> {
-        let s = &*self.0;
+        let s = &self.0;
         s.heard(request);
         let name = name.as_bytes();
         let found = match s.node(parent) {
@@ -46,7 +46,7 @@ impl Ops {
         name: &OsStr,
         spec: &CreateSpec,
     ) -> Reply<Found> {
-        let s = &*self.0;
+        let s = &self.0;
         let dir = s.node(parent)?;
         s.names_change(request, &dir, &[&dir]);
         let (inode, _) =
@@ -75,7 +75,7 @@ impl Ops {
         spec: &CreateSpec,
         flags: i32,
     ) -> Reply<(Found, Handle)> {
-        let s = &*self.0;
+        let s = &self.0;
         let dir = s.node(parent)?;
         let cred = s.cred(request);
         s.names_change(request, &dir, &[&dir]);
@@ -100,7 +100,7 @@ impl Ops {
         parent: INodeNo,
         name: &OsStr,
     ) -> Reply<Found> {
-        let s = &*self.0;
+        let s = &self.0;
         let (node, dir) = (s.node(ino)?, s.node(parent)?);
         s.names_change(request, &dir, &[&dir, &node]);
         s.vfs.link(&s.cred(request), &node.inode, &dir.inode, name.as_bytes(), false).or_errno()?;
@@ -115,14 +115,14 @@ impl Ops {
     }
 
     pub(super) fn remove(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
-        let s = &*self.0;
+        let s = &self.0;
         let dir = s.node(parent)?;
         self.name_goes(request, &dir, name);
         s.vfs.unlink(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
     pub(super) fn remove_dir(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
-        let s = &*self.0;
+        let s = &self.0;
         let dir = s.node(parent)?;
         self.name_goes(request, &dir, name);
         s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
@@ -135,7 +135,7 @@ impl Ops {
         (newparent, newname): (INodeNo, &OsStr),
         flags: RenameFlags,
     ) -> Reply<()> {
-        let s = &*self.0;
+        let s = &self.0;
         let known = RenameFlags::RENAME_NOREPLACE | RenameFlags::RENAME_EXCHANGE;
         if !known.contains(flags) || flags == known {
             return Err(Errno::EINVAL);

@@ -5,6 +5,7 @@
 mod closing_against_deletion;
 mod eviction_against_write_back;
 mod expected_against_names;
+mod forget_against_unlink;
 mod holes_against_write_back;
 mod query_against_write;
 mod rename_against_lookup;
