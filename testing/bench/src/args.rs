@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Rounds that share the operations (default 400); with --fuse: repetitions (default 3)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,
-    /// Repetitions of the rows through FUSE (default 3)
+    /// Repetitions of the rows through FUSE (default 3; scale_*: 5 for 10,000 files, otherwise 1)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) fuse_rounds: Option<u32>,
     /// Only these filesystems
@@ -119,6 +119,12 @@ the originals; minutes each and up to 10 GB of temporary files, so only by name 
   5000); the program that they build is run and checked; \
 then a second make, which finds nothing to do. It is not the kernel's tree
   fuse_fio_4k_8_jobs, fuse_msync: fio's jobs, where fio is installed
+  Through FUSE, only by name, because they take minutes (a page without --only leaves them out):
+  scale_10k, scale_100k, scale_300k: 10,000, 100,000 and 300,000 empty files (at most --ops) in directories \
+  of 1,000: create, cold walk with stat (after a new mount), warm walk, 100,000 random stats, readdir without \
+  stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers. --only scale selects \
+  these three
+  long_scale_1m: the same with 1,000,000 files
   Only with a DIR (`cargo xtask bench DIR`), which builds one page of everything: nfs_* (`ivers serve` \
   with a lazy counter beside an eager one and nfs-ganesha) \
 and peers_* (other libraries).
@@ -136,5 +142,6 @@ Examples:
   cargo xtask bench --fs mem --ops 100000
   cargo xtask bench --only query_hammer,write_sizes
   cargo xtask bench --only fuse_build --fuse-rounds 5
+  cargo xtask bench --only scale,long_scale_1m
   cargo xtask bench --fuse --json
   cargo xtask bench --report out";

@@ -117,24 +117,35 @@ impl Measured {
     /// Measures the requested rows.
     ///
     /// Rows through FUSE run by name, for a report and with `--fuse`, which leaves the in-process rows out.
+    /// Rows with many files take long and run only by name.
     fn new(args: &Args) -> Result<Self> {
         let in_process = modes::names().filter(|_| !args.fuse);
-        let filter = RowFilter::new(&args.only, in_process.chain(mounts::names()).collect())?;
+        let names = in_process.chain(mounts::names()).chain(mounts::scale::names());
+        let filter = RowFilter::new(&args.only, names.collect())?;
         let mut measured = Self::default();
         if !args.fuse && (args.only.is_empty() || modes::names().any(|name| filter.selects(name))) {
             measured.rows = modes::rows(args, &filter)?;
             measured.lines = tables::mode_table(&measured.rows);
         }
         let by_name = mounts::names().any(|name| filter.selects(name));
-        if by_name || (args.only.is_empty() && (args.fuse || args.report.is_some())) {
+        let through_fuse = by_name || (args.only.is_empty() && (args.fuse || args.report.is_some()));
+        let many_files = mounts::scale::names().any(|name| filter.selects(name));
+        if through_fuse || many_files {
             match mounts::missing() {
                 Some(why) if args.report.is_some() => {
                     measured.missing.push(format!("all rows through FUSE: {why}"));
                 }
                 _ => {
-                    let rows = mounts::rows(args, &filter)?;
-                    measured.lines.extend(mounts::table(&rows));
-                    measured.rows.extend(rows);
+                    if through_fuse {
+                        let rows = mounts::rows(args, &filter)?;
+                        measured.lines.extend(mounts::table(&rows));
+                        measured.rows.extend(rows);
+                    }
+                    if many_files {
+                        let rows = mounts::scale::rows(args, &filter)?;
+                        measured.lines.extend(mounts::scale::table(&rows));
+                        measured.rows.extend(rows);
+                    }
                 }
             }
         }

@@ -126,11 +126,53 @@ fn used(vfs: &Vfs) -> Result<u64> {
 
 /// Returns the resident memory of this process.
 fn resident_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
+    status_bytes("/proc/self/status", "VmRSS:")
+}
+
+/// Returns the largest peak of resident memory among a process and its descendants. The process that mounts
+/// an image only watches another one, which serves.
+pub(crate) fn largest_peak_bytes(process: u32) -> Result<u64> {
+    let mut largest = status_bytes(&format!("/proc/{process}/status"), "VmHWM:")?;
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let children = std::fs::read_to_string(thread?.path().join("children"))?;
+        for child in children.split_whitespace() {
+            largest = largest.max(largest_peak_bytes(child.parse()?)?);
+        }
+    }
+    Ok(largest)
+}
+
+/// Returns a size from the status file of a process.
+fn status_bytes(file: &str, name: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(file)?;
     let line = text
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("/proc/self/status has no VmRSS")?;
+        .find_map(|line| line.strip_prefix(name))
+        .with_context(|| format!("{file} has no {name}"))?;
     let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_child_counts() {
+        // tail holds what it will print, then waits for a reader.
+        let mut shell = Command::new("sh")
+            .args(["-c", "head -c 60000000 /dev/zero | tail -c 50000000; true"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = shell.stdout.take().unwrap();
+        output.read_exact(&mut [0]).unwrap();
+        let own = status_bytes(&format!("/proc/{}/status", shell.id()), "VmHWM:").unwrap();
+        let largest = largest_peak_bytes(shell.id()).unwrap();
+        drop(output);
+        shell.wait().unwrap();
+        assert!(own < 40_000_000 && largest > 50_000_000, "{own}, {largest}");
+    }
 }

@@ -396,6 +396,32 @@ fn the_only_option_selects_in_process_and_fuse_rows() {
 }
 
 #[test]
+fn rows_with_many_files_are_measured_by_name() {
+    if !ivers_oracle::can_mount(&["mkfs.ext4"]) {
+        return;
+    }
+    build_ivers();
+    let rows = rows(&["--json", "--ops", "1500", "--fuse-rounds", "1", "--only", "scale_10k,scale_100k"]);
+    let steps = ["create", "cold_walk", "warm_walk", "random_stats", "readdir", "remove"];
+    let expected: Vec<_> = ["scale_10k", "scale_100k"]
+        .into_iter()
+        .flat_map(|size| steps.map(|step| format!("{size}_{step}")))
+        .collect();
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, expected);
+    for (nth, row) in rows.iter().enumerate() {
+        assert_eq!((&row["files"], &row["ops"]), (&1500.into(), &1500.into()), "{row}");
+        kernel_is_there_or_missed(row);
+        let ns = |row: &Value| number(&row["ns_per_op"]["new"], "ns");
+        let over_fewest = ns(row) / ns(&rows[nth % steps.len()]);
+        let said = number(&row["over_fewest_files"]["ivers"], "a ratio");
+        assert!((said - over_fewest).abs() < 0.01 + 0.01 * over_fewest, "{said} is not {over_fewest}: {row}");
+        let memory = ["peak_bytes", "bound_bytes"].map(|name| number(&row[name], name));
+        assert!(memory[0] > 1e6 && memory[1] == f64::from((256 + 64) << 20), "{row}");
+    }
+}
+
+#[test]
 fn invalid_options_are_refused() {
     let refused = |words: &[&str]| {
         let output = bench().args(words).output().unwrap();

@@ -8,11 +8,13 @@
 //! | [`fio`] | workloads by fio |
 //! | [`build`] | a build |
 //! | [mod@table] | the table as text |
+//! | [`scale`] | rows with many files, which run only by name |
 
 mod build;
 mod fio;
 mod install;
 mod peer;
+pub(crate) mod scale;
 mod table;
 mod work;
 
@@ -31,6 +33,7 @@ use crate::args::Args;
 pub(crate) use self::table::table;
 
 const IVERS: &str = "ivers";
+const IMAGE_BYTES: u64 = 2 << 30;
 const ROUNDS: u32 = 3;
 
 /// A row.
@@ -248,7 +251,7 @@ pub(crate) fn rows(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<Value>> {
     let mut peers = Vec::new();
     for (name, kind) in CONTENDERS {
         let peer = peer::program(kind, args).and_then(|program| {
-            Peer::new(name, kind, program, scratch.path()).map_err(|why| format!("{why:#}"))
+            Peer::new(name, kind, program, scratch.path(), IMAGE_BYTES).map_err(|why| format!("{why:#}"))
         });
         match peer {
             Ok(peer) => peers.push(peer),

@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use super::WORKLOADS;
 use crate::args::Args;
+use crate::memory;
 use crate::statistics::Samples;
 use crate::volume::Kernel;
 use crate::{find_program, make_image, run};
 
-const IMAGE_BYTES: u64 = 2 << 30;
 const MOUNT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The kind of server.
@@ -121,9 +121,15 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Makes and mounts an image; `program` is its server, unless the kernel is.
-    pub(crate) fn new(name: &'static str, kind: Kind, program: PathBuf, scratch: &Path) -> Result<Self> {
+    pub(crate) fn new(
+        name: &'static str,
+        kind: Kind,
+        program: PathBuf,
+        scratch: &Path,
+        image_bytes: u64,
+    ) -> Result<Self> {
         let (image, dir) = (scratch.join(format!("{name}.image")), scratch.join(name));
-        make_image(&image, IMAGE_BYTES)?;
+        make_image(&image, image_bytes)?;
         std::fs::create_dir(&dir)?;
         if matches!(kind, Kind::Null(_)) {
             std::fs::create_dir(below(&dir))?;
@@ -185,15 +191,29 @@ impl Peer {
         Ok(())
     }
 
-    /// Syncs the mount, so that each contender starts without pending work, and returns the statistics if it
-    /// is ivers.
-    pub(crate) fn counts(&self) -> Result<Counts> {
-        let synced = std::fs::File::open(&self.dir)?.sync_all();
-        if !matches!(self.kind, Kind::Ivers(_)) {
+    /// Returns the largest resident memory of the server since the mount; `None` for the kernel.
+    pub(crate) fn peak_bytes(&self) -> Result<Option<u64>> {
+        match &self.server {
+            Some(Server::Process { child, .. }) => memory::largest_peak_bytes(child.id()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Syncs the mount, so that each contender starts without pending work.
+    pub(crate) fn sync(&self) -> Result<()> {
+        match std::fs::File::open(&self.dir)?.sync_all() {
             // Not every contender implements fsync of directories.
+            Err(error) if matches!(self.kind, Kind::Ivers(_)) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Syncs the mount and returns the statistics if it is ivers.
+    pub(crate) fn counts(&self) -> Result<Counts> {
+        self.sync()?;
+        if !matches!(self.kind, Kind::Ivers(_)) {
             return Ok(Counts::default());
         }
-        synced?;
         let stats = xattr::get(&self.dir, STATS)?.context("the mount of ivers has no statistics")?;
         let stats: Value = serde_json::from_slice(&stats)?;
         let of = |name: &str| {
