@@ -19,7 +19,7 @@ use crate::chain::Chain;
 use crate::cluster::Cluster;
 use crate::dir::Index;
 use crate::fat::AllocationTable;
-use crate::ino_map::{EntryPos, InoMap, ROOT};
+use crate::ino_map::{self, EntryPos, InoMap, ROOT};
 use crate::layout::{Geometry, RawEntry, SLOT_BYTES, attr};
 use crate::open::OpenOptions;
 use crate::time;
@@ -225,10 +225,11 @@ impl Fat {
     }
 
     /// Returns the generation of an inode, which distinguishes files at one position, also across mounts: it
-    /// combines the time of creation with the number of removals in this mount.
-    fn inode_generation(&self, pos: EntryPos, entry: &RawEntry) -> u32 {
+    /// combines the time of creation with the number of removals in this mount. A renamed inode keeps it, as
+    /// it keeps its number.
+    fn inode_generation(ino: Ino, entry: &RawEntry) -> u32 {
         let created = u32::from(entry.dir_crt_date.get()) << 16 | u32::from(entry.dir_crt_time.get());
-        let removals = self.ino_map.lock().generation(pos) as u32;
+        let removals = ino_map::generation_in(ino);
         created.wrapping_mul(0x9E37_79B1).wrapping_add(u32::from(entry.dir_crt_time_tenth)) ^ removals
     }
 
@@ -259,7 +260,7 @@ impl Fat {
         if is_dir {
             attr = self.directory_attr(&private, attr)?;
         }
-        Ok(self.loaded(ino, self.inode_generation(pos, &entry), attr, private))
+        Ok(self.loaded(ino, Self::inode_generation(ino, &entry), attr, private))
     }
 
     pub(crate) fn attr_of(&self, entry: &RawEntry, size: u64) -> Attr {

@@ -24,6 +24,11 @@ const GENERATION_MASK: u64 = (1 << 22) - 1;
 /// [`SLOT_BYTES`](crate::layout::SLOT_BYTES).
 pub(crate) type EntryPos = u64;
 
+/// Returns the generation that is part of an inode number.
+pub(crate) fn generation_in(ino: Ino) -> u32 {
+    (ino.0 >> GENERATION_SHIFT & GENERATION_MASK) as u32
+}
+
 /// Maps inode numbers to positions of entries, and back.
 #[derive(Default)]
 pub(crate) struct InoMap {
@@ -37,7 +42,7 @@ pub(crate) struct InoMap {
 
 impl InoMap {
     /// Returns how many entries were removed from a position in this mount.
-    pub fn generation(&self, pos: EntryPos) -> u64 {
+    fn generation(&self, pos: EntryPos) -> u64 {
         self.generations.get(&pos).copied().unwrap_or(0)
     }
 
@@ -87,6 +92,7 @@ mod tests {
         assert_eq!((a, map.pos_of(a)), (Ino(100), Some(100)));
         map.rename(a, 100, 200);
         assert_eq!((map.ino_at(200), map.pos_of(a)), (a, Some(200)));
+        assert_ne!(generation_in(a), generation_in(map.ino_at(100)));
         let b = map.ino_at(100);
         assert_ne!(a, b, "another file reuses the position");
         map.rename(a, 200, 300);

@@ -113,3 +113,38 @@ fn a_renamed_or_truncated_inode_may_be_evicted_before_its_batch_is_written() {
         }
     }
 }
+
+#[test]
+fn a_remembered_inode_keeps_its_number_and_value_when_it_is_renamed() {
+    if !have_programs(FAT_PROGRAMS) {
+        return;
+    }
+    let image = FatImage::mkfs(16 << 20, &[]).unwrap();
+    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image.path()).unwrap()));
+    let fixture = Fixture::mount(device, CACHE_BYTES);
+    let (file, dir) = (CreateSpec::file(0o644), CreateSpec::directory(0o755));
+    fixture.make("/", "others", &dir);
+    for nth in 0..OTHERS {
+        fixture.make("/others", &nth.to_string(), &file);
+    }
+    fixture.make("/", "d", &dir);
+    // The entry is at a position that another file had.
+    fixture.make("/", "gone", &file);
+    fixture.vfs.unlink(&fixture.cred, &fixture.find("/"), b"gone", false).unwrap();
+    let inode = fixture.make("/", "a", &file);
+    let (ino, generation) = (inode.ino, inode.generation);
+    fixture.vfs.remember(&inode, fixture.find("/").ino);
+    drop(inode);
+    fixture.rename(("/", "a"), ("/d", "b"));
+    let change = fixture.vfs.change(&fixture.find("/d/b"));
+    for nth in (0..OTHERS).chain(0..OTHERS) {
+        fixture.find(&format!("/others/{nth}"));
+    }
+    assert!(!fixture.vfs.is_in_memory(ino));
+    let inode = fixture.vfs.recall(ino).unwrap();
+    assert_eq!((inode.generation, fixture.vfs.change(&inode)), (generation, change));
+    assert_eq!(fixture.find("/d/b").ino, ino);
+    drop(inode);
+    assert!(fixture.vfs.forget(ino, 1));
+    fixture.vfs.release_forgotten(ino);
+}
