@@ -122,8 +122,8 @@ then a second make, which finds nothing to do. It is not the kernel's tree
   Through FUSE, only by name, because they take minutes (a page without --only leaves them out):
   scale_10k, scale_100k, scale_300k: 10,000, 100,000 and 300,000 empty files (at most --ops) in directories \
   of 1,000: create, cold walk with stat (after a new mount), warm walk, 100,000 random stats, readdir \
-  without stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers. --only scale selects \
-  these three
+  without stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers. --only scale \
+  selects these three
   long_scale_1m: the same with 1,000,000 files
   Only with a DIR (`cargo xtask bench DIR`), which builds one page of everything: nfs_* (`ivers serve` \
   with a lazy counter beside an eager one and nfs-ganesha) \
