@@ -3,49 +3,17 @@
 mod common;
 
 use common::mkfs;
-use ivers_block::{Budget, ByteOffset, Device, FileDevice, OpenMode, Result as DeviceResult};
+use common::recorder::ReadRecorder;
+use ivers_block::Budget;
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const CACHE: u64 = 64 << 20;
 
-/// Forwards to a device and counts reads.
-struct ReadCounter {
-    inner: FileDevice,
-    calls: AtomicU64,
-}
-
-impl Device for ReadCounter {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> DeviceResult<()> {
-        self.calls.fetch_add(1, Relaxed);
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> DeviceResult<()> {
-        self.inner.write_at(offset, buf)
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: ByteOffset, len: u64) -> DeviceResult<()> {
-        self.inner.discard(offset, len)
-    }
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-}
-
-fn mount(path: &Path) -> (Arc<ReadCounter>, Arc<Vfs>) {
-    let inner = FileDevice::open(path, OpenMode::ReadWrite).unwrap();
-    let device = Arc::new(ReadCounter { inner, calls: AtomicU64::new(0) });
+fn mount(path: &Path) -> (Arc<ReadRecorder>, Arc<Vfs>) {
+    let device = Arc::new(ReadRecorder::open(path));
     let budget = Arc::new(Budget::new(CACHE));
     let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
     let fs = Ext4::open(device.clone(), options).unwrap();
@@ -81,7 +49,7 @@ fn a_cold_walk_reads_inode_tables_and_directories_in_runs() {
     }
     let (device, vfs) = mount(&path);
     let walk = || {
-        device.calls.store(0, Relaxed);
+        device.reads.lock().unwrap().clear();
         let mut seen = 0;
         for nth in 0..DIRS {
             let dir = vfs.resolve(&cred, format!("/d{nth}"), false).unwrap();
@@ -98,7 +66,7 @@ fn a_cold_walk_reads_inode_tables_and_directories_in_runs() {
             }
         }
         assert_eq!(seen, DIRS * u64::from(FILES));
-        device.calls.load(Relaxed)
+        device.reads.lock().unwrap().len() as u64
     };
     let cold = walk();
     println!("{cold} device reads for {} inodes", DIRS * u64::from(FILES));

@@ -3,56 +3,22 @@
 
 mod common;
 
+use common::recorder::ReadRecorder;
 use common::{debugfs, fsck, mkfs};
-use ivers_block::{Budget, ByteOffset, Device, FileDevice, OpenMode, Result as DeviceResult};
+use ivers_block::Budget;
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const NAMES: u32 = 1_000_000;
 const CACHE: u64 = 64 << 20;
 const BLOCK: u64 = 4096;
 
-/// Forwards to a device and records which blocks are read.
-struct ReadRecorder {
-    inner: FileDevice,
-    reads: Mutex<Vec<u64>>,
-}
-
-impl Device for ReadRecorder {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> DeviceResult<()> {
-        let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
-        self.reads.lock().unwrap().extend(blocks);
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> DeviceResult<()> {
-        self.inner.write_at(offset, buf)
-    }
-    fn flush(&self) -> DeviceResult<()> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: ByteOffset, len: u64) -> DeviceResult<()> {
-        self.inner.discard(offset, len)
-    }
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-}
-
 fn mount(path: &Path, cache: u64) -> (Arc<ReadRecorder>, Arc<Vfs>) {
-    let device = Arc::new(ReadRecorder {
-        inner: FileDevice::open(path, OpenMode::ReadWrite).unwrap(),
-        reads: Mutex::default(),
-    });
+    let device = Arc::new(ReadRecorder::open(path));
     let budget = Arc::new(Budget::new(cache));
     let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
     let fs = Ext4::open(device.clone(), options).unwrap();
@@ -86,7 +52,7 @@ fn cold(path: &Path, work: impl FnOnce(&Arc<Vfs>, &InodeRef)) -> (BTreeSet<u64>,
     let grown = (dir.size() - size) / BLOCK;
     drop(dir);
     vfs.unmount().unwrap();
-    (reads.into_iter().collect(), grown)
+    (reads.into_iter().flatten().collect(), grown)
 }
 
 /// The blocks of the directory, as debugfs prints them.

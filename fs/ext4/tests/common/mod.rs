@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod recorder;
+
 use ivers_block::{BlockError, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::{DriverOptions, MountOptions, Vfs};
