@@ -71,10 +71,7 @@ impl Connection {
         // What the kernel uses stays. Ask again when there are clearly more.
         self.pruning.again_from.store(remembered + remembered / 32, Ordering::Relaxed);
         let (mut asked, mut tried) = (0, 0);
-        while asked < too_many {
-            if tried >= remembered {
-                break;
-            }
+        while asked < too_many && tried < remembered {
             let hand = self.pruning.hand.fetch_add(1, Ordering::Relaxed);
             let inos = self.vfs.remembered_out_of_memory(hand, BATCH);
             tried += BATCH;
