@@ -58,6 +58,16 @@ impl Memory {
         self.unit_pages * PAGE64
     }
 
+    /// The first page of the unit that contains this page. Without a division: every write calls it.
+    fn unit_start(&self, page: u64) -> u64 {
+        page & !(self.unit_pages - 1)
+    }
+
+    /// The first page of the first unit that begins at this page or later.
+    fn next_unit(&self, page: u64) -> u64 {
+        self.unit_start(page + self.unit_pages - 1)
+    }
+
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes.load(Ordering::Relaxed)
     }
@@ -69,11 +79,11 @@ struct Page {
     dirty: bool,
     writeback: bool,
     referenced: bool,
-    /// Set while the driver may lose what it was given.
-    unstable: Option<UnstableWrite>,
+    /// Whether the driver may lose what it was given: then it is in [`Map::unstable`].
+    unstable: bool,
 }
 
-/// A write that is not committed.
+/// A write that is not committed. It lies beside the map of pages, because few pages have one.
 #[derive(Debug, Clone, Copy)]
 struct UnstableWrite {
     /// The position of its run among all unstable ones of the file.
@@ -84,12 +94,12 @@ struct UnstableWrite {
 
 impl Page {
     fn new(data: Box<[u8; PAGE]>, referenced: bool) -> Self {
-        Self { data, dirty: false, writeback: false, referenced, unstable: None }
+        Self { data, dirty: false, writeback: false, referenced, unstable: false }
     }
 
     /// Whether it is the only durable or newest copy of its bytes: it must stay in memory.
     fn must_stay(&self) -> bool {
-        self.dirty || self.writeback || self.unstable.is_some()
+        self.dirty || self.writeback || self.unstable
     }
 }
 
@@ -98,7 +108,7 @@ struct Map {
     pages: BTreeMap<u64, Page>,
     dirty: BTreeSet<u64>,
     /// Pages with [`Page::unstable`].
-    unstable: BTreeSet<u64>,
+    unstable: BTreeMap<u64, UnstableWrite>,
     /// How many unstable runs have ended.
     unstable_runs: u64,
     /// How many pages are under write-back.
@@ -117,7 +127,7 @@ struct LazyMap(Option<Box<Map>>);
 static EMPTY: Map = Map {
     pages: BTreeMap::new(),
     dirty: BTreeSet::new(),
-    unstable: BTreeSet::new(),
+    unstable: BTreeMap::new(),
     unstable_runs: 0,
     writeback: 0,
     generation: 0,
@@ -250,9 +260,8 @@ impl Pages {
         grow: impl FnOnce(),
     ) -> Step {
         let end = offset + data.len() as u64;
-        let unit = memory.unit_pages;
         let (first, last) = (index(offset), index(end - 1));
-        let (begin, behind) = (first - first % unit, (last + 1).next_multiple_of(unit));
+        let (begin, behind) = (memory.unit_start(first), memory.next_unit(last + 1));
         let mut map = self.map.lock();
         if loaded.generation != map.generation {
             *loaded = Loaded { pages: Vec::new(), generation: map.generation };
@@ -261,7 +270,7 @@ impl Pages {
             let (start, page_end) = (at * PAGE64, (at + 1) * PAGE64);
             let partial = offset > start || end < page_end;
             if partial && start < size && !map.pages.contains_key(&at) && !loaded.has(at) {
-                let offset = (at - at % unit) * PAGE64;
+                let offset = memory.unit_start(at) * PAGE64;
                 return Step::NeedsRead { offset, generation: map.generation };
             }
         }
@@ -329,9 +338,8 @@ impl Pages {
         let file_pages = size.div_ceil(PAGE64).saturating_sub(first).max(1);
         let plan = plan.min(file_pages);
         let next_cached = map.pages.range(first + 1..).next().map_or(u64::MAX, |(at, _)| *at);
-        let unit = memory.unit_pages;
-        let (begin, end) =
-            (first - first % unit, (first + plan.min(next_cached - first)).next_multiple_of(unit));
+        let begin = memory.unit_start(first);
+        let end = memory.next_unit(first + plan.min(next_cached - first));
         ReadPlan {
             offset: begin * PAGE64,
             len: (end - begin) as usize * PAGE,
@@ -373,11 +381,10 @@ impl Pages {
         size: impl FnOnce() -> u64,
     ) -> Option<Run> {
         let unit = memory.unit_pages;
-        let of_unit = |page: u64| page - page % unit;
         let mut map = self.map.lock();
         let map = &mut **map;
         let size = size();
-        let begin = of_unit(*map.dirty.range(of_unit(index(from))..).next()?);
+        let begin = memory.unit_start(*map.dirty.range(memory.unit_start(index(from))..).next()?);
         let behind = to.min(size).div_ceil(PAGE64).min(begin + RUN_PAGES as u64);
         if begin >= behind {
             return None;
@@ -396,7 +403,7 @@ impl Pages {
                             page.dirty = false;
                             page.writeback = true;
                             map.dirty.remove(&at);
-                            if page.unstable.take().is_some() {
+                            if std::mem::take(&mut page.unstable) {
                                 map.unstable.remove(&at);
                             }
                             run.pages.push(at);
@@ -427,8 +434,8 @@ impl Pages {
                 _ if page.dirty => {}
                 Some(Written::Durable) => {}
                 Some(Written::Unstable) => {
-                    page.unstable = Some(unstable);
-                    map.unstable.insert(*at);
+                    page.unstable = true;
+                    map.unstable.insert(*at, unstable);
                 }
                 None => {
                     page.dirty = true;
@@ -507,7 +514,7 @@ impl Pages {
                 uncounted += 1;
             }
             map.writeback -= u64::from(page.writeback);
-            if page.unstable.is_some() {
+            if page.unstable {
                 map.unstable.remove(at);
             }
             if page.dirty {
@@ -604,15 +611,15 @@ impl Pages {
         let mut map = self.map.lock();
         let map = &mut **map;
         let (mut cleaned, mut dropped) = (0, 0);
-        map.unstable.retain(|at| {
+        map.unstable.retain(|at, write| {
             let Some(page) = map.pages.get_mut(at) else { return false };
-            if page.unstable.is_some_and(|write| write.run >= runs) {
+            if write.run >= runs {
                 return true;
             }
-            let outdated = page.unstable.take().is_some_and(|write| write.generation != map.generation);
+            page.unstable = false;
             if !page.must_stay() {
                 cleaned += 1;
-                if outdated {
+                if write.generation != map.generation {
                     map.pages.remove(at);
                     dropped += 1;
                 }
@@ -631,12 +638,12 @@ impl Pages {
     pub(crate) fn redirty(&self, from: u64, to: u64) -> bool {
         let mut map = self.map.lock();
         let map = &mut **map;
-        let again: Vec<u64> =
-            map.unstable.range(index(from)..to.div_ceil(PAGE64).max(index(from))).copied().collect();
+        let range = index(from)..to.div_ceil(PAGE64).max(index(from));
+        let again: Vec<u64> = map.unstable.range(range).map(|(at, _)| *at).collect();
         for at in &again {
             map.unstable.remove(at);
             if let Some(page) = map.pages.get_mut(at) {
-                (page.unstable, page.dirty) = (None, true);
+                (page.unstable, page.dirty) = (false, true);
                 map.dirty.insert(*at);
             }
         }
