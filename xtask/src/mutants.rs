@@ -24,8 +24,9 @@ struct Harness {
     effort: &'static str,
     brief: u64,
     thorough: u64,
-    /// The text that the test prints when it detects something.
+    /// The text that the test prints when it detects something, and the file that prints it.
     caught: &'static str,
+    caught_in: &'static str,
     /// The words after each count of attempts in the output; the sum is reported.
     counted: Option<&'static str>,
     /// Additional environment variables.
@@ -41,7 +42,8 @@ const HARNESSES: [Harness; 2] = [
         effort: "IVERS_CRASH_STATES",
         brief: 600,
         thorough: 6000,
-        caught: "promises were broken",
+        caught: "the contract was broken",
+        caught_in: "fs/ext4/tests/explore.rs",
         counted: Some(" distinct crash states"),
         env: &[("IVERS_CRASH_VIOLATIONS", "1")],
     },
@@ -54,6 +56,7 @@ const HARNESSES: [Harness; 2] = [
         brief: 200,
         thorough: 20_000,
         caught: "a race was lost",
+        caught_in: "testing/races/src/lib.rs",
         counted: None,
         env: &[],
     },
@@ -288,6 +291,14 @@ mod tests {
                 let (header, _) = text.split_once("\n\ndiff --git ").expect("a header above the patch");
                 assert!(header.ends_with('.'), "{}: {header}", patch.display());
             }
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_detection_is_in_the_test() {
+        for Harness { caught, caught_in, .. } in &HARNESSES {
+            let test = fs::read_to_string(root().join(caught_in)).unwrap();
+            assert!(test.contains(caught), "{caught_in} does not print {caught:?}");
         }
     }
 
