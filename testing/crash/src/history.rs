@@ -2,6 +2,7 @@
 
 use crate::observed_fs::ObservedFs;
 use crate::ops::{Op, Workload};
+use crate::remembered::Remembered;
 use ivers_block::{ByteOffset, Device, FaultDevice};
 use ivers_vfs::{
     ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, Ino, InodeRef, ManualClock,
@@ -115,7 +116,8 @@ pub fn mount_options(workload: Option<&Workload>) -> (MountOptions, Arc<ManualCl
         atime: ivers_vfs::AtimeMode::Never,
         background: false,
         dirty_bytes: if small_cache { 64 << 10 } else { 0 },
-        cache_bytes: if small_cache { 1 << 20 } else { 32 << 20 },
+        // The caches of the driver alone exceed the small one: every idle inode is evicted.
+        cache_bytes: if small_cache { 64 << 10 } else { 32 << 20 },
         clock: Some(Box::new(clock.clone())),
         ..MountOptions::default()
     };
@@ -210,7 +212,8 @@ pub fn run(
             .enumerate()
             .map(|(worker, ops)| {
                 let lazyversion = workload.is_lazyversion();
-                let scene = Scene { vfs, observed, device, clock, counts_updates, lazyversion };
+                let remembers = workload.small_cache;
+                let scene = Scene { vfs, observed, device, clock, counts_updates, lazyversion, remembers };
                 scope.spawn(move || work(worker, ops, &scene))
             })
             .collect();
@@ -229,6 +232,8 @@ struct Scene<'a> {
     clock: &'a ManualClock,
     counts_updates: bool,
     lazyversion: bool,
+    /// Whether workers remember inodes by number.
+    remembers: bool,
 }
 
 impl Scene<'_> {
@@ -245,6 +250,7 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
     let tree = Arc::new(read_tree(vfs, worker)?);
     history.steps.push(Step { op: None, begin: 0, end: 0, ok: true, about: None, replaced: false, tree });
     let mut held = Vec::new();
+    let mut remembered = Remembered::new(vfs);
     // Files that were written since their last query.
     let mut unseen: HashSet<Identity> = HashSet::new();
     for (nth, op) in ops.iter().enumerate() {
@@ -280,6 +286,14 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
         let (was, is) = (about.and_then(|id| node_of(&before, id)), about.and_then(|id| node_of(&tree, id)));
         if let (Some(id), Some(was)) = (about, was) {
             check_during_call(&mut history, scene, id, was, is, op)?;
+        }
+        if scene.remembers {
+            if let Some(id) = about.filter(|_| is.is_some()) {
+                remembered.remember(id)?;
+            }
+            if let Some(text) = remembered.check().or_else(|| remembered.note(op, about, value, is)) {
+                history.broken.get_or_insert(format!("{op} (step {}): {text}", nth + 1));
+            }
         }
         if let (Some(id), Some(value), Some(node)) = (about, value, is) {
             let step = history.steps.len();

@@ -33,6 +33,10 @@
 //!   previous write; under `lazyversion`, which half of the workloads use, it does not even raise the
 //!   counter
 //!
+//! - an inode that is remembered by number leaves memory and comes back as the same inode, with the same
+//!   value if nothing changed (module `remembered`): workloads with a small cache evict all idle inodes at
+//!   every operation
+//!
 //! C4 is also checked across a second crash (module `second_crash`): one state in 16 is used after recovery
 //! and crashes once more. One in eight is checked by the format's fsck directly after recovery, before files
 //! grow. Some are mounted by the kernel after our recovery, which must show the same tree (module
@@ -67,6 +71,7 @@ mod kernel_view;
 pub mod observed_fs;
 pub mod ops;
 mod recover;
+mod remembered;
 mod second_crash;
 pub mod states;
 pub mod target;
