@@ -201,3 +201,62 @@ fn a_new_file_is_complete_at_every_commit() {
     }
     assert!(found > 0, "{points} points, and no file");
 }
+
+/// Blocks of 4 KiB that the device wrote, in order.
+fn blocks_of(ops: &[Recorded]) -> Vec<u64> {
+    let written = ops.iter().filter_map(|op| match op {
+        Recorded::Write { offset, data, .. } => Some((offset.0, data.len() as u64)),
+        _ => None,
+    });
+    written.flat_map(|(at, len)| at / 4096..(at + len).div_ceil(4096)).collect()
+}
+
+/// A commit logs each metadata block once, however many files were created or removed in it, and the
+/// checkpoint writes each once in place.
+#[test]
+fn creating_and_removing_many_files_writes_each_metadata_block_once_a_commit() {
+    const FILES: u64 = 1500;
+    const INODES_OF_A_BLOCK: u64 = 16;
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    let options = MkfsOptions { block_size: Some(4096), zeroed: true, ..MkfsOptions::default() };
+    mkfs(&device, &options).unwrap();
+    let device = Arc::new(FaultDevice::new(device));
+    let mut news = DeviceLog { device: device.clone(), seen: 0 };
+    let create = |vfs: &Vfs, dir: &InodeRef, name: &[u8]| {
+        vfs.create(&Cred::root(), dir, name, &CreateSpec::file(0o600), false).map(drop)
+    };
+    let unlink =
+        |vfs: &Vfs, dir: &InodeRef, name: &[u8]| vfs.unlink(&Cred::root(), dir, name, false).map(drop);
+    for (what, change) in
+        [("creation", &create as &dyn Fn(&Vfs, &InodeRef, &[u8]) -> Result<()>), ("removal", &unlink)]
+    {
+        let vfs = mount(device.clone());
+        let root = vfs.root().unwrap();
+        vfs.sync().unwrap();
+        news.take();
+        for nth in 0..FILES {
+            change(&vfs, &root, format!("a file with the number {nth}").as_bytes()).unwrap();
+        }
+        assert!(news.take().is_empty(), "{what}: something was written before the commit");
+        vfs.sync().unwrap();
+        let logged = blocks_of(&news.take()).len();
+        drop(root);
+        vfs.unmount().unwrap();
+        let mut in_place = blocks_of(&news.take());
+        let writes = in_place.len();
+        in_place.sort_unstable();
+        in_place.dedup();
+        println!(
+            "{what}: {logged} blocks logged, {writes} written in place, {} of them different",
+            in_place.len()
+        );
+        // The superblock and that of the journal are written once more when the image is marked clean.
+        assert!(writes <= in_place.len() + 4, "{what}");
+        // Descriptors, a commit record, and blocks that only the log has.
+        assert!(logged <= in_place.len() + in_place.len() / 100 + 8, "{what}");
+        assert!(
+            in_place.len() as u64 > FILES / INODES_OF_A_BLOCK,
+            "{what}: the blocks of inodes are missing"
+        );
+    }
+}
