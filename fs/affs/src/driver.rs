@@ -319,11 +319,7 @@ impl XattrOps for Affs {
             // No other attribute exists.
             return Err(if value.is_some() { NameError::NotSupported } else { NameError::NoAttribute }.into());
         }
-        match (value, mode) {
-            (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
-            (Some(_), XattrMode::Replace) | (None, _) if !exists => return Err(NameError::NoAttribute.into()),
-            _ => {}
-        }
+        mode.check(exists, value.is_none())?;
         let result = match (name, value) {
             // Every header has a protection word.
             (PROTECTION, None) => return Err(NameError::NotPermitted.into()),

@@ -550,14 +550,10 @@ impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
     ) -> Result<()> {
         {
             let mut state = Self::state(inode);
-            let exists = state.xattrs.contains_key(name);
-            match (value, mode) {
-                (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
-                (Some(_), XattrMode::Replace) | (None, _) if !exists => {
-                    return Err(NameError::NoAttribute.into());
-                }
-                (Some(value), _) => state.xattrs.insert(name.to_vec(), value.to_vec()),
-                (None, _) => state.xattrs.remove(name),
+            mode.check(state.xattrs.contains_key(name), value.is_none())?;
+            match value {
+                Some(value) => state.xattrs.insert(name.to_vec(), value.to_vec()),
+                None => state.xattrs.remove(name),
             };
         }
         self.changed(inode, Touch::Metadata, Logged::Anyway)

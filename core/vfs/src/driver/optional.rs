@@ -18,6 +18,19 @@ pub enum XattrMode {
     Replace,
 }
 
+impl XattrMode {
+    /// Whether an attribute that `exists` or not may be set in this mode, or removed.
+    pub fn check(self, exists: bool, removes: bool) -> std::result::Result<(), NameError> {
+        match self {
+            _ if removes && !exists => Err(NameError::NoAttribute),
+            _ if removes => Ok(()),
+            Self::Create if exists => Err(NameError::Exists),
+            Self::Replace if !exists => Err(NameError::NoAttribute),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Extended attributes, by their full names. `caller` is the user who asks, or [`Cred::system`] where the
 /// VFS reads for itself (an access control list that decides, a file capability to remove).
 pub trait XattrOps {
@@ -27,7 +40,7 @@ pub trait XattrOps {
     fn get_xattr(&self, caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>>;
     /// All names.
     fn list_xattr(&self, caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>>;
-    /// Set (`Some`) or remove (`None`) an attribute.
+    /// Set (`Some`) or remove (`None`) an attribute. [`XattrMode::check`] says whether that may be done.
     fn set_xattr(
         &self,
         caller: &Cred,

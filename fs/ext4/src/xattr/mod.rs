@@ -276,11 +276,7 @@ impl XattrOps for Ext4 {
             .iter()
             .chain(&self.block_attributes(inode)?)
             .any(|a| a.is(index, short));
-        match (value, mode) {
-            (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
-            (Some(_), XattrMode::Replace) | (None, _) if !exists => return Err(NameError::NoAttribute.into()),
-            _ => {}
-        }
+        mode.check(exists, value.is_none())?;
         let stored = self.stored_value(index, value)?;
         let blocks = value.map_or(0, <[u8]>::len).div_ceil(self.sb.block_size as usize) as u32;
         let mut h = self.begin(CREDITS + blocks)?;
