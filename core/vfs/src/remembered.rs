@@ -173,15 +173,13 @@ impl Vfs {
 
     /// Deletes an orphan that was only remembered, and lets the driver release the inode number. May write.
     pub fn release_forgotten(&self, ino: Ino) {
-        if let Some(inode) = self.inodes.peek(ino) {
-            // The last user of an orphan deletes it.
-            return drop(self.counted(inode));
-        }
+        // The last user of an orphan deletes it.
+        let use_once = |inode: Arc<Inode>| drop(self.counted(inode));
         if self.info.persistent_inos {
-            return;
+            return self.inodes.peek(ino).map_or((), use_once);
         }
         match self.inodes.find(ino) {
-            Found::Ready(inode) => drop(self.counted(inode)),
+            Found::Ready(inode) => use_once(inode),
             Found::Vacant(claim) => {
                 self.release_ino(ino);
                 drop(claim);
@@ -230,9 +228,9 @@ impl Vfs {
         self.remembered.count.load(Ordering::Relaxed)
     }
 
-    /// Approximate memory of the remembered inodes in bytes, beside what of them is in memory.
-    pub fn remembered_bytes(&self) -> u64 {
-        self.remembered_inodes() as u64 * ENTRY_BYTES
+    /// How many remembered inodes take this many bytes, apart from those in memory.
+    pub const fn remembered_inodes_in(bytes: u64) -> usize {
+        (bytes / ENTRY_BYTES) as usize
     }
 
     /// The bound of all caches in bytes.

@@ -1,12 +1,13 @@
 //! Asking the kernel to forget inodes when too many are remembered.
 //!
-//! Each inode that the kernel remembers takes some bytes here ([`Vfs::remembered_bytes`]). They count in the
-//! memory budget, and nothing that ivers does alone can free them. From a quarter of the budget on, a thread
-//! asks the kernel to drop unused ones (`FUSE_NOTIFY_PRUNE`, Linux 6.18): those that have left our memory
-//! first, as they were not used lately. An older kernel refuses the question once and is not asked again.
-//! Then the entries stay until that kernel needs its memory itself.
+//! Each inode that the kernel remembers takes some bytes here ([`Vfs::remembered_inodes_in`]). They count in
+//! the memory budget, and nothing that ivers does alone can free them. From a quarter of the budget on, a
+//! thread asks the kernel to drop unused ones (`FUSE_NOTIFY_PRUNE`, Linux 6.18): those that have left our
+//! memory first, as they were not used lately. An older kernel refuses the question once and is not asked
+//! again. Then the entries stay until that kernel needs its memory itself.
 
 use crate::connection::Connection;
+use ivers_vfs::Vfs;
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -46,9 +47,8 @@ fn message(ids: &[u64]) -> Vec<u8> {
 impl Connection {
     /// Starts to prune if too much is remembered. Never blocks.
     pub(crate) fn prune_if_needed(self: &Arc<Self>) {
-        let limit = self.vfs.memory_limit() / 4;
-        if self.vfs.remembered_bytes() <= limit
-            || self.vfs.remembered_inodes() < self.pruning.again_from.load(Ordering::Relaxed)
+        let most = Vfs::remembered_inodes_in(self.vfs.memory_limit() / 4);
+        if self.vfs.remembered_inodes() <= most.max(self.pruning.again_from.load(Ordering::Relaxed))
             || self.pruning.is_refused.load(Ordering::Relaxed)
             || self.pruning.is_running.swap(true, Ordering::AcqRel)
         {
@@ -56,18 +56,17 @@ impl Connection {
         }
         let connection = self.clone();
         self.flusher.later(move || {
-            connection.prune(limit - limit / 8);
+            connection.prune(most - most / 8);
             connection.pruning.is_running.store(false, Ordering::Release);
         });
     }
 
     /// Asks for as many inodes as are too many, as far as that many are out of memory. The kernel forgets
     /// them a little later.
-    fn prune(&self, target: u64) {
+    fn prune(&self, target: usize) {
         let Some(device) = self.device.get() else { return };
         let remembered = self.vfs.remembered_inodes();
-        let too_many = self.vfs.remembered_bytes().saturating_sub(target) * remembered as u64
-            / self.vfs.remembered_bytes().max(1);
+        let too_many = remembered.saturating_sub(target);
         // What the kernel uses stays. Ask again when there are clearly more.
         self.pruning.again_from.store(remembered + remembered / 32, Ordering::Relaxed);
         let (mut asked, mut tried) = (0, 0);
@@ -75,7 +74,7 @@ impl Connection {
             let hand = self.pruning.hand.fetch_add(1, Ordering::Relaxed);
             let inos = self.vfs.remembered_out_of_memory(hand, BATCH);
             tried += BATCH;
-            asked += inos.len() as u64;
+            asked += inos.len();
             let ids: Vec<u64> = inos.iter().map(|ino| self.nodes.id(ino.0)).collect();
             if ids.is_empty() {
                 continue;
