@@ -230,6 +230,36 @@ fn handles_leave_log_space_for_finishing_an_intent() {
     assert_eq!(cell_on(&*fs.device, SUM, 1), 1);
 }
 
+/// J12: work that finishes the oldest intent waits for no newer one, although it takes more than was kept for
+/// it, and the space kept for all of them does not fit beside it.
+#[test]
+fn finishing_the_oldest_intent_waits_for_no_newer_one() {
+    let (_, fs) = fixture();
+    let intents = [1, 2, 3, 4].map(promise);
+    for intent in intents {
+        fs.log_one(Arc::new(intent));
+        fs.journal.commit_all().unwrap();
+    }
+    for n in 0..12 {
+        let handle = fs.journal.begin(CREDITS).unwrap();
+        fs.initialize(&handle, BLOCK_A + n, n);
+        drop(handle);
+        fs.journal.commit_all().unwrap();
+    }
+    // Of 95 sectors of 512 bytes 56 are in use. Beside these, 2688 for records and 12,000 credits there is
+    // space for finishing one more intent (700 and 2688), not for three.
+    let (journal, oldest) = (fs.journal.clone(), intents[0].id());
+    let (begun, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || begun.send(journal.begin_finishing(oldest, 12_000).map(drop)));
+    let answer = waiting.recv_timeout(Duration::from_secs(10)).expect("it waits for a newer intent");
+    answer.unwrap();
+    for intent in intents {
+        let handle = fs.journal.begin_finishing(intent.id(), 700).unwrap();
+        fs.finish(&handle, intent);
+    }
+    fs.journal.shutdown().unwrap();
+}
+
 /// J5: a block is in place and freed, and the log still holds it because of an older intent. A replay must
 /// not restore it over file data: in this session, and in the one after a recovery.
 #[test]
