@@ -3,6 +3,7 @@
 use crate::clone::Ranges;
 use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
+use crate::file_io::Missing;
 use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE;
 use crate::requests::*;
@@ -232,7 +233,7 @@ impl Vfs {
                 if bytes.is_empty() {
                     break;
                 }
-                let read = self.read_locked(cred, inode, at, &mut bytes, size)?;
+                let read = self.read_locked(cred, inode, at, &mut bytes, size, Missing::Keep)?;
                 bytes.truncate(read);
                 room -= read;
                 pieces.push(Piece::Data(at, bytes));

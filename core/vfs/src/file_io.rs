@@ -12,6 +12,16 @@ use std::sync::atomic::Ordering;
 const PAGE64: u64 = PAGE as u64;
 /// A write bumps at least once per this many bytes (contract C6).
 const BUMP_BYTES: usize = 1 << 20;
+const _: () = assert!(BUMP_BYTES <= RUN_PAGES * PAGE, "a piece of a write is one run");
+
+/// What a write around the cache does if the driver fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnError {
+    /// Returns the error.
+    Return,
+    /// Writes into the cache. Write-back then tries again, and every descriptor is told of its error once.
+    UseCache,
+}
 
 /// Ensures that visible bytes are followed by a bump, also if the write fails or panics.
 struct Visible<'a> {
@@ -39,6 +49,15 @@ impl Drop for Visible<'_> {
     }
 }
 
+/// What a read does with data that is not in the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Adds it, with what will probably be read next.
+    Keep,
+    /// Only passes it on: the caller caches it.
+    PassOn,
+}
+
 /// The pages of a read that begin before the end of the file.
 fn in_file(data: &[u8], offset: u64, size: u64) -> &[u8] {
     let len = size.saturating_sub(offset).next_multiple_of(PAGE64);
@@ -48,6 +67,29 @@ fn in_file(data: &[u8], offset: u64, size: u64) -> &[u8] {
 impl Vfs {
     /// Reads. Permission was checked at open. Returns fewer bytes than asked for only at the end of the file.
     pub fn read(&self, cred: &Cred, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_with(cred, inode, offset, buf, Missing::Keep)
+    }
+
+    /// [`Vfs::read`] for a caller that caches what it reads: what is not in the page cache is not added to
+    /// it, where alignment allows.
+    pub fn read_for_cache(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize> {
+        self.read_with(cred, inode, offset, buf, Missing::PassOn)
+    }
+
+    fn read_with(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        offset: u64,
+        buf: &mut [u8],
+        missing: Missing,
+    ) -> Result<usize> {
         self.reclaim();
         match inode.kind {
             FileType::Regular => {}
@@ -56,7 +98,7 @@ impl Vfs {
         }
         let done = {
             let _lock = self.shared(inode)?;
-            self.read_locked(cred, inode, offset, buf, inode.size())?
+            self.read_locked(cred, inode, offset, buf, inode.size(), missing)?
         };
         if done > 0 {
             self.accessed(inode);
@@ -72,6 +114,7 @@ impl Vfs {
         offset: u64,
         buf: &mut [u8],
         size: u64,
+        missing: Missing,
     ) -> Result<usize> {
         let end = offset.saturating_add(buf.len() as u64).min(size);
         let want = end.saturating_sub(offset) as usize;
@@ -79,11 +122,28 @@ impl Vfs {
         while done < want {
             let at = offset + done as u64;
             done += inode.pages.read(at, &mut buf[done..want]);
-            if done < want {
-                done += self.read_missing(cred, inode, offset + done as u64, &mut buf[done..want], size)?;
+            let at = offset + done as u64;
+            let whole =
+                if missing == Missing::PassOn { self.whole_units_missing(inode, at, want - done) } else { 0 };
+            if whole > 0 {
+                self.fs.read(cred, inode, at, &mut buf[done..done + whole])?;
+                done += whole;
+            } else if done < want {
+                done += self.read_missing(cred, inode, at, &mut buf[done..want], size)?;
             }
         }
         Ok(done)
+    }
+
+    /// How many of the `wanted` bytes at `offset` are whole units that are not in the cache and that a local
+    /// driver can read at any time.
+    fn whole_units_missing(&self, inode: &Inode, offset: u64, wanted: usize) -> usize {
+        let unit = self.memory.unit_bytes();
+        if inode.server_managed || !offset.is_multiple_of(unit) || (wanted as u64) < unit {
+            return 0;
+        }
+        let missing = inode.pages.missing_from(offset, wanted);
+        missing - missing % unit as usize
     }
 
     /// Reads the page at `offset`, and the following ones if the file is read in order, into the cache, and
@@ -209,6 +269,10 @@ impl Vfs {
                 let mut visible = Visible { vfs: self, cred, inode, touch, pending: false };
                 let wrote = if flags.contains(WriteFlags::DIRECT) {
                     self.write_direct(&mut visible, at, bytes, size, pool)
+                } else if flags.contains(WriteFlags::CACHED_BY_CALLER)
+                    && self.may_go_around_cache(inode, at, piece, size)
+                {
+                    self.write_around_cache(&mut visible, at, bytes, size, pool, OnError::UseCache)
                 } else {
                     self.write_cached(&mut visible, at, bytes, size, pool)
                 };
@@ -289,8 +353,15 @@ impl Vfs {
         }
     }
 
-    /// Writes around the cache if the piece consists of whole units or reaches the end of the file. Otherwise
-    /// writes through the cache and then back.
+    /// Whether a piece consists of whole units or reaches the end of the file, and no server may lose it: what
+    /// a server may lose must be in the cache until it is committed.
+    fn may_go_around_cache(&self, inode: &Inode, offset: u64, len: usize, size: u64) -> bool {
+        let unit = self.memory.unit_bytes();
+        let end = offset + len as u64;
+        !inode.server_managed && offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size)
+    }
+
+    /// Writes around the cache where possible. Otherwise writes through the cache and then back.
     fn write_direct(
         &self,
         visible: &mut Visible<'_>,
@@ -299,42 +370,55 @@ impl Vfs {
         size: u64,
         pool: BlockPool,
     ) -> Result<()> {
+        if self.may_go_around_cache(visible.inode, offset, data.len(), size) {
+            return self.write_around_cache(visible, offset, data, size, pool, OnError::Return);
+        }
+        self.write_cached(visible, offset, data, size, pool)?;
+        let _writeback = visible.inode.writeback_lock.lock();
+        self.write_pages(visible.inode, offset, offset + data.len() as u64)
+    }
+
+    /// Writes a piece that may go around the cache to the device, and drops its pages.
+    fn write_around_cache(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        pool: BlockPool,
+        on_error: OnError,
+    ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
-        let unit = self.memory.unit_bytes();
-        let whole = offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size);
-        // What a server may lose must be in the cache until it is committed.
-        if !whole || inode.server_managed {
-            self.write_cached(visible, offset, data, size, pool)?;
-            let _writeback = inode.writeback_lock.lock();
-            return self.write_pages(inode, offset, end);
-        }
         let _writeback = inode.writeback_lock.lock();
         self.retry_without_space(|| self.fs.reserve(inode, offset, data.len() as u64, pool))?;
         // Dirty pages of the range are overwritten completely: drop them, and use their reservations.
-        let (first, behind) = (offset / PAGE64, end.div_ceil(PAGE64));
-        inode.pages.drop_pages(first, behind, &self.memory);
+        inode.pages.drop_pages(offset / PAGE64, end.div_ceil(PAGE64), &self.memory);
         visible.pending = true;
         if end > size {
             inode.with_attr(|attr| attr.size = end);
         }
-        for (nth, run) in data.chunks(RUN_PAGES * PAGE).enumerate() {
-            let at = offset + (nth * RUN_PAGES * PAGE) as u64;
-            if let Err(error) = self.retry_without_space(|| self.fs.write_back(inode, at, run).map(drop)) {
-                // What arrived stays, and the size does not run ahead of it. Older writes to these pages that
-                // were not written back are lost too: the next fsync reports that.
-                inode.with_attr(|attr| attr.size = size.max(at));
-                self.fs.unreserve(inode, at, end - at);
-                if matches!(error, Error::FileData(_) | Error::DataRefused(_)) {
-                    self.note_data_loss(inode, Vec::new(), &error);
-                    return Err(error);
-                }
-                self.note_writeback_error(inode, &error);
-                return self.guarded(|| Err(error));
-            }
-            self.policy.stats.mine().written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
+        let mut wrote = self.retry_without_space(|| self.fs.write_back(inode, offset, data).map(drop));
+        if wrote.is_ok() {
+            self.policy.stats.mine().written_back_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            return wrote;
         }
-        Ok(())
+        if on_error == OnError::UseCache {
+            // The piece replaces all that the file has from `offset` to its end or to the end of a unit, so
+            // nothing needs to be read.
+            wrote = self.write_cached(visible, offset, data, size.min(offset), pool);
+        }
+        let Err(error) = wrote else { return Ok(()) };
+        // The size does not run ahead of the data. Older writes to these pages that were not written back
+        // are lost too: the next fsync reports that.
+        inode.with_attr(|attr| attr.size = size);
+        self.fs.unreserve(inode, offset, end - offset);
+        if matches!(error, Error::FileData(_) | Error::DataRefused(_)) {
+            self.note_data_loss(inode, Vec::new(), &error);
+            return Err(error);
+        }
+        self.note_writeback_error(inode, &error);
+        self.guarded(|| Err(error))
     }
 
     /// Reads around the cache. Dirty pages are written back first.

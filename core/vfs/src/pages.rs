@@ -324,6 +324,16 @@ impl Pages {
         done
     }
 
+    /// How many of the `wanted` bytes at `offset` precede the first cached page.
+    pub(crate) fn missing_from(&self, offset: u64, wanted: usize) -> usize {
+        if !self.has_pages() {
+            return wanted;
+        }
+        let end = offset + wanted as u64;
+        let next = self.map.lock().pages.range(index(offset)..end.div_ceil(PAGE64)).next().map(|(at, _)| *at);
+        next.map_or(wanted, |at| (at * PAGE64).saturating_sub(offset) as usize)
+    }
+
     /// What to read for a miss at `offset` when `wanted` bytes remain: the units of those, more if the file
     /// is read in order, fewer if a page in between is cached.
     pub(crate) fn plan_read(&self, offset: u64, wanted: usize, size: u64, memory: &Memory) -> ReadPlan {
@@ -503,10 +513,13 @@ impl Pages {
             return Vec::new();
         }
         let mut map = self.map.lock();
-        let mut kept = map.pages.split_off(&first);
-        let behind = if end == u64::MAX { BTreeMap::new() } else { kept.split_off(&end) };
-        let dropped = kept;
-        map.pages.extend(behind);
+        // Not by splitting the map: putting back what follows would cost as much as all of it.
+        let dropped = if end == u64::MAX {
+            map.pages.split_off(&first)
+        } else {
+            let within: Vec<u64> = map.pages.range(first..end.max(first)).map(|(at, _)| *at).collect();
+            within.into_iter().filter_map(|at| map.pages.remove_entry(&at)).collect()
+        };
         let mut dirty: Vec<(u64, u64)> = Vec::new();
         let mut uncounted = 0;
         for (at, page) in &dropped {

@@ -296,6 +296,9 @@ bitflags! {
         /// Do not use reserved blocks ([`FsInfo::reserved`](crate::FsInfo::reserved)): the opener of the
         /// file may not.
         const UNRESERVED_POOL = 64;
+        /// The caller caches these bytes: do not keep a second copy where alignment allows. The data is on
+        /// the device when the call returns, or in the page cache if the device failed.
+        const CACHED_BY_CALLER = 128;
     }
 }
 

@@ -36,7 +36,7 @@ impl Work {
     fn step(&mut self) {
         let cred = Cred::root();
         let at = self.rng.random_range(0..LARGEST / 2);
-        let len = match self.rng.random_range(0..4) {
+        let len: usize = match self.rng.random_range(0..4) {
             0 => self.rng.random_range(1..100),
             1 => self.rng.random_range(1..200_000),
             _ => self.rng.random_range(1..9000),
@@ -44,10 +44,15 @@ impl Work {
         let before = self.vfs.change(&self.file).unwrap();
         match self.rng.random_range(0..14) {
             0..=5 => {
+                let flags = match self.rng.random_range(0..6) {
+                    0 => WriteFlags::DIRECT,
+                    1 => WriteFlags::CACHED_BY_CALLER,
+                    _ => WriteFlags::empty(),
+                };
+                let at = if flags.is_empty() { at } else { at & !4095 };
+                let len =
+                    if flags == WriteFlags::CACHED_BY_CALLER { len.next_multiple_of(4096) } else { len };
                 let data: Vec<u8> = (0..len).map(|_| self.rng.random_range(1..=255)).collect();
-                let direct = self.rng.random_range(0..6) == 0;
-                let flags = if direct { WriteFlags::DIRECT } else { WriteFlags::empty() };
-                let at = if direct { at & !4095 } else { at };
                 assert_eq!(self.vfs.write(&cred, &self.file, at as u64, &data, flags).unwrap(), len);
                 if self.model.len() < at + len {
                     self.model.resize(at + len, 0);

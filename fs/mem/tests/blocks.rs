@@ -1,5 +1,6 @@
 //! Blocks smaller and larger than a page. The driver asserts that reads and write-back come in whole units.
-//! File contents agree with a model after cached and direct writes, truncation, holes and eviction.
+//! File contents agree with a model after cached and direct writes, writes around the cache, truncation, holes
+//! and eviction.
 
 use ivers_mem::MemWithBlocks;
 use ivers_vfs::*;
@@ -34,9 +35,11 @@ fn random_work<const BLOCK: usize>(seed: u64) {
         let byte = step as u8 | 1;
         match draw.below(10) {
             0..=4 => {
-                let (at, flags) = match draw.below(4) {
+                let (at, flags) = match draw.below(6) {
                     0 => (at - at % BLOCK as u64, WriteFlags::DIRECT),
                     1 => (at, WriteFlags::DIRECT),
+                    2 => (at - at % BLOCK as u64, WriteFlags::CACHED_BY_CALLER),
+                    3 => (at, WriteFlags::CACHED_BY_CALLER),
                     _ => (at, WriteFlags::empty()),
                 };
                 let bytes = vec![byte; len as usize];
@@ -71,11 +74,10 @@ fn random_work<const BLOCK: usize>(seed: u64) {
             }
         }
         let (at, mut bytes) = (draw.below(REACH), vec![0; 1 + draw.below(90000) as usize]);
-        let direct = draw.below(3) == 0;
-        let got = if direct {
-            vfs.read_direct(&Cred::root(), &file, at, &mut bytes)
-        } else {
-            vfs.read(&Cred::root(), &file, at, &mut bytes)
+        let got = match draw.below(4) {
+            0 => vfs.read_direct(&cred, &file, at, &mut bytes),
+            1 => vfs.read_for_cache(&cred, &file, at, &mut bytes),
+            _ => vfs.read(&cred, &file, at, &mut bytes),
         };
         let expected = model.get(at as usize..).unwrap_or_default();
         let expected = &expected[..expected.len().min(bytes.len())];

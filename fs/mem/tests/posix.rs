@@ -74,6 +74,49 @@ fn data_survives_eviction_and_write_back() {
     assert!(vfs.read(&Cred::root(), &f, 0, &mut [0]).is_err());
 }
 
+/// A caller that caches the data itself: no page is added for whole units, in either direction.
+#[test]
+fn what_the_caller_caches_is_not_cached_twice() {
+    const LEN: usize = (3 << 20) + 100;
+    let budget = Arc::new(ivers_block::Budget::new(64 << 20));
+    let options = MountOptions { background: false, budget: Some(budget.clone()), ..MountOptions::default() };
+    let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
+    let (cred, f) = (Cred::root(), file(&vfs, "f"));
+    let put = |at: u64, bytes: &[u8]| {
+        assert_eq!(vfs.write(&cred, &f, at, bytes, WriteFlags::CACHED_BY_CALLER).unwrap(), bytes.len());
+    };
+    let empty = budget.used();
+    let mut want: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8).collect();
+    put(0, &want);
+    assert_eq!((budget.used(), vfs.dirty_bytes()), (empty, 0));
+    assert_eq!(vfs.stats().written_back_bytes, LEN as u64);
+
+    // Only the last page, which is no whole unit, is cached.
+    let mut back = vec![0; LEN];
+    assert_eq!(vfs.read_for_cache(&cred, &f, 0, &mut back).unwrap(), LEN);
+    assert!(back == want);
+    assert_eq!(budget.used(), empty + 4096);
+
+    // Cached pages are used, replaced when they are overwritten, and not written again.
+    write(&vfs, &f, 8192 + 10, b"dirty");
+    want[8202..8207].copy_from_slice(b"dirty");
+    assert_eq!(vfs.read_for_cache(&cred, &f, 0, &mut back).unwrap(), LEN);
+    assert!(back == want);
+    assert_eq!(vfs.dirty_bytes(), 4096);
+    want[4096..16384].fill(7);
+    put(4096, &want[4096..16384]);
+    assert_eq!((vfs.dirty_bytes(), budget.used()), (0, empty + 4096));
+    assert_eq!(vfs.read(&cred, &f, 0, &mut back).unwrap(), LEN);
+    assert!(back == want);
+
+    // A part of a unit goes through the cache.
+    put(20480, b"part");
+    want[20480..20484].copy_from_slice(b"part");
+    assert_eq!(vfs.dirty_bytes(), 4096);
+    vfs.sync().unwrap();
+    assert_eq!(read_all(&vfs, &f), want);
+}
+
 #[test]
 fn truncate_shows_zeros_when_the_file_grows_again() {
     let vfs = mount();

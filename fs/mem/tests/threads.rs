@@ -86,11 +86,17 @@ fn pages_rewritten_during_write_back_are_not_lost() {
                 let mut model = vec![0u8; 100_000];
                 vfs.write(&cred, &file, 0, &model, WriteFlags::empty()).unwrap();
                 for turn in 0..5000u64 {
-                    let at = random.below(90_000) as usize;
-                    let len = random.below(9_000) as usize + 1;
+                    let (mut at, mut len) = (random.below(90_000) as usize, random.below(9_000) as usize + 1);
+                    if turn % 50 == 20 {
+                        (at, len) = (at & !4095, 8192);
+                    }
                     let value = turn as u8;
                     model[at..at + len].fill(value);
-                    let flags = if turn % 50 == 0 { WriteFlags::DIRECT } else { WriteFlags::empty() };
+                    let flags = match turn % 50 {
+                        0 => WriteFlags::DIRECT,
+                        20 => WriteFlags::CACHED_BY_CALLER,
+                        _ => WriteFlags::empty(),
+                    };
                     vfs.write(&cred, &file, at as u64, &vec![value; len], flags).unwrap();
                     match turn % 16 {
                         3 => vfs.fsync(&file, true).unwrap(),

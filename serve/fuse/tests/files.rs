@@ -3,12 +3,16 @@
 mod common;
 
 use common::*;
+use ivers_block::Budget;
 use ivers_fuse::FuseOptions;
+use ivers_mem::Mem;
+use ivers_vfs::{MountOptions, Vfs};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 #[test]
@@ -160,6 +164,32 @@ fn fsync_reports_data_without_space() {
             assert!(fs::read(m.path("f")).unwrap()[at as usize..] == [7; 1 << 20]);
         }
     }
+}
+
+/// The kernel caches what programs write and read. Large requests leave no second copy here.
+#[test]
+fn large_requests_leave_no_pages() {
+    if !can_mount() {
+        return;
+    }
+    const LEN: usize = 8 << 20;
+    let budget = Arc::new(Budget::new(64 << 20));
+    let how = MountOptions { background: false, budget: Some(budget.clone()), ..MountOptions::default() };
+    let m = mount_vfs(Vfs::mount(Arc::new(Mem::default()), how).unwrap(), FuseOptions::default());
+    let data: Vec<u8> = (0..LEN).map(|at| (at / 777) as u8).collect();
+    let before = budget.used();
+    let file = File::create(m.path("f")).unwrap();
+    file.write_all_at(&data, 0).unwrap();
+    drop(file);
+    // The kernel may send the first or last pages on their own.
+    let few = before + (1 << 20);
+    assert!(m.vfs.stats().written_back_bytes >= LEN as u64 * 7 / 8);
+    assert!(m.vfs.dirty_bytes() <= 1 << 20 && budget.used() <= few, "{} of {LEN}", budget.used() - before);
+
+    let dropped = OpenOptions::new().read(true).open(m.path("f")).unwrap();
+    rustix::fs::fadvise(&dropped, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert!(fs::read(m.path("f")).unwrap() == data);
+    assert!(budget.used() <= few, "{} of {LEN}", budget.used() - before);
 }
 
 #[test]

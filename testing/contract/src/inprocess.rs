@@ -121,6 +121,7 @@ impl InProcess {
     fn write(&mut self, on: On<'_>, at: u32, len: u32, byte: u8, how: How) -> Result<()> {
         let inode = self.inode(on)?;
         let flags = match how {
+            How::Plain if byte.is_multiple_of(4) => WriteFlags::CACHED_BY_CALLER,
             How::Plain => WriteFlags::empty(),
             How::Append => WriteFlags::APPEND,
             How::Direct => WriteFlags::DIRECT,

@@ -119,7 +119,8 @@ fn for_all_formats(f: impl Fn(&str, Vec<u8>, Open)) {
     }
 }
 
-fn loses_data_of_one_file(name: &str, image: Vec<u8>, open: Open) {
+/// `flags` are those of the write that is refused.
+fn loses_data_of_one_file(name: &str, image: Vec<u8>, open: Open, flags: WriteFlags) {
     let root_user = Cred::root();
     let plain: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
     let mount = |device| mount(open, device);
@@ -133,7 +134,7 @@ fn loses_data_of_one_file(name: &str, image: Vec<u8>, open: Open) {
     vfs.fsync(&bad, false).unwrap();
 
     let cursors = [vfs.error_cursor(&bad), vfs.error_cursor(&bad)];
-    write(&vfs, &bad, 4096, &[BAD; 40_000]);
+    assert_eq!(vfs.write(&root_user, &bad, 4096, &[BAD; 40_000], flags).unwrap(), 40_000);
     write(&vfs, &good, 0, &[2; 50_000]);
     let seq = vfs.writeback_error_seq();
     let before = vfs.change(&bad).unwrap();
@@ -183,7 +184,14 @@ fn loses_data_of_one_file(name: &str, image: Vec<u8>, open: Open) {
 
 #[test]
 fn a_failed_write_of_data_is_an_error_of_its_file_on_every_format() {
-    for_all_formats(loses_data_of_one_file);
+    for_all_formats(|name, image, open| loses_data_of_one_file(name, image, open, WriteFlags::empty()));
+}
+
+/// The device refuses the data of a write around the cache. The cache takes it, and reports it as any other.
+#[test]
+fn a_failed_write_around_the_cache_is_reported_like_any_other() {
+    let flags = WriteFlags::CACHED_BY_CALLER;
+    for_all_formats(|name, image, open| loses_data_of_one_file(name, image, open, flags));
 }
 
 const OLD_SIZE: u64 = 10_000;

@@ -400,7 +400,9 @@ impl Caller<'_> {
             }
             Op::Write(name, at, len) => {
                 let file = self.find(name)?;
-                vfs.write(&cred, &file, at, &bytes(len), WriteFlags::empty())?;
+                let aligned = at.is_multiple_of(4096);
+                let flags = if aligned { WriteFlags::CACHED_BY_CALLER } else { WriteFlags::empty() };
+                vfs.write(&cred, &file, at, &bytes(len), flags)?;
                 file
             }
             Op::Append(name, len) => {

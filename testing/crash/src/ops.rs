@@ -27,7 +27,7 @@ pub enum Op {
     Create(Name),
     /// Creates a file with an owner, times and a size.
     Born(Name),
-    /// Writes this number of bytes at an offset.
+    /// Writes this number of bytes at an offset; at a multiple of 4096 as the kernel's cache does.
     Write(Name, u64, usize),
     /// Appends this number of bytes.
     Append(Name, usize),
@@ -229,7 +229,8 @@ fn random_op(rng: &mut StdRng) -> Op {
     match rng.random_range(0..100) {
         0..7 => Op::Create(file),
         7..10 => Op::Born(file),
-        10..28 => Op::Write(file, rng.random_range(0..30_000), rng.random_range(1..9_000)),
+        10..22 => Op::Write(file, rng.random_range(0..30_000), rng.random_range(1..9_000)),
+        22..28 => Op::Write(file, rng.random_range(0..7) * 4096, rng.random_range(1..4) * 4096),
         28..36 => Op::Append(file, rng.random_range(1..9_000)),
         36..42 => Op::Truncate(file, rng.random_range(0..40_000)),
         42..45 => Op::Punch(file, rng.random_range(0..20_000), rng.random_range(1..20_000)),

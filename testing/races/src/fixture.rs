@@ -120,7 +120,8 @@ impl Fixture {
 
 /// Writes a number at the start of page `page` of a file.
 pub fn put(vfs: &Vfs, file: &InodeRef, page: u64, value: u64, flags: WriteFlags) {
-    let mut data = vec![0; if flags.contains(WriteFlags::DIRECT) { PAGE as usize } else { 8 }];
+    let whole_page = flags.intersects(WriteFlags::DIRECT | WriteFlags::CACHED_BY_CALLER);
+    let mut data = vec![0; if whole_page { PAGE as usize } else { 8 }];
     data[..8].copy_from_slice(&value.to_le_bytes());
     assert_eq!(vfs.write(&Cred::root(), file, page * PAGE, &data, flags).unwrap(), data.len());
 }

@@ -15,6 +15,10 @@ use std::sync::atomic::Ordering;
 /// The most bytes that one copy_file_range copies before it returns.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
+/// Requests of at least this many bytes bypass the page cache, because the kernel caches their data. Smaller
+/// ones use it: it joins small writes, reads ahead, and holds what a program may remove soon.
+const AROUND_CACHE: usize = 128 << 10;
+
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
@@ -73,17 +77,25 @@ impl Ops {
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            let read = self
-                .0
-                .vfs
-                .read(&self.0.opened_by(request), &node.inode, offset, &mut buffer[..size])
-                .or_errno();
+            let (vfs, cred) = (&self.0.vfs, self.0.opened_by(request));
+            let read = if size >= AROUND_CACHE {
+                vfs.read_for_cache(&cred, &node.inode, offset, &mut buffer[..size])
+            } else {
+                vfs.read(&cred, &node.inode, offset, &mut buffer[..size])
+            };
+            let read = read.or_errno();
             self.answer(request, reply, read, |reply, read| reply.data(&buffer[..read]));
         });
     }
 
-    /// Returns the flags of the VFS for a WRITE.
-    pub(super) fn write_how(&self, handle: Handle, write_flags: WriteFlags, flags: i32) -> VfsWrite {
+    /// Returns the flags of the VFS for a WRITE of `len` bytes.
+    pub(super) fn write_how(
+        &self,
+        handle: Handle,
+        write_flags: WriteFlags,
+        flags: i32,
+        len: usize,
+    ) -> VfsWrite {
         let mut how = VfsWrite::empty();
         how.set(VfsWrite::KILL_SET_ID, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
         how.set(VfsWrite::UNRESERVED_POOL, handle.open_room);
@@ -93,6 +105,7 @@ impl Ops {
         // kernel knows the end of the file, and it has placed the write.
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         how.set(VfsWrite::ALREADY_ACCEPTED, from_cache || flags & O_APPEND != 0);
+        how.set(VfsWrite::CACHED_BY_CALLER, from_cache && len >= AROUND_CACHE);
         if !from_cache {
             how.set(VfsWrite::SYNC, flags & O_DSYNC != 0);
             how.set(VfsWrite::DIRECT, flags & O_DIRECT != 0);

@@ -28,7 +28,11 @@ fn race() {
     };
     scope(|scope| {
         for page in (0..2).filter(|page| *page == 0 || coin()) {
-            let flags = if page == 1 && coin() { WriteFlags::DIRECT } else { WriteFlags::empty() };
+            let flags = match draw(3) {
+                0 if page == 1 => WriteFlags::DIRECT,
+                1 if page == 1 => WriteFlags::CACHED_BY_CALLER,
+                _ => WriteFlags::empty(),
+            };
             let (fixture, file, book) = (&fixture, &file, &book);
             scope.spawn(move || {
                 for round in 1..=ROUNDS {

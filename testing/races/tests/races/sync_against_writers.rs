@@ -49,9 +49,10 @@ fn race() {
         for round in 1..=ROUNDS {
             // The clock advances meanwhile, so the time of the change is this or a later one.
             let now = fixture.clock.tick().sec as u64;
-            let flags = match draw(3) {
+            let flags = match draw(4) {
                 0 => WriteFlags::DIRECT,
-                1 if nth == 1 => WriteFlags::SYNC,
+                1 => WriteFlags::CACHED_BY_CALLER,
+                2 if nth == 1 => WriteFlags::SYNC,
                 _ => WriteFlags::empty(),
             };
             put(&fixture.vfs, file, 0, round, flags);
