@@ -114,6 +114,7 @@ the originals; minutes each and up to 10 GB of temporary files, so only by name 
   Through FUSE (with --fuse, --report or by name):
   fuse_write_1_byte, fuse_write_4k; fuse_write_1_byte_stat, fuse_write_1_byte_asked: while another process \
   reads the file's times or its change attribute
+  fuse_read_cold: sequential reads of 128 KiB with all caches dropped, as root
   fuse_create, fuse_unlink; fuse_untar, fuse_walk_stat (of --tree)
   fuse_build, fuse_build_again: make -j and cc over a generated tree of C files (200 of them; --ops / \
   5000); the program that they build is run and checked; \

@@ -303,6 +303,7 @@ fn mounts_are_measured_beside_their_peers() {
         "fuse_write_1_byte_stat",
         "fuse_write_1_byte_asked",
         "fuse_write_4k",
+        "fuse_read_cold",
         "fuse_create",
         "fuse_unlink",
         "fuse_untar",
@@ -313,7 +314,7 @@ fn mounts_are_measured_beside_their_peers() {
         "fuse_msync",
     ];
     assert_eq!(names, wanted);
-    let by_fio = &rows[10..];
+    let by_fio = &rows[11..];
     if ivers_oracle::have_programs(&["fio"]) {
         for row in by_fio {
             for mode in ["old", "new", "none"] {

@@ -66,11 +66,12 @@ const OPS_A_UNIT: u64 = 5000;
 const BUILDS: &str = "kernel builds: no figure, a small gain";
 
 /// In the order of a round: some workloads use the files of the one before.
-const WORKLOADS: [Workload; 12] = [
+const WORKLOADS: [Workload; 13] = [
     workload("fuse_write_1_byte", Job::Write(1), 10),
     workload("fuse_write_1_byte_stat", Job::Queried { change: false }, 10),
     workload("fuse_write_1_byte_asked", Job::Queried { change: true }, 10),
     workload("fuse_write_4k", Job::Write(4096), 100),
+    workload("fuse_read_cold", Job::ReadCold, 250),
     workload("fuse_create", Job::Create, 50),
     workload("fuse_unlink", Job::Unlink, 50),
     workload("fuse_untar", Job::Untar, 0),
@@ -122,6 +123,7 @@ impl Workload {
         match self.job {
             Job::Fio(_) => fio::missing(),
             Job::Build | Job::BuildAgain => build::missing(),
+            Job::ReadCold => work::cold_reads_missing(),
             _ => None,
         }
     }

@@ -18,6 +18,9 @@ use crate::run;
 pub(crate) enum Job {
     /// Sequential writes of this number of bytes to a new file.
     Write(usize),
+    /// Reads a file sequentially, [`READ_BYTES`] an operation, after a remount and with all caches of the
+    /// kernel dropped.
+    ReadCold,
     /// One-byte writes while another process queries the file's times, or its change attribute where there is
     /// one.
     Queried {
@@ -105,6 +108,9 @@ fn walk(dir: &Path, seen: &mut u64) -> Result<()> {
     Ok(())
 }
 
+/// Bytes of one operation of [`Job::ReadCold`].
+const READ_BYTES: usize = 128 << 10;
+
 fn append(file: &File, bytes: usize, ops: u64) -> Result<()> {
     let data = vec![b'x'; bytes];
     (0..ops).try_for_each(|op| Ok(file.write_all_at(&data, op * bytes as u64)?))
@@ -151,6 +157,32 @@ impl Drop for Querier {
     }
 }
 
+/// Returns the reason why caches cannot be dropped.
+pub(crate) fn cold_reads_missing() -> Option<String> {
+    (!rustix::process::geteuid().is_root()).then(|| "only root can drop the kernel's caches".to_owned())
+}
+
+/// Makes a file and drops it from all caches.
+fn cold_file(peer: &mut Peer, file: &Path, ops: u64) -> Result<()> {
+    append(&File::create_new(file)?, READ_BYTES, ops)?;
+    peer.unmount()?;
+    peer.mount()?;
+    // Dirty pages of the image cannot be dropped.
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches")
+}
+
+/// Reads a file to its end; returns the number of bytes.
+fn read_all(file: &Path) -> Result<u64> {
+    let (mut file, mut buffer, mut total) = (File::open(file)?, vec![0; READ_BYTES], 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(total),
+            some => total += some as u64,
+        }
+    }
+}
+
 /// Runs and times one round. Removes all files except those that the next workload needs.
 pub(crate) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Trees) -> Result<Round> {
     let many = peer.dir.join(format!("many-{round}"));
@@ -161,6 +193,7 @@ pub(crate) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Tree
     // Prepares files before the clock starts.
     match job {
         Job::Create => std::fs::create_dir(&many)?,
+        Job::ReadCold => cold_file(peer, &file, ops)?,
         Job::Untar => std::fs::create_dir(&unpacked)?,
         Job::WalkStat => {
             peer.unmount()?;
@@ -185,6 +218,12 @@ pub(crate) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Tree
             result.seconds = begin.elapsed().as_secs_f64();
             result.queries = querier.stop()?;
         }
+        Job::ReadCold => {
+            let (read, wanted) = (read_all(&file)?, ops * READ_BYTES as u64);
+            if read != wanted {
+                return Err(anyhow!("read {read} of {wanted} bytes"));
+            }
+        }
         Job::Create => (0..ops).try_for_each(|n| File::create_new(many.join(format!("f{n}"))).map(drop))?,
         Job::Unlink => (0..ops).try_for_each(|n| std::fs::remove_file(many.join(format!("f{n}"))))?,
         Job::Untar => trees.user_tree.unpack(&unpacked)?,
@@ -207,7 +246,7 @@ pub(crate) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Tree
     }
     result.counts = peer.counts()?.since(before);
     match job {
-        Job::Write(_) | Job::Queried { .. } | Job::Fio(_) => std::fs::remove_file(&file)?,
+        Job::Write(_) | Job::ReadCold | Job::Queried { .. } | Job::Fio(_) => std::fs::remove_file(&file)?,
         Job::Unlink => std::fs::remove_dir(&many)?,
         Job::WalkStat => match std::fs::remove_dir_all(&unpacked) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
