@@ -256,8 +256,9 @@ impl Vfs {
                 if flags.contains(WriteFlags::TIMES_SET_BY_CALLER) { Touch::Nothing } else { Touch::Data };
             while done < total {
                 let at = offset + done as u64;
-                // Up to the next MiB of the file, so that pieces end at page boundaries.
-                let piece = (total - done).min(BUMP_BYTES - (at % BUMP_BYTES as u64) as usize);
+                // Pieces end at the boundaries of units. One that begins at such a boundary has the full
+                // length: a large request of the kernel is one piece.
+                let piece = (total - done).min(BUMP_BYTES - (at % self.memory.unit_bytes()) as usize);
                 if done > 0 {
                     self.reclaim();
                     if let Err(error) = self.throttle(piece as u64) {
@@ -353,8 +354,8 @@ impl Vfs {
         }
     }
 
-    /// Whether a piece consists of whole units or reaches the end of the file, and no server may lose it: what
-    /// a server may lose must be in the cache until it is committed.
+    /// Whether a piece consists of whole units or reaches the end of the file, and no server may lose it.
+    /// What a server may lose must be in the cache until it is committed.
     fn may_go_around_cache(&self, inode: &Inode, offset: u64, len: usize, size: u64) -> bool {
         let unit = self.memory.unit_bytes();
         let end = offset + len as u64;
