@@ -1,6 +1,6 @@
 //! Blocks smaller and larger than a page. The driver asserts that reads and write-back come in whole units.
-//! File contents agree with a model after cached and direct writes, writes around the cache, truncation, holes
-//! and eviction.
+//! File contents agree with a model after cached and direct writes, writes around the cache, truncation,
+//! holes and eviction.
 
 use ivers_mem::MemWithBlocks;
 use ivers_vfs::*;
