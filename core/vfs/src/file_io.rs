@@ -258,7 +258,7 @@ impl Vfs {
                 let at = offset + done as u64;
                 // Pieces end at the boundaries of units. One that begins at such a boundary has the full
                 // length: a large request of the kernel is one piece.
-                let piece = (total - done).min(BUMP_BYTES - (at % self.memory.unit_bytes()) as usize);
+                let piece = (total - done).min(BUMP_BYTES - self.memory.offset_in_unit(at) as usize);
                 if done > 0 {
                     self.reclaim();
                     if let Err(error) = self.throttle(piece as u64) {

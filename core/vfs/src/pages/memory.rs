@@ -1,0 +1,56 @@
+//! The memory of a mount's pages.
+
+use super::PAGE64;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use ivers_block::Budget;
+use std::sync::Arc;
+
+/// Memory of a mount, how much of it is dirty, and the unit of its pages.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) budget: Arc<Budget>,
+    /// Pages of an [`FsInfo::io_unit`](crate::FsInfo::io_unit): a power of two, at most
+    /// [`RUN_PAGES`](super::RUN_PAGES).
+    pub(super) unit_pages: u64,
+    /// Dirty pages and pages under write-back, in bytes.
+    pub(super) dirty_bytes: AtomicU64,
+    pub(crate) dirty_limit: u64,
+    /// Nothing more could be freed at this use of the budget, or 0.
+    pub(crate) no_shrink_up_to: AtomicU64,
+}
+
+impl Memory {
+    pub(crate) fn new(budget: Arc<Budget>, dirty_limit: u64, unit_bytes: u64) -> Self {
+        Self {
+            budget,
+            unit_pages: unit_bytes / PAGE64,
+            dirty_bytes: AtomicU64::new(0),
+            dirty_limit,
+            no_shrink_up_to: AtomicU64::new(0),
+        }
+    }
+
+    /// The unit of the driver's reads and writes in bytes.
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        self.unit_pages * PAGE64
+    }
+
+    /// How many bytes of its unit precede this offset. Without a division: every write calls it.
+    pub(crate) fn offset_in_unit(&self, offset: u64) -> u64 {
+        offset & (self.unit_bytes() - 1)
+    }
+
+    /// The first page of the unit that contains this page.
+    pub(super) fn unit_start(&self, page: u64) -> u64 {
+        page & !(self.unit_pages - 1)
+    }
+
+    /// The first page of the first unit that begins at this page or later.
+    pub(super) fn next_unit(&self, page: u64) -> u64 {
+        self.unit_start(page + self.unit_pages - 1)
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+}
