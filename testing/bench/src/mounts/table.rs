@@ -33,7 +33,7 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
     for (head, _) in PEERS {
         lines[1] += &format!("  {:<22}", format!("over {head}"));
     }
-    lines[1].truncate(lines[1].trim_end().len());
+    lines[1] = lines[1].trim_end().to_owned();
     for row in rows.iter().filter(|row| row["missing"].is_null()) {
         let us = |ns: &Value| match ns.as_f64() {
             Some(ns) => format!("{:.2}", ns / 1000.0),
