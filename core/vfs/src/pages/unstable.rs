@@ -1,7 +1,7 @@
 //! Pages that a server may lose.
 //!
-//! A server may keep written bytes in its memory only ([`Written::Unstable`](crate::Written)). Such a page stays, and counts
-//! as dirty, until a commit; if the server restarts before, the page is dirty again.
+//! A server may keep written bytes in its memory only ([`Written::Unstable`](crate::Written)). Such a page
+//! stays, and counts as dirty, until a commit; if the server restarts before, the page is dirty again.
 
 use super::{Memory, PAGE64, Pages, index};
 use crate::sync::atomic::Ordering;
