@@ -353,9 +353,9 @@ impl FileSystem for Fat {
         let Some(ordered) = &self.ordered else { return Ok(()) };
         // Clusters that this frees are counted in the FSInfo sector below.
         self.sync_changes()?;
-        if self.table.has_counted() {
+        if let Some(new) = self.table.changed_fs_info()? {
             let change = self.change()?;
-            self.table.put_fs_info(&change)?;
+            new.put(&change);
         }
         waiting(|| ordered.close())
     }

@@ -87,6 +87,18 @@ pub(crate) struct AllocationTable {
     pub was_dirty: bool,
 }
 
+/// Contents for the FSInfo sector.
+pub(crate) struct NewFsInfo {
+    buffer: Arc<Buffer>,
+    info: RawFsInfo,
+}
+
+impl NewFsInfo {
+    pub fn put(&self, change: &Change<'_>) {
+        change.put(&self.buffer, Stage::Attach, |bytes| bytes[..512].copy_from_slice(self.info.as_bytes()));
+    }
+}
+
 impl AllocationTable {
     pub fn new(geometry: Geometry, cache: Arc<BufferCache>) -> Result<Self> {
         let space = Space { map: None, reserved: 0, freeing: 0, fs_info_free: None };
@@ -213,11 +225,6 @@ impl AllocationTable {
     /// Scans the table, so that the FSInfo sector is not used.
     pub fn count(&self) -> Result<()> {
         self.with_map(|_, _| ())
-    }
-
-    /// Whether the table was scanned, so that the number of free clusters is exact.
-    pub fn has_counted(&self) -> bool {
-        self.space.lock().map.is_some()
     }
 
     /// Reads the whole table. Meanwhile no cluster becomes free or used: the caller holds the lock of
@@ -375,16 +382,26 @@ impl AllocationTable {
         Ok(free + self.space.lock().freeing)
     }
 
-    /// Stores the number of free clusters in the FSInfo sector, if both exist.
-    pub fn put_fs_info(&self, change: &Change<'_>) -> Result<()> {
-        let known = self.space.lock().map.as_ref().map(|map| (map.free as u32, map.next));
-        let (Some(sector), Some((free, next))) = (self.geometry.fs_info, known) else { return Ok(()) };
+    /// The FSInfo sector with the current number of free clusters, if there is such a sector and its number
+    /// is another one.
+    pub fn changed_fs_info(&self) -> Result<Option<NewFsInfo>> {
+        let Some(sector) = self.geometry.fs_info else { return Ok(None) };
         let buffer = self.cache.get(sector)?;
-        let Some(mut info) = RawFsInfo::parse(&buffer.read()) else { return Ok(()) };
-        info.fsi_free_count.set(free);
-        info.fsi_nxt_free.set(next.0);
-        change.put(&buffer, Stage::Attach, |bytes| bytes[..512].copy_from_slice(info.as_bytes()));
-        Ok(())
+        let Some(mut info) = RawFsInfo::parse(&buffer.read()) else { return Ok(None) };
+        let before = info.fsi_free_count.get();
+        let space = self.space.lock();
+        match (&space.map, space.fs_info_free) {
+            (Some(map), _) => {
+                info.fsi_free_count.set(map.free as u32);
+                info.fsi_nxt_free.set(map.next.0);
+            }
+            // The table was never scanned: clusters were freed, and none allocated.
+            (None, Some(free)) => {
+                info.fsi_free_count.set(free.min(u64::from(self.geometry.clusters)) as u32);
+            }
+            (None, None) => {}
+        }
+        Ok((info.fsi_free_count.get() != before).then_some(NewFsInfo { buffer, info }))
     }
 
     /// Makes the other copies of the table equal to the first. After a crash, sectors of them may be older.

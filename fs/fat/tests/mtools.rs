@@ -194,3 +194,29 @@ fn a_write_to_a_dirty_page_reserves_its_cluster_or_fails() {
         vfs.unmount().unwrap();
     }
 }
+
+/// A session that allocates nothing does not scan the table. The number of free clusters is right anyway.
+#[test]
+fn a_session_that_only_frees_leaves_the_right_number_of_free_clusters() {
+    if !have_programs(FAT_PROGRAMS) {
+        return;
+    }
+    for (size, options) in VOLUMES.iter().filter(|(size, _)| *size < 100 << 20) {
+        let image = FatImage::mkfs(*size, options).unwrap();
+        let vfs = open(&image.path(), false);
+        let root = vfs.root().unwrap();
+        write(&vfs, &root, "removed", &bytes(300_000, 1));
+        write(&vfs, &root, "shorter", &bytes(300_000, 2));
+        vfs.unmount().unwrap();
+        drop((root, vfs));
+        let vfs = open(&image.path(), false);
+        let (root, cred) = (vfs.root().unwrap(), Cred::root());
+        vfs.unlink(&cred, &root, b"removed", false).unwrap();
+        let file = vfs.resolve(&cred, "/shorter", true).unwrap();
+        vfs.set_attr(&cred, &file, &SetAttr { size: Some(10), ..SetAttr::default() }).unwrap();
+        vfs.unmount().unwrap();
+        drop((root, file, vfs));
+        let said = fsck_fat(&image.path()).unwrap();
+        assert!(!said.contains("summary wrong"), "{size} {options:?}: {said}");
+    }
+}
