@@ -56,6 +56,16 @@ impl Ext4 {
 
     /// Decodes an inode; `any` also accepts reserved, unlinked and attribute inodes.
     pub fn load(&self, ino: u32, any: bool) -> Result<LoadedInode> {
+        match self.load_if_in_use(ino, any) {
+            Err(Error::Name(NameError::Stale)) if ino == ROOT_INO => Err(Error::corrupt(
+                "the root directory is not in use",
+                format!("{}, inode {ino}", self.place),
+            )),
+            loaded => loaded,
+        }
+    }
+
+    fn load_if_in_use(&self, ino: u32, any: bool) -> Result<LoadedInode> {
         if !any && ino != ROOT_INO && ino < self.sb.first_ino {
             return Err(NameError::Stale.into());
         }

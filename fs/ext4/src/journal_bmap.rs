@@ -4,7 +4,7 @@
 use crate::fs::{Ext4, core_of};
 use ivers_block::FileBlock;
 use ivers_journal::jbd2::{LogExtent, LogMap};
-use ivers_vfs::{Error, Inode, RangeKind, Result};
+use ivers_vfs::{Error, Inode, NameError, RangeKind, Result};
 
 /// Limit of the runs in the map: far more than a journal needs.
 const MAX_RUNS: usize = 1 << 22;
@@ -12,7 +12,10 @@ const MAX_RUNS: usize = 1 << 22;
 impl Ext4 {
     /// Returns the extents of the journal's inode.
     pub(crate) fn journal_map(&self) -> Result<LogMap> {
-        let inode = Inode::detached(self.load(self.sb.journal_inum, true)?);
+        let inode = match self.load(self.sb.journal_inum, true) {
+            Err(Error::Name(NameError::Stale)) => return Err(self.bad_journal("it is not in use")),
+            loaded => Inode::detached(loaded?),
+        };
         let core = core_of(&inode).read();
         let end = FileBlock(inode.attr().size >> self.sb.block_bits);
         let (mut at, mut found) = (FileBlock(0), Vec::new());

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{debugfs, mkfs};
+use common::{debugfs, debugfs_write, mkfs};
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::layout::inode::{FL_EA_INODE, FL_EXTENTS};
 use ivers_ext4::layout::{GroupDesc, Superblock};
@@ -218,12 +218,7 @@ fn maps_that_refer_to_system_blocks_are_corrupt() {
         let sound = std::fs::read(&path).unwrap();
         for block in [2, table, journal] {
             std::fs::write(&path, &sound).unwrap();
-            let done = Command::new("debugfs")
-                .args(["-w", "-R", &format!("set_inode_field /f {field} {block}")])
-                .arg(&path)
-                .output()
-                .unwrap();
-            assert!(done.status.success());
+            debugfs_write(&path, &format!("set_inode_field /f {field} {block}"));
             let device = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
             let fs = Ext4::open(device.clone(), OpenOptions::default()).unwrap();
             let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
@@ -248,5 +243,22 @@ fn maps_that_refer_to_system_blocks_are_corrupt() {
             let at = block as usize * 1024;
             assert!(device.to_bytes()[at..at + 1024] != [1; 1024], "{field} {block} was written over");
         }
+    }
+}
+
+/// The root directory or the journal's inode is cleared: the error says which one, not "stale".
+#[test]
+fn a_missing_root_or_journal_inode_is_named() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    for (inode, what) in [(2, "the root directory"), (8, "the journal's inode 8")] {
+        mkfs(&path, &[], 64 << 20);
+        debugfs_write(&path, &format!("clri <{inode}>"));
+        let device = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+        let said = Ext4::open(device, OpenOptions::default())
+            .and_then(|fs| Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }))
+            .and_then(|vfs| vfs.root().map(drop))
+            .unwrap_err();
+        assert!(matches!(said, Error::Corrupt { .. }) && said.to_string().contains(what), "{said}");
     }
 }

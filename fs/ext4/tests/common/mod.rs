@@ -85,3 +85,8 @@ pub fn debugfs(path: &Path, command: &str) -> String {
     let out = Command::new("debugfs").arg("-R").arg(command).arg(path).output().expect("debugfs (e2fsprogs)");
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
+
+pub fn debugfs_write(path: &Path, command: &str) {
+    let done = Command::new("debugfs").args(["-w", "-R", command]).arg(path).output().expect("debugfs");
+    assert!(done.status.success(), "{command}");
+}
