@@ -82,6 +82,32 @@ fn bad_images_are_refused() {
     assert!(mount_line(&place.dir).is_none());
 }
 
+/// An image that cannot be parsed stays refused for the operands that follow.
+#[test]
+fn several_operands_on_a_damaged_image_have_one_reason() {
+    let good = Image::new("ext4", 16 << 20, &["-O", "^metadata_csum"]).unwrap();
+    let bad = altered(&good, "inodes", 40, |field| field[..4].fill(0x58));
+    let inside = |path: &str| format!("{}:{path}", bad.display());
+    for command in ["ls", "cat", "stat"] {
+        let output = ivers(&[command, &inside("/a"), &inside("/")]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((output.status.code(), lines.len()), (Some(5), 2), "{command}: {}", said(&output));
+        assert!(lines[0].contains("s_inodes_per_group") && lines[1].contains("was not opened"), "{text}");
+        assert!(output.stdout.is_empty(), "{command}: {}", said(&output));
+    }
+}
+
+#[test]
+fn mkfs_refuses_what_is_no_file() {
+    let place = Place::new();
+    let fifo = place.dir.join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    for path in [fifo.to_str().unwrap(), "/dev/null"] {
+        refused(&["mkfs", path, "--size", "10M"], 2, "neither a file nor a block device");
+    }
+}
+
 /// A walk over them ends, with little memory and time.
 #[test]
 fn directory_cycles_and_shared_directories_are_refused() {

@@ -221,6 +221,10 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         return Err(usage(format!("{name} is a directory")));
     }
     let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+    // Opening a FIFO would wait for its other end.
+    if found.as_ref().is_some_and(|meta| !meta.is_file()) && !is_device {
+        return Err(usage(format!("{name} is neither a file nor a block device")));
+    }
     let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
     match (&found, size) {
         (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),

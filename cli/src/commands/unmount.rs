@@ -115,7 +115,7 @@ fn remove_dead(dir: &Path, json: bool) -> Result<()> {
     detach(&dir, true)?;
     say(format_args!(
         "ivers: {}: the process of the mount had died: changes that were not synced are lost. \
-         The next mount replays the journal; check an image without a journal first (e2fsck, fsck.fat)",
+         If the image has a journal, the next mount replays it; otherwise check it first (e2fsck, fsck.fat)",
         dir.display()
     ));
     if json {

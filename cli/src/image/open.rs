@@ -18,7 +18,7 @@ use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
 use super::{foreign_formats, sandbox};
 use crate::arguments::{Operand, with_missing_slash};
-use crate::output::failure::{NOT_FOUND, REFUSED, USAGE, failure, usage};
+use crate::output::failure::{NOT_FOUND, REFUSED, USAGE, code, failure, usage};
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
 pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {
@@ -170,6 +170,8 @@ pub struct Images {
 enum State {
     Opened(Option<FileDevice>),
     Parsed(Arc<Vfs>),
+    /// It could not be parsed; the exit code.
+    Refused(u8),
 }
 
 impl Images {
@@ -202,9 +204,15 @@ impl Images {
             State::Parsed(vfs) => Ok(vfs.clone()),
             State::Opened(device) => {
                 let mount_options = MountOptions { background: false, ..MountOptions::default() };
-                let vfs = open_on(device.take(), image, &self.options, mount_options)?;
-                *state = State::Parsed(vfs.clone());
-                Ok(vfs)
+                let opened = open_on(device.take(), image, &self.options, mount_options);
+                *state = match &opened {
+                    Ok(vfs) => State::Parsed(vfs.clone()),
+                    Err(error) => State::Refused(code(error)),
+                };
+                opened
+            }
+            State::Refused(code) => {
+                Err(failure(*code, format!("{} was not opened: see the first error", image.display())))
             }
         }
     }

@@ -96,7 +96,7 @@ impl LogMap {
     /// Returns the byte offset of a log block on the device.
     pub(super) fn offset(&self, log_block: u32, block_size: u32) -> Result<ByteOffset> {
         self.fs_block(log_block).map(|block| block.offset(block_size)).ok_or_else(|| JournalError::Corrupt {
-            what: "the journal has no such block".into(),
+            what: "the journal does not have this block".into(),
             log_block: u64::from(log_block),
         })
     }

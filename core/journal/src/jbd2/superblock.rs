@@ -73,7 +73,7 @@ impl JournalSuperblock {
         };
         let sb = Self { raw: Box::new(raw) };
         if sb.get(0) != JBD2_MAGIC {
-            return corrupt("the superblock has no magic number".into());
+            return corrupt("the superblock of the journal has no magic number".into());
         }
         if !matches!(sb.get(S_BLOCKTYPE), BLOCK_SUPERBLOCK_V1 | BLOCK_SUPERBLOCK_V2) {
             return corrupt(format!("a block of type {} instead of a superblock", sb.get(S_BLOCKTYPE)));
