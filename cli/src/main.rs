@@ -38,6 +38,9 @@ use output::failure;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // The memory bound counts bytes. A huge page takes two MiB for the first byte that is used. Child
+    // processes inherit this. Where the kernel refuses, more memory is used.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     let words: Vec<OsString> = std::env::args_os().collect();
     if fuse2fs::is_name(words.first()) {
         return fuse2fs::main(&words);

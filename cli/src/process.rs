@@ -1,10 +1,13 @@
 //! Processes of this program: starting another one, how one ended, where the user's files are.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, Result};
+use ivers_block::Meter;
 use signal_hook::consts::SIGSYS;
 
 /// Returns a command that runs this program under the name `ivers`, whatever name it was called by.
@@ -13,6 +16,19 @@ pub fn this_program() -> Result<Command> {
     let mut command = Command::new(program);
     command.arg0("ivers");
     Ok(command)
+}
+
+/// Returns a meter of this process's resident memory. It opens no file later. `None` without procfs.
+pub fn resident_meter() -> Option<Meter> {
+    let file = File::open("/proc/self/statm").ok()?;
+    let page_bytes = rustix::param::page_size() as u64;
+    Some(Box::new(move || {
+        let mut text = [0; 128];
+        let len = file.read_at(&mut text, 0).ok()?;
+        // The second number, in pages (proc_pid_statm(5)).
+        let pages = std::str::from_utf8(text.get(..len)?).ok()?.split(' ').nth(1)?;
+        Some(pages.parse::<u64>().ok()? * page_bytes)
+    }))
 }
 
 /// Returns how a process ended, as the end of a sentence.
@@ -35,4 +51,19 @@ pub fn env_path(name: &str) -> Option<PathBuf> {
 pub fn user_state_dir() -> Option<PathBuf> {
     let state = env_path("XDG_STATE_HOME").or_else(|| Some(env_path("HOME")?.join(".local/state")))?;
     Some(state.join("ivers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_meter_sees_memory_that_is_used() {
+        let meter = resident_meter().unwrap();
+        let before = meter().unwrap();
+        let used = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = meter().unwrap();
+        assert!(before > 1 << 20 && after > before + (48 << 20), "{before}, {after}");
+        drop(used);
+    }
 }

@@ -86,7 +86,7 @@ pub fn mount_on(
     options: &ImageOptions,
     mut mount_options: MountOptions,
 ) -> Result<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(options.cache_bytes));
+    let budget = mount_options.budget.take().unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
     let image_name = image.display().to_string();
     let fs: Arc<dyn FileSystem> = match device {
         None => Arc::new(Mem::new(options.cache_bytes)),

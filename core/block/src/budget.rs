@@ -5,20 +5,71 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Returns the resident memory of the process in bytes; `None` if it is unknown.
+pub type Meter = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// The meter is read when this much was charged since.
+const METER_INTERVAL_BYTES: u64 = 1 << 20;
+/// Resident memory beyond the bound that is normal: the program, its stacks, what the allocator adds.
+const BESIDE_BYTES: u64 = 32 << 20;
+/// With this much more the caches have half of the bound, with less the more of it.
+const RANGE_BYTES: u64 = 16 << 20;
+
 /// A memory bound that several caches share: pages, buffers, inodes, dentries. Each charges what it keeps.
 ///
 /// The bound is advisory: a charge never fails. While the budget is [`over`](Budget::over), a cache must
 /// evict before it keeps more. The counter guards no data, so every access is relaxed.
-#[derive(Debug)]
+///
+/// An allocator keeps a page while one object in it is in use. So the process can be larger than what the
+/// caches keep: after work on many inodes, the few that stay hold most of the pages. A budget with a meter
+/// gives the caches less while that is so.
 pub struct Budget {
     limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
+    metered: Option<Metered>,
+}
+
+struct Metered {
+    meter: Meter,
+    /// Everything that was ever charged.
+    charged_bytes: AtomicU64,
+    /// What the caches may not use now.
+    held_back_bytes: AtomicU64,
+}
+
+impl Metered {
+    fn charge(&self, bytes: u64, limit: u64) {
+        let before = self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before / METER_INTERVAL_BYTES == before.wrapping_add(bytes) / METER_INTERVAL_BYTES {
+            return;
+        }
+        let Some(resident) = (self.meter)() else { return };
+        let excess = resident.saturating_sub(limit.saturating_add(BESIDE_BYTES)).min(RANGE_BYTES);
+        let share = u128::from(limit / 2) * u128::from(excess) / u128::from(RANGE_BYTES);
+        self.held_back_bytes.store(share as u64, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Budget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Budget")
+            .field("limit", &self.limit())
+            .field("used", &self.used())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Budget {
     /// Creates a budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes: AtomicU64::new(limit_bytes), used_bytes: AtomicU64::new(0) }
+        Self { limit_bytes: AtomicU64::new(limit_bytes), used_bytes: AtomicU64::new(0), metered: None }
+    }
+
+    /// Creates a budget of `limit_bytes` that shrinks while the process is much larger. `meter` must be
+    /// quick.
+    pub fn with_meter(limit_bytes: u64, meter: Meter) -> Self {
+        let (charged_bytes, held_back_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { metered: Some(Metered { meter, charged_bytes, held_back_bytes }), ..Self::new(limit_bytes) }
     }
 
     /// Creates a budget that is never over.
@@ -29,6 +80,9 @@ impl Budget {
     /// Adds `bytes` to the bytes in use.
     pub fn charge(&self, bytes: u64) {
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(metered) = &self.metered {
+            metered.charge(bytes, self.limit());
+        }
     }
 
     /// Subtracts `bytes` from the bytes in use.
@@ -52,8 +106,46 @@ impl Budget {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
-    /// True while more bytes are in use than the bound allows.
+    /// What may be in use now: the bound, or less while the process is much larger.
+    pub fn allowed(&self) -> u64 {
+        let held_back =
+            self.metered.as_ref().map_or(0, |metered| metered.held_back_bytes.load(Ordering::Relaxed));
+        self.limit().saturating_sub(held_back)
+    }
+
+    /// True while more bytes are in use than is allowed now.
     pub fn over(&self) -> bool {
-        self.used() > self.limit()
+        self.used() > self.allowed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_process_that_is_too_large_gets_less() {
+        const LIMIT: u64 = 100 << 20;
+        let resident = Arc::new(AtomicU64::new(0));
+        let shown = resident.clone();
+        let budget = Budget::with_meter(LIMIT, Box::new(move || Some(shown.load(Ordering::Relaxed))));
+        let allowed = |bytes: u64| {
+            resident.store(bytes, Ordering::Relaxed);
+            budget.charge(METER_INTERVAL_BYTES);
+            budget.uncharge(METER_INTERVAL_BYTES);
+            budget.allowed()
+        };
+        assert_eq!(allowed(LIMIT + BESIDE_BYTES), LIMIT);
+        assert_eq!(allowed(LIMIT + BESIDE_BYTES + RANGE_BYTES / 2), LIMIT / 4 * 3);
+        assert_eq!(allowed(u64::MAX), LIMIT / 2);
+        budget.charge(LIMIT / 2 + 1);
+        assert!(budget.over());
+        budget.uncharge(LIMIT / 2 + 1);
+        assert_eq!(allowed(0), LIMIT);
+        // Few bytes do not read the meter.
+        resident.store(u64::MAX, Ordering::Relaxed);
+        budget.charge(1);
+        assert_eq!(budget.allowed(), LIMIT);
     }
 }

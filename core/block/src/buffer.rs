@@ -1,12 +1,11 @@
 //! A block in memory.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::BlockNo;
+use crate::{BlockNo, Contents};
 
 /// The contents were read from the device or set.
 const UPTODATE: u32 = 1;
@@ -20,19 +19,22 @@ const REFERENCED: u32 = 1 << 3;
 /// DIRTY and then finds WRITING clear, knows that no write follows. Both sides use SeqCst.
 const WRITING: u32 = 1 << 4;
 
+const LOADED: &str = "the cache gives out loaded buffers only";
+
 /// A block of a device in memory.
 ///
-/// The contents are an `Arc<[u8]>`. A change replaces it if there are other references (copy on write): a
-/// snapshot costs one reference count and never changes. Readers and writers do not block each other.
+/// A change copies the [`Contents`] if there are other references to them (copy on write): a snapshot costs
+/// one reference count and never changes. Readers and writers do not block each other.
 pub struct Buffer {
     block: BlockNo,
-    data: RwLock<Arc<[u8]>>,
+    /// `None` until they are loaded. The cache gives out loaded buffers only.
+    data: RwLock<Option<Contents>>,
     flags: AtomicU32,
 }
 
 /// The contents of a buffer at one time; see [`Buffer::read`].
 #[derive(Clone, Debug)]
-pub struct BufferRead(Arc<[u8]>);
+pub struct BufferRead(Contents);
 
 impl Deref for BufferRead {
     type Target = [u8];
@@ -59,7 +61,7 @@ impl std::fmt::Debug for Buffer {
 
 impl Buffer {
     pub(crate) fn unloaded(block: BlockNo) -> Self {
-        Self { block, data: RwLock::new(Arc::from([])), flags: AtomicU32::new(REFERENCED) }
+        Self { block, data: RwLock::new(None), flags: AtomicU32::new(REFERENCED) }
     }
 
     /// The number of the block on its device.
@@ -73,8 +75,8 @@ impl Buffer {
     }
 
     /// Returns the current contents, which later changes do not affect.
-    pub fn snapshot(&self) -> Arc<[u8]> {
-        self.data.read().clone()
+    pub fn snapshot(&self) -> Contents {
+        self.data.read().clone().expect(LOADED)
     }
 
     /// Changes the contents in memory **and nothing else**: neither the cache nor a journal is told.
@@ -82,7 +84,7 @@ impl Buffer {
     /// For `ivers_journal` and `ivers_write_ordering` only: drivers change buffers through a handle or a
     /// change of those.
     pub fn modify<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        f(Arc::make_mut(&mut self.data.write()))
+        f(self.data.write().as_mut().expect(LOADED).make_mut())
     }
 
     /// Marks the buffer for [`crate::BufferCache::sync`], which writes it in place. For a journal in
@@ -113,12 +115,12 @@ impl Buffer {
 
     /// Loads the contents unless they are loaded already. Concurrent calls wait for the one that reads.
     /// Returns whether this call read.
-    pub(crate) fn load<E>(&self, read: impl FnOnce() -> Result<Arc<[u8]>, E>) -> Result<bool, E> {
+    pub(crate) fn load<E>(&self, read: impl FnOnce() -> Result<Contents, E>) -> Result<bool, E> {
         let mut data = self.data.write();
         if self.is_uptodate() {
             return Ok(false);
         }
-        *data = read()?;
+        *data = Some(read()?);
         self.flags.fetch_and(!VERIFIED, Ordering::AcqRel);
         self.flags.fetch_or(UPTODATE, Ordering::AcqRel);
         Ok(true)
@@ -131,9 +133,9 @@ impl Buffer {
     }
 
     /// Replaces the contents by new ones that need no verification.
-    pub(crate) fn replace(&self, contents: Arc<[u8]>) {
+    pub(crate) fn replace(&self, contents: Contents) {
         let mut data = self.data.write();
-        *data = contents;
+        *data = Some(contents);
         self.flags.fetch_or(UPTODATE | VERIFIED, Ordering::AcqRel);
     }
 
@@ -149,7 +151,7 @@ impl Buffer {
     }
 
     /// Starts a write if the buffer is dirty; returns the contents to write.
-    pub(crate) fn start_write(&self) -> Option<Arc<[u8]>> {
+    pub(crate) fn start_write(&self) -> Option<Contents> {
         self.flags.fetch_or(WRITING, Ordering::SeqCst);
         if self.flags.fetch_and(!DIRTY, Ordering::SeqCst) & DIRTY == 0 {
             self.flags.fetch_and(!WRITING, Ordering::SeqCst);
@@ -175,13 +177,13 @@ impl Buffer {
 /// A locked buffer that is not loaded. Other threads that want it wait.
 pub(crate) struct Unloaded<'a> {
     buffer: &'a Buffer,
-    data: RwLockWriteGuard<'a, Arc<[u8]>>,
+    data: RwLockWriteGuard<'a, Option<Contents>>,
 }
 
 impl Unloaded<'_> {
     /// Stores the contents, which are not verified.
-    pub(crate) fn load(mut self, contents: Arc<[u8]>) {
-        *self.data = contents;
+    pub(crate) fn load(mut self, contents: Contents) {
+        *self.data = Some(contents);
         self.buffer.flags.fetch_and(!VERIFIED, Ordering::AcqRel);
         self.buffer.flags.fetch_or(UPTODATE, Ordering::AcqRel);
     }
@@ -194,7 +196,7 @@ mod tests {
     #[test]
     fn a_snapshot_never_changes() {
         let b = Buffer::unloaded(BlockNo(3));
-        b.replace(Arc::from(vec![1; 16]));
+        b.replace(vec![1; 16].into());
         let before = b.snapshot();
         b.modify(|d| d[0] = 9);
         assert_eq!(before[0], 1);

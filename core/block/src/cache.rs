@@ -8,14 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::read_ahead::RecentMisses;
-use crate::{BlockError, BlockNo, Budget, Buffer, Device, Result};
+use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, Result};
 
 const SHARDS: usize = 32;
-/// Memory of a cached block beside its contents: the buffer, its reference counts, its entries in map and
-/// clock.
-const OVERHEAD_BYTES: u64 = 144;
-/// The reference counts of an `Arc`.
-const ARC_BYTES: u64 = 16;
+/// Memory of a cached block in bytes, beside its contents: the buffer, its reference counts, its entries in
+/// map and clock.
+const BUFFER_BYTES: u64 = 96;
 /// Longest write, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
@@ -147,9 +145,9 @@ impl BufferCache {
             return Ok(buffer);
         }
         let loaded = buffer.load(|| {
-            let mut data: Arc<[u8]> = vec![0; self.block_size as usize].into();
-            self.device.read_at(block.offset(self.block_size), Arc::make_mut(&mut data))?;
-            Ok(data)
+            let mut data = vec![0; self.block_size as usize];
+            self.device.read_at(block.offset(self.block_size), &mut data)?;
+            Ok(Contents::new(data, &self.budget))
         });
         match loaded {
             Ok(true) => {
@@ -215,7 +213,7 @@ impl BufferCache {
         self.device_reads.fetch_add(1, Ordering::Relaxed);
         self.reads.fetch_add(run.len() as u64, Ordering::Relaxed);
         for (buffer, contents) in run.into_iter().zip(bytes.chunks_exact(size)) {
-            buffer.load(contents.into());
+            buffer.load(Contents::new(contents, &self.budget));
         }
         Ok(())
     }
@@ -224,7 +222,7 @@ impl BufferCache {
     /// and not dirty: the zeros are in memory only until a journal handle modifies the buffer.
     pub fn get_zeroed(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let buffer = self.find_or_insert(block)?;
-        buffer.replace(vec![0; self.block_size as usize].into());
+        buffer.replace(Contents::zeroed(self.block_size as usize, &self.budget));
         Ok(buffer)
     }
 
@@ -237,7 +235,7 @@ impl BufferCache {
     /// is in progress. A reference that another thread still holds is never written.
     pub fn forget(&self, block: BlockNo) {
         let Some(buffer) = self.shard(block).lock().map.remove(&block) else { return };
-        self.budget.uncharge(self.cost());
+        self.budget.uncharge(BUFFER_BYTES);
         if buffer.clear_dirty() {
             drop(self.writeback.lock());
         }
@@ -250,7 +248,7 @@ impl BufferCache {
         let mut shard = self.shard(block).lock();
         if shard.map.get(&block).is_some_and(|b| Arc::strong_count(b) == 1 && !b.is_dirty()) {
             shard.map.remove(&block);
-            self.budget.uncharge(self.cost());
+            self.budget.uncharge(BUFFER_BYTES);
         }
     }
 
@@ -288,7 +286,7 @@ impl BufferCache {
             let mut shard = shard.lock();
             let before = shard.map.len();
             shard.map.retain(|_, b| Arc::strong_count(b) > 1 || b.is_dirty());
-            self.budget.uncharge((before - shard.map.len()) as u64 * self.cost());
+            self.budget.uncharge((before - shard.map.len()) as u64 * BUFFER_BYTES);
         }
     }
 
@@ -338,11 +336,9 @@ impl BufferCache {
         }
     }
 
-    /// Memory of a cached block in bytes. The contents have reference counts beside them, and allocators have
-    /// four sizes between two powers of two.
+    /// Memory of a cached block in bytes.
     fn cost(&self) -> u64 {
-        let contents = u64::from(self.block_size) + ARC_BYTES;
-        contents.next_multiple_of(u64::from(self.block_size / 4)) + OVERHEAD_BYTES
+        Contents::cost(u64::from(self.block_size)) + BUFFER_BYTES
     }
 
     fn shard(&self, block: BlockNo) -> &Mutex<Shard> {
@@ -353,7 +349,7 @@ impl BufferCache {
 
     fn count_evicted(&self, n: usize) -> usize {
         self.evicted.fetch_add(n as u64, Ordering::Relaxed);
-        self.budget.uncharge(n as u64 * self.cost());
+        self.budget.uncharge(n as u64 * BUFFER_BYTES);
         n
     }
 
@@ -378,7 +374,7 @@ impl BufferCache {
         }
         let buffer = Arc::new(Buffer::unloaded(block));
         shard.insert(block, buffer.clone());
-        self.budget.charge(self.cost());
+        self.budget.charge(BUFFER_BYTES);
         drop(shard);
         // This shard has nothing to evict: for one block in 64, search all shards.
         if full && self.budget.over() && block.0.is_multiple_of(64) {
@@ -391,8 +387,8 @@ impl BufferCache {
     fn write_sorted(&self, dirty: &[Arc<Buffer>]) -> Result<()> {
         let size = self.block_size as usize;
         let mut result = Ok(());
-        let mut run: Vec<(&Arc<Buffer>, Arc<[u8]>)> = Vec::new();
-        let write_run = |run: &mut Vec<(&Arc<Buffer>, Arc<[u8]>)>| {
+        let mut run: Vec<(&Arc<Buffer>, Contents)> = Vec::new();
+        let write_run = |run: &mut Vec<(&Arc<Buffer>, Contents)>| {
             let Some((first, _)) = run.first() else { return Ok(()) };
             let offset = first.block().offset(self.block_size);
             let written = if let [(_, data)] = run.as_slice() {
@@ -422,7 +418,7 @@ impl BufferCache {
 impl Drop for BufferCache {
     fn drop(&mut self) {
         let kept: usize = self.shards.iter_mut().map(|s| s.get_mut().map.len()).sum();
-        self.budget.uncharge(kept as u64 * self.cost());
+        self.budget.uncharge(kept as u64 * BUFFER_BYTES);
     }
 }
 

@@ -8,6 +8,7 @@
 //!   [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records
 //!   writes, injects faults, and reconstructs the device after a crash);
 //! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
+//! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
 //! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
 //!
 //! # Invariants
@@ -25,6 +26,7 @@ mod address;
 mod budget;
 mod buffer;
 mod cache;
+mod contents;
 mod device;
 mod error;
 mod fault;
@@ -37,9 +39,10 @@ mod timer;
 mod write_in_place;
 
 pub use address::{BlockNo, ByteOffset, FileBlock};
-pub use budget::Budget;
+pub use budget::{Budget, Meter};
 pub use buffer::{Buffer, BufferRead};
 pub use cache::{BufferCache, CacheStats};
+pub use contents::Contents;
 pub use device::Device;
 pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};

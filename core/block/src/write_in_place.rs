@@ -1,14 +1,12 @@
 //! Writing blocks in place.
 
-use std::sync::Arc;
-
-use crate::{BlockNo, Device, Result};
+use crate::{BlockNo, Contents, Device, Result};
 
 /// Longest write, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
 /// Writes blocks of `block_size` bytes, sorted by number. Joins neighbours into one write.
-pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, Arc<[u8]>)]) -> Result<()> {
+pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, Contents)]) -> Result<()> {
     let size = block_size as usize;
     let mut rest = blocks;
     while let Some((first, _)) = rest.first() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Buffer};
+use ivers_block::{BlockNo, Buffer, Contents};
 
 use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 
@@ -12,7 +12,7 @@ use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 pub(crate) struct ActiveBuffer {
     /// Pins the buffer: the block on the device is stale.
     pub _buffer: Arc<Buffer>,
-    pub data: Arc<[u8]>,
+    pub data: Contents,
     /// The bytes that changed since the block was last written in place.
     pub ranges: Vec<Range<u32>>,
     pub lsn: Lsn,

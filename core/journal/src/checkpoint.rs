@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Buffer, write_in_place};
+use ivers_block::{BlockNo, Buffer, Contents, write_in_place};
 
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
@@ -45,10 +45,10 @@ impl Inner {
         if !self.state.lock().active.has_no_places() {
             _pinned = self.patch_blocks(&written, &mut blocks)?;
         }
-        let mut in_place: Vec<(BlockNo, Arc<[u8]>)> = Vec::with_capacity(blocks.len());
+        let mut in_place: Vec<(BlockNo, Contents)> = Vec::with_capacity(blocks.len());
         for (block, lsn, mut data) in blocks {
             if let Some(hook) = &self.options.write_hook {
-                hook.0(block, lsn, Arc::make_mut(&mut data));
+                hook.0(block, lsn, data.make_mut());
             }
             in_place.push((block, data));
         }
@@ -72,7 +72,7 @@ impl Inner {
     fn patch_blocks(
         &self,
         written: &BTreeSet<BlockNo>,
-        blocks: &mut Vec<(BlockNo, Lsn, Arc<[u8]>)>,
+        blocks: &mut Vec<(BlockNo, Lsn, Contents)>,
     ) -> Result<Vec<Arc<Buffer>>> {
         let mut pinned = Vec::new();
         for &block in written {
@@ -85,10 +85,10 @@ impl Inner {
                 Err(at) => {
                     // The cached buffer may contain changes that are not committed. The device has the newest
                     // committed version.
-                    let mut data: Arc<[u8]> = vec![0; self.cache.block_size() as usize].into();
+                    let mut data = vec![0; self.cache.block_size() as usize];
                     let offset = block.offset(self.cache.block_size());
-                    self.cache.device().read_at(offset, Arc::make_mut(&mut data))?;
-                    blocks.insert(at, (block, 0, data));
+                    self.cache.device().read_at(offset, &mut data)?;
+                    blocks.insert(at, (block, 0, Contents::new(data, self.cache.budget())));
                     at
                 }
             };
@@ -96,7 +96,7 @@ impl Inner {
             let state = self.state.lock();
             for (id, object) in state.active.objects_in(block) {
                 let Some(patch) = &object.patch else { continue };
-                patch.apply(Arc::make_mut(data));
+                patch.apply(data.make_mut());
                 *lsn = object.lsn.max(*lsn);
                 // The bytes of an object that ends may have a new use already.
                 if !state.is_finishing(id) {

@@ -336,12 +336,12 @@ fn patch_snapshots(
     for item in &mut *items {
         let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
         for (_, active) in state.active.objects_in(item.block).filter(|(id, _)| stays(id)) {
-            active.patch.iter().for_each(|patch| patch.apply(Arc::make_mut(&mut item.data)));
+            active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
         }
     }
     for patch in objects.values().filter_map(|object| object.patch.as_ref()) {
         if let Ok(at) = items.binary_search_by_key(&patch.block, |item| item.block) {
-            patch.apply(Arc::make_mut(&mut items[at].data));
+            patch.apply(items[at].data.make_mut());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, Contents};
 
 use crate::{ObjectId, Result};
 
@@ -57,7 +57,7 @@ pub struct LogItem {
     /// Bytes that changed, sorted, neither overlapping nor adjacent. An encoding may round them up.
     pub ranges: Vec<Range<u32>>,
     /// The whole block as the transaction left it.
-    pub data: Arc<[u8]>,
+    pub data: Contents,
 }
 
 /// A record of an object.

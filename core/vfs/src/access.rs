@@ -166,7 +166,7 @@ impl Vfs {
         if mask & WRITE != 0 {
             self.may_change(inode, inode.with_attr(|attr| attr.flags))?;
         }
-        if cred.access_checked || mask == 0 || inode.server_managed {
+        if cred.access_checked || mask == 0 || inode.is_server_managed() {
             return Ok(());
         }
         let asked = Asked::of(cred, inode);

@@ -23,6 +23,8 @@ const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 const SHRINK_FROM: usize = 1024;
 /// Approximate memory of an entry in bytes, without its name.
 const ENTRY_BYTES: u64 = 192;
+/// Approximate memory of a directory in bytes, without its entries: most have few.
+const DIRECTORY_BYTES: u64 = 192;
 
 struct Entry {
     ino: Option<Ino>,
@@ -41,6 +43,17 @@ struct Shard {
 }
 
 impl Shard {
+    /// Gives memory back when few of the places are used.
+    fn shrink_tables(&mut self) {
+        if self.queue.capacity() >= SHRINK_FROM && self.queue.len() < self.queue.capacity() / 4 {
+            self.queue.shrink_to_fit();
+        }
+        let directories = &mut self.directories;
+        if directories.capacity() >= SHRINK_FROM && directories.len() < directories.capacity() / 4 {
+            directories.shrink_to_fit();
+        }
+    }
+
     /// Drops queue entries of removed names once they outnumber the others.
     fn tidy(&mut self) {
         if self.queue.len() > 2 * self.entries + 256 {
@@ -103,7 +116,10 @@ impl NameCache {
         }
         let mut shard = self.shard(dir.ino).lock();
         let shard = &mut *shard;
-        let names = shard.directories.entry(dir.ino).or_default();
+        let names = shard.directories.entry(dir.ino).or_insert_with(|| {
+            self.budget.charge(DIRECTORY_BYTES);
+            HashMap::new()
+        });
         if let Some(entry) = names.get_mut(name) {
             (entry.ino, entry.seen) = (ino, seen);
             return;
@@ -121,7 +137,7 @@ impl NameCache {
         let mut shard = self.shard(dir).lock();
         if let Some(names) = shard.directories.remove(&dir) {
             shard.entries -= names.len();
-            self.budget.uncharge(names.keys().map(|name| cost(name)).sum());
+            self.budget.uncharge(DIRECTORY_BYTES + names.keys().map(|name| cost(name)).sum::<u64>());
         }
     }
 
@@ -144,6 +160,7 @@ impl NameCache {
                 names.remove(&name);
                 if names.is_empty() {
                     shard.directories.remove(&dir);
+                    self.budget.uncharge(DIRECTORY_BYTES);
                 } else if names.capacity() >= SHRINK_FROM && names.len() < names.capacity() / 4 {
                     names.shrink_to_fit();
                 }
@@ -151,6 +168,7 @@ impl NameCache {
                 self.budget.uncharge(cost(&name));
                 gone += 1;
             }
+            shard.shrink_tables();
         }
         gone
     }
@@ -170,7 +188,8 @@ impl NameCache {
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock());
             let names = shard.directories.values().flat_map(|names| names.keys());
-            self.budget.uncharge(names.map(|name| cost(name)).sum());
+            let directories = DIRECTORY_BYTES * shard.directories.len() as u64;
+            self.budget.uncharge(directories + names.map(|name| cost(name)).sum::<u64>());
         }
     }
 

@@ -139,7 +139,7 @@ impl Vfs {
     /// driver can read at any time.
     fn whole_units_missing(&self, inode: &Inode, offset: u64, wanted: usize) -> usize {
         let unit = self.memory.unit_bytes();
-        if inode.server_managed || !offset.is_multiple_of(unit) || (wanted as u64) < unit {
+        if inode.is_server_managed() || !offset.is_multiple_of(unit) || (wanted as u64) < unit {
             return 0;
         }
         let missing = inode.pages.missing_from(offset, wanted);
@@ -359,7 +359,7 @@ impl Vfs {
     fn may_go_around_cache(&self, inode: &Inode, offset: u64, len: usize, size: u64) -> bool {
         let unit = self.memory.unit_bytes();
         let end = offset + len as u64;
-        !inode.server_managed && offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size)
+        !inode.is_server_managed() && offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size)
     }
 
     /// Writes around the cache where possible. Otherwise writes through the cache and then back.

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Few under shuttle: most steps of a schedule would look into empty shards.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
+/// A table of at least this many slots shrinks when few of them are used.
+const SHRINK_FROM: usize = 1024;
 
 enum Slot {
     Ready(Arc<Inode>),
@@ -32,12 +34,25 @@ impl Shard {
     /// Drops queue entries of inodes that left once they outnumber the others.
     fn tidy(&mut self) {
         if self.queue.len() > 2 * self.slots.len() + 256 {
-            let slots = &self.slots;
-            self.queue.retain(|(ino, id)| match slots.get(ino) {
-                Some(Slot::Ready(inode)) => inode.cache_id.load(Ordering::Relaxed) == *id,
-                _ => false,
-            });
+            self.drop_outdated();
         }
+    }
+
+    /// Gives memory back when few of the slots are used.
+    fn shrink_tables(&mut self) {
+        if self.slots.capacity() >= SHRINK_FROM && self.slots.len() < self.slots.capacity() / 4 {
+            self.drop_outdated();
+            self.slots.shrink_to_fit();
+            self.queue.shrink_to_fit();
+        }
+    }
+
+    fn drop_outdated(&mut self) {
+        let slots = &self.slots;
+        self.queue.retain(|(ino, id)| match slots.get(ino) {
+            Some(Slot::Ready(inode)) => inode.cache_id.load(Ordering::Relaxed) == *id,
+            _ => false,
+        });
     }
 }
 
@@ -93,6 +108,7 @@ impl Drop for Claim<'_> {
         let locked = self.cache.locked(self.ino);
         let mut shard = locked.shard.lock();
         shard.slots.remove(&self.ino);
+        shard.shrink_tables();
         locked.wake.notify_all();
     }
 }

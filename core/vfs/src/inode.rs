@@ -70,9 +70,8 @@ pub struct Inode {
     /// The change counter, without the epoch base. Query it only through [`crate::Vfs`]: a query and a change
     /// meet under the lock of the attributes.
     pub counter: Counter,
-    /// The counter is all 64 bits of a server's change attribute: never bumped here.
-    pub(crate) server_managed: bool,
-    pub(crate) server: ServerState,
+    /// Of an inode of a server: the counter is all 64 bits of its change attribute, never bumped here.
+    pub(crate) server: Option<Box<ServerState>>,
     /// The format stores no counter.
     pub(crate) counter_not_stored: bool,
     /// The lock of data and names.
@@ -120,10 +119,9 @@ impl Inode {
     }
 
     fn build(loaded: LoadedInode, policy: Option<Arc<Policy>>) -> Self {
-        let server_managed = matches!(loaded.counter, InitialCounter::Server(_));
         let server = match loaded.counter {
-            InitialCounter::Server(change) => ServerState::new(change),
-            _ => ServerState::default(),
+            InitialCounter::Server(change) => Some(Box::new(ServerState::new(change))),
+            _ => None,
         };
         let counter_not_stored = loaded.counter == InitialCounter::NotStored;
         let counter = match loaded.counter {
@@ -143,7 +141,6 @@ impl Inode {
             generation: loaded.generation,
             kind: loaded.attr.kind,
             counter,
-            server_managed,
             server,
             counter_not_stored,
             lock: RankedRwLock::with_key((), loaded.ino.0),
@@ -200,7 +197,7 @@ impl Inode {
         if policy.mode == ChangeMode::Off {
             policy.note_unserved_change();
         }
-        if self.server_managed {
+        if self.is_server_managed() {
             // Times and counter are the server's; its reply brings them.
             return Dirtied::No;
         }
@@ -264,9 +261,9 @@ impl Inode {
 
     /// Queries the counter. Never waits for a write: at most it takes the leaf lock of the attributes.
     pub(crate) fn query(&self) -> u64 {
-        if self.server_managed {
+        if let Some(server) = &self.server {
             let _attr = self.attr.lock();
-            return self.query_server_locked();
+            return self.query_server_locked(server);
         }
         self.counter.query_seen().unwrap_or_else(|| {
             let _attr = self.attr.lock();
@@ -277,8 +274,8 @@ impl Inode {
     /// Queries the counter and copies the attributes, under one hold of their lock.
     pub(crate) fn observe(&self) -> (u64, Attr) {
         let attr = self.attr.lock();
-        if self.server_managed {
-            return (self.query_server_locked(), attr.clone());
+        if let Some(server) = &self.server {
+            return (self.query_server_locked(server), attr.clone());
         }
         let value = self.counter.query_seen().unwrap_or_else(|| self.counter.query_under_lock());
         (value, attr.clone())
@@ -286,18 +283,18 @@ impl Inode {
 
     /// What vouches for names cached in this directory, to compare with [`Inode::query_names`]. Not a query.
     pub(crate) fn names_now(&self) -> u64 {
-        if self.server_managed { self.server.names() } else { self.counter.peek() }
+        self.server.as_ref().map_or_else(|| self.counter.peek(), |server| server.names())
     }
 
     /// What vouches for names that are cached from now on: another value after the names change.
     pub(crate) fn query_names(&self) -> u64 {
-        if self.server_managed { self.server.names() } else { self.query() }
+        self.server.as_ref().map_or_else(|| self.query(), |server| server.names())
     }
 
     /// Whether a server owns it: its attributes are current only after
     /// [`Vfs::get_attr`](crate::Vfs::get_attr).
     pub fn is_server_managed(&self) -> bool {
-        self.server_managed
+        self.server.is_some()
     }
 
     /// Whether data of it could not be written and is lost. A cache above the VFS may still show that data.
@@ -309,7 +306,7 @@ impl Inode {
     pub(crate) fn is_dirty(&self) -> bool {
         self.deferred.load(Ordering::Acquire) != 0
             || self.needs_log.load(Ordering::Acquire)
-            || self.server.owes_server()
+            || self.server.as_ref().is_some_and(|server| server.owes_server())
             || self.pages.is_dirty()
     }
 

@@ -115,7 +115,7 @@ impl Vfs {
     /// questions around a change would not show what others change in between. The driver reports both
     /// values.
     pub(crate) fn before(&self, inode: &Inode, want_info: bool) -> Option<u64> {
-        if inode.server_managed {
+        if inode.is_server_managed() {
             inode.take_own_names();
             return None;
         }
@@ -123,7 +123,7 @@ impl Vfs {
     }
 
     pub(crate) fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
-        if dir.server_managed {
+        if dir.is_server_managed() {
             return dir.take_own_names();
         }
         Some(ChangeInfo { before: before?, after: self.change(dir)? })
@@ -159,6 +159,7 @@ impl Vfs {
         name: &[u8],
         want_info: bool,
     ) -> Result<Option<ChangeInfo>> {
+        self.reclaim();
         self.check_new_name(dir, name)?;
         if inode.kind == FileType::Directory {
             return Err(NameError::NotPermitted.into());
@@ -244,6 +245,7 @@ impl Vfs {
         what: Victim<'_>,
         want_info: bool,
     ) -> Result<Option<ChangeInfo>> {
+        self.reclaim();
         self.check_old_name(dir, name)?;
         self.access(cred, dir, EXECUTE)?;
         loop {
@@ -342,6 +344,7 @@ impl Vfs {
         want_info: bool,
     ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
         let &Asked { old: (old_dir, old_name), new: (new_dir, new_name), flags, expected } = asked;
+        self.reclaim();
         self.check_old_name(old_dir, old_name)?;
         self.check_old_name(new_dir, new_name)?;
         if is_dot(old_name) || is_dot(new_name) {

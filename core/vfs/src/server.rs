@@ -68,9 +68,9 @@ impl ServerState {
 
 impl Inode {
     /// The change attribute to serve. The caller holds the lock of the attributes.
-    pub(crate) fn query_server_locked(&self) -> u64 {
-        if self.server.raised.load(Relaxed) {
-            self.server.queried.store(true, Relaxed);
+    pub(crate) fn query_server_locked(&self, server: &ServerState) -> u64 {
+        if server.raised.load(Relaxed) {
+            server.queried.store(true, Relaxed);
         }
         self.counter.peek_raw()
     }
@@ -78,8 +78,8 @@ impl Inode {
     /// A cached write is visible. `delegated`: the driver counts on this client being the only one, as it was
     /// after `recalls` recalls.
     fn count_cached_write(&self, touch: Touch, delegated: bool, recalls: u64, now: Timestamp) {
+        let Some(state) = &self.server else { return };
         let mut attr = self.attr.lock();
-        let state = &self.server;
         if !delegated || state.recalls.load(Relaxed) != recalls {
             let raised = state.raised.load(Relaxed);
             state.uncounted.fetch_or(raised, Relaxed);
@@ -109,16 +109,14 @@ impl Inode {
     /// The value that the server must reach before this inode counts as written back. The caller holds the
     /// lock of the attributes.
     fn owed(&self) -> Option<u64> {
-        if !self.server.raised.load(Relaxed) {
-            return None;
-        }
-        let owed = self.counter.peek_raw().saturating_add(self.server.uncounted.load(Relaxed).into());
-        Some(owed).filter(|owed| self.server.known.load(Relaxed) < *owed)
+        let state = self.server.as_ref().filter(|state| state.raised.load(Relaxed))?;
+        let owed = self.counter.peek_raw().saturating_add(state.uncounted.load(Relaxed).into());
+        Some(owed).filter(|owed| state.known.load(Relaxed) < *owed)
     }
 
     /// Takes what the server said of this client's newest change of names.
     pub(crate) fn take_own_names(&self) -> Option<ChangeInfo> {
-        self.server.own_names.lock().take()
+        self.server.as_ref()?.own_names.lock().take()
     }
 }
 
@@ -135,7 +133,7 @@ impl Vfs {
 
     /// Makes the cached state of an inode current where a server owns it. Called without inode locks.
     pub(crate) fn revalidate(&self, cred: &Cred, inode: &Inode) -> Result<()> {
-        if !inode.server_managed {
+        if !inode.is_server_managed() {
             return Ok(());
         }
         self.fs.server().map_or(Ok(()), |server| server.revalidate(cred, inode))
@@ -144,12 +142,10 @@ impl Vfs {
     /// Makes a server's inode current before it is queried. Cached writes that the value does not count go
     /// first: they are visible here.
     pub(crate) fn settle_with_server(&self, inode: &Inode) -> Result<()> {
-        if !inode.server_managed {
-            return Ok(());
-        }
+        let Some(state) = &inode.server else { return Ok(()) };
         // Also waits for a write-back that is running: what it writes is not counted yet.
-        let settled = self.policy.read_only || inode.server.counts_cached_writes();
-        if !settled && (inode.pages.has_pages() || inode.server.owes_server()) {
+        let settled = self.policy.read_only || state.counts_cached_writes();
+        if !settled && (inode.pages.has_pages() || state.owes_server()) {
             self.write_back_inode(inode)?;
         }
         self.revalidate(&Cred::system(), inode)
@@ -157,16 +153,14 @@ impl Vfs {
 
     /// A change of a server's inode is visible in the cache.
     pub(crate) fn changed_in_cache(&self, inode: &Inode, touch: Touch) {
-        let recalls = inode.server.recalls.load(Relaxed);
+        let recalls = inode.server.as_ref().map_or(0, |state| state.recalls.load(Relaxed));
         let delegated = self.fs.server().is_some_and(|server| server.changed(inode, touch));
         inode.count_cached_write(touch, delegated, recalls, self.policy.now());
     }
 
     /// Cached writes are sent: the server's change attribute follows the values that were served for them.
     pub(crate) fn catch_up_with_server(&self, inode: &Inode) -> Result<()> {
-        if !inode.server.owes_server() {
-            return Ok(());
-        }
+        let Some(state) = inode.server.as_ref().filter(|state| state.owes_server()) else { return Ok(()) };
         let owed = {
             let _attr = inode.attr.lock();
             inode.owed()
@@ -175,7 +169,6 @@ impl Vfs {
             server.catch_up(inode, owed)?;
         }
         let _attr = inode.attr.lock();
-        let state = &inode.server;
         match inode.owed() {
             // A writer has raised it again meanwhile: that is for the next write-back.
             Some(_) if owed.is_none_or(|owed| state.known.load(Relaxed) >= owed) => {}
@@ -193,7 +186,8 @@ impl Vfs {
     /// See [`CacheHandle::update`](crate::CacheHandle::update).
     pub(crate) fn update_from_server(&self, ino: Ino, attr: Attr, change: u64, cause: Cause) -> bool {
         let Some(inode) = self.cached(ino) else { return false };
-        let differs = inode.server.known.load(Relaxed) != change;
+        let Some(state) = &inode.server else { return false };
+        let differs = state.known.load(Relaxed) != change;
         if differs && cause == Cause::Unknown {
             // Before the new value is visible: it must not be served together with old bytes.
             self.drop_outdated(&inode);
@@ -202,7 +196,6 @@ impl Vfs {
         inode.pages.with_unwritten(|unwritten| {
             inode.with_attr(|cached| {
                 let size = if unwritten { cached.size.max(attr.size) } else { attr.size };
-                let state = &inode.server;
                 state.known.store(change, Relaxed);
                 if state.raised.load(Relaxed) {
                     // The times of cached writes belong to the raised value.
@@ -222,20 +215,23 @@ impl Vfs {
     /// written.
     fn drop_outdated(&self, inode: &Inode) {
         inode.acl.forget();
-        inode.server.names.fetch_add(1, Relaxed);
+        if let Some(state) = &inode.server {
+            state.names.fetch_add(1, Relaxed);
+        }
         inode.pages.drop_clean(&self.memory);
     }
 
     /// See [`CacheHandle::names_changed`](crate::CacheHandle::names_changed).
     pub(crate) fn names_changed_on_server(&self, dir: Ino, info: ChangeInfo, atomic: bool) {
         let Some(dir) = self.cached(dir) else { return };
-        *dir.server.own_names.lock() = atomic.then_some(info);
-        let alone = atomic && dir.server.known.load(Relaxed) == info.before;
+        let Some(state) = &dir.server else { return };
+        *state.own_names.lock() = atomic.then_some(info);
+        let alone = atomic && state.known.load(Relaxed) == info.before;
         if !alone || self.info.names_alias {
             self.drop_outdated(&dir);
         }
         dir.with_attr(|_| {
-            dir.server.known.store(info.after, Relaxed);
+            state.known.store(info.after, Relaxed);
             dir.counter.set_raw(info.after);
         });
     }
@@ -250,7 +246,9 @@ impl Vfs {
     /// See [`CacheHandle::write_back`](crate::CacheHandle::write_back).
     pub(crate) fn write_back_for_server(&self, ino: Ino) -> Result<()> {
         let Some(inode) = self.cached(ino) else { return Ok(()) };
-        inode.with_attr(|_| inode.server.recalls.fetch_add(1, Relaxed));
+        if let Some(state) = &inode.server {
+            inode.with_attr(|_| state.recalls.fetch_add(1, Relaxed));
+        }
         self.write_back_inode(&inode)
     }
 

@@ -69,7 +69,7 @@ impl Vfs {
     /// Sets attributes. Setting one to its present value is no change, except by chmod and chown.
     pub fn set_attr(&self, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Result<Attr> {
         self.reclaim();
-        let server = self.fs.server().filter(|_| inode.server_managed);
+        let server = self.fs.server().filter(|_| inode.is_server_managed());
         let attr = if let Some(server) = server {
             self.set_attr_on_server(server, cred, inode, set)?
         } else {

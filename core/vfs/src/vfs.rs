@@ -28,8 +28,9 @@ fn unmounted() -> Error {
 
 /// The change counter has 63 bits.
 const COUNTER_MASK: u64 = u64::MAX >> 1;
-/// Approximate memory of one inode in bytes, including what its driver keeps and its entries in the cache.
-pub(crate) const INODE_BYTES: u64 = 768;
+/// Memory of one inode in bytes, including what its driver keeps and its entries in the cache:
+/// that of ext4, with what the allocator adds.
+pub(crate) const INODE_BYTES: u64 = 600;
 
 const MOUNTED: u8 = 0;
 const UNMOUNTING: u8 = 1;
@@ -232,8 +233,10 @@ impl Vfs {
         }
     }
 
-    /// The inode with this number and generation. `Stale` if the number belongs to another inode now.
+    /// The inode with this number and generation. `Stale` if the number belongs to another inode now. Called
+    /// without locks.
     pub fn get_generation(&self, ino: Ino, generation: u32) -> Result<InodeRef> {
+        self.reclaim();
         let inode = match self.get(ino) {
             Err(Error::Name(NameError::NotFound)) => return Err(NameError::Stale.into()),
             other => other?,
@@ -384,7 +387,7 @@ impl Vfs {
     /// The change attribute for a queried counter.
     fn attribute_of(&self, inode: &Inode, queried: u64) -> u64 {
         Stats::count(&self.policy.stats.mine().queries);
-        if inode.server_managed {
+        if inode.is_server_managed() {
             return queried;
         }
         let base = self.fs.epochs().map_or(0, EpochOps::base);
@@ -461,7 +464,7 @@ impl Vfs {
     pub(crate) fn changed(&self, inode: &Inode, touch: Touch, logged: Logged) -> Result<()> {
         if inode.changed(touch, logged).must_log() {
             self.log(inode)?;
-        } else if inode.server_managed {
+        } else if inode.is_server_managed() {
             self.changed_in_cache(inode, touch);
         }
         Ok(())

@@ -142,7 +142,7 @@ impl Vfs {
                 epochs.keep_open();
             }
             // A device that loses this much is broken. A server, or a quota, may refuse files for ever.
-            let by_device = matches!(error, Error::FileData(_)) && !inode.server_managed;
+            let by_device = matches!(error, Error::FileData(_)) && !inode.is_server_managed();
             if by_device && self.failure.lost_files.fetch_add(1, Ordering::Relaxed) >= LOST_FILES_MAX {
                 let why = format!("the device lost data of more than {LOST_FILES_MAX} files");
                 self.stop(&Error::Io(why.into()));
@@ -452,14 +452,14 @@ impl Vfs {
     /// Frees memory while over the budget. Takes no inode lock, so it may be called under one.
     pub(crate) fn reclaim(&self) {
         let used = self.memory.budget.used();
-        if used > self.memory.budget.limit() && used > self.memory.no_shrink_up_to.load(Ordering::Relaxed) {
+        if used > self.memory.budget.allowed() && used > self.memory.no_shrink_up_to.load(Ordering::Relaxed) {
             self.shrink();
         }
     }
 
     #[cold]
     fn shrink(&self) {
-        let limit = self.memory.budget.limit();
+        let limit = self.memory.budget.allowed();
         // One thread shrinks for all while the others continue; far above the limit they wait for it.
         let mut hand = if self.memory.budget.used() > limit.saturating_add(limit / 8) {
             self.shrink_lock.lock()
@@ -499,7 +499,7 @@ impl Vfs {
 
     fn try_evict(&self, inode: &Arc<Inode>) {
         // A server's inode reads the same after a reload.
-        let lost = inode.data_lost.load(Ordering::Acquire) && !inode.server_managed;
+        let lost = inode.data_lost.load(Ordering::Acquire) && !inode.is_server_managed();
         let stays = lost || inode.users.load(Ordering::Acquire) != 0;
         if stays || inode.recent.swap(false, Ordering::Relaxed) {
             return;

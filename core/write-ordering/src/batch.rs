@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ivers_block::{BlockNo, Buffer};
+use ivers_block::{BlockNo, Buffer, Contents};
 
 use crate::Stage;
 use crate::ordered::STAGES;
@@ -14,14 +14,14 @@ use crate::ordered::STAGES;
 struct Dirty {
     buffer: Arc<Buffer>,
     /// The contents before this batch: those on the device, or those that the previous batch writes.
-    before: Arc<[u8]>,
+    before: Contents,
     /// What each stage writes; `None` if the stage does not change the block.
-    versions: [Option<Arc<[u8]>>; STAGES],
+    versions: [Option<Contents>; STAGES],
 }
 
 impl Dirty {
     /// Returns the version of a stage; a new one starts as a copy of the latest earlier version.
-    fn version(&mut self, stage: usize) -> &mut Arc<[u8]> {
+    fn version(&mut self, stage: usize) -> &mut Contents {
         if self.versions[stage].is_none() {
             let earlier = self.versions[..stage].iter().rev().flatten().next().unwrap_or(&self.before);
             self.versions[stage] = Some(earlier.clone());
@@ -56,15 +56,15 @@ impl Batch {
             dirty.buffer = buffer.clone();
         }
         let stage = stage as usize;
-        edit(Arc::make_mut(dirty.version(stage)));
+        edit(dirty.version(stage).make_mut());
         for later in dirty.versions[stage + 1..].iter_mut().flatten() {
-            edit(Arc::make_mut(later));
+            edit(later.make_mut());
         }
         buffer.modify(edit);
     }
 
     /// Returns what a stage writes, in ascending order of block numbers.
-    pub fn of_stage(&self, stage: usize) -> Vec<(BlockNo, Arc<[u8]>)> {
+    pub fn of_stage(&self, stage: usize) -> Vec<(BlockNo, Contents)> {
         let version = |(block, dirty): (&BlockNo, &Dirty)| Some((*block, dirty.versions[stage].clone()?));
         self.dirty.iter().filter_map(version).collect()
     }

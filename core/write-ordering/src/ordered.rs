@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ivers_block::{BlockNo, Buffer, BufferCache, Timer, write_in_place};
+use ivers_block::{BlockNo, Buffer, BufferCache, Contents, Timer, write_in_place};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::batch::Batch;
@@ -54,7 +54,7 @@ pub struct Mirror {
 
 impl Mirror {
     /// Returns those of `blocks` that have copies, with the block numbers of copy `nth`.
-    fn of(&self, blocks: &[(BlockNo, Arc<[u8]>)], nth: u64) -> Vec<(BlockNo, Arc<[u8]>)> {
+    fn of(&self, blocks: &[(BlockNo, Contents)], nth: u64) -> Vec<(BlockNo, Contents)> {
         let len = self.first.end - self.first.start;
         let inside = blocks.iter().filter(|(block, _)| self.first.contains(block));
         inside.map(|(block, data)| (*block + nth * len, data.clone())).collect()

@@ -5,7 +5,7 @@
 //! may be allocated again only after the transaction that freed it has committed: a crash before that commit
 //! brings the old owner back.
 
-use crate::fs::{Ext4, Ext4Inode, Handle};
+use crate::fs::{Ext4, Handle, private_of};
 use crate::groups::{Groups, fill, next_clear, next_set};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result};
@@ -120,7 +120,7 @@ impl Ext4 {
                 let number = ((u64::from(goal_group) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
                 let from = if step == 0 { goal_bit } else { 0 };
                 if let Some(reserved) = self.reserve_in(number, from, step == 0, max_len, fit)? {
-                    inode.private::<Ext4Inode>().alloc.lock().next = reserved.start + u64::from(reserved.len);
+                    private_of(inode).alloc.lock().next = reserved.start + u64::from(reserved.len);
                     return Ok(Some(reserved));
                 }
             }
@@ -297,7 +297,7 @@ impl Ext4 {
     /// The preferred position of an inode's next block: after its last block, else in its group, spread over
     /// the group by inode number.
     pub fn goal_for(&self, inode: &Inode) -> BlockNo {
-        let next = inode.private::<Ext4Inode>().alloc.lock().next;
+        let next = private_of(inode).alloc.lock().next;
         if self.sb.is_valid_block(next) {
             return next;
         }

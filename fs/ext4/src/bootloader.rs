@@ -3,7 +3,7 @@
 //! A swap with an ordinary file puts data into it (kernel documentation, `EXT4_IOC_SWAP_BOOT`): the maps, the
 //! sizes and the blocks change owners in one transaction; names, owners, modes and attributes stay.
 
-use crate::fs::{Ext4, Ext4Inode, core_of};
+use crate::fs::{Ext4, core_of, private_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{
@@ -56,7 +56,7 @@ impl Ext4 {
             b.blocks_512 = data_a + attributes_b;
             for (inode, core) in [(inode, &*a), (&boot, &*b)] {
                 inode.with_attr(|attr| (attr.size, attr.blocks_512) = (core.disk_size, core.blocks_512));
-                inode.private::<Ext4Inode>().alloc.lock().next = BlockNo(0);
+                private_of(inode).alloc.lock().next = BlockNo(0);
             }
         }
         self.adopt_nodes(&mut h, inode, &its)?;

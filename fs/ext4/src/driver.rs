@@ -1,6 +1,6 @@
 //! The operations on the filesystem and its inodes that the VFS calls.
 
-use crate::fs::{Ext4, Ext4Inode, Handle, ROOT_INO, core_of};
+use crate::fs::{Ext4, Handle, ROOT_INO, core_of, private_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use ivers_block::FileBlock;
@@ -257,7 +257,7 @@ impl InodeOps for Ext4 {
             return Ok(());
         }
         // fsync of a directory covers every change so far.
-        let own = (inode.kind == FileType::Regular).then(|| &inode.private::<Ext4Inode>().last_change);
+        let own = (inode.kind == FileType::Regular).then(|| &private_of(inode).last_change);
         self.journal.commit_changes(own)
     }
 
@@ -265,7 +265,7 @@ impl InodeOps for Ext4 {
         if self.read_only.is_some() {
             return Ok(());
         }
-        self.journal.commit_logged(&inode.private::<Ext4Inode>().last_change)
+        self.journal.commit_logged(&private_of(inode).last_change)
     }
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {

@@ -44,7 +44,7 @@ pub struct Ext4 {
     pub(crate) reservation_windows: ReservationWindows,
     pub(crate) system_zone: SystemZone,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
-    pub(crate) root_core: RankedMutex<rank::Leaf, Weak<CoreLock>>,
+    pub(crate) root_private: RankedMutex<rank::Leaf, Weak<Ext4Inode>>,
     /// High halves of counters that overflowed their 32 stored bits in this mount.
     pub(crate) wrapped: RankedMutex<rank::Leaf, HashMap<u32, u64>>,
     /// Serializes swaps with the boot loader.
@@ -56,10 +56,11 @@ pub struct Ext4 {
     pub(crate) next_generation: AtomicU32,
 }
 
-/// The driver's data of an inode: [`Inode::private`].
+/// The driver's data of an inode. [`Inode::private`] is an [`Arc`] of it: the copies of an inode share it. All
+/// of it is one allocation, since the inode cache has many.
 pub struct Ext4Inode {
     /// The contents of the slot without the attributes.
-    pub core: Arc<CoreLock>,
+    pub core: CoreLock,
     /// Allocation hint.
     pub alloc: RankedMutex<rank::Leaf, InodeAlloc>,
     /// Its newest change, for fsync.
@@ -94,8 +95,13 @@ pub struct InodeCore {
 }
 
 /// The driver's data of an inode.
+pub(crate) fn private_of(inode: &Inode) -> &Arc<Ext4Inode> {
+    inode.private::<Arc<Ext4Inode>>()
+}
+
+/// The contents of an inode's slot.
 pub fn core_of(inode: &Inode) -> &CoreLock {
-    &inode.private::<Ext4Inode>().core
+    &private_of(inode).core
 }
 
 impl Ext4 {
@@ -144,7 +150,7 @@ impl Ext4 {
     /// Writes data of an inode directly to the device.
     pub(crate) fn write_data(&self, inode: &Inode, offset: ByteOffset, data: &[u8]) -> Result<()> {
         let written = self.dev.write_at(offset, data);
-        self.journal.data_written(&inode.private::<Ext4Inode>().last_change);
+        self.journal.data_written(&private_of(inode).last_change);
         written.map_err(Error::file_data)
     }
 

@@ -1,6 +1,6 @@
 //! Allocation of inode slots: directories are spread over the groups, files stay near their directory.
 
-use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
+use crate::fs::{Ext4, Handle, core_of, private_of};
 use crate::groups::next_clear;
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
@@ -197,7 +197,7 @@ impl Ext4 {
         }
         self.groups.store(h, &group)?;
         self.groups.free_inodes.fetch_add(1, Ordering::Relaxed);
-        inode.private::<Ext4Inode>().alloc.lock().next = BlockNo(0);
+        private_of(inode).alloc.lock().next = BlockNo(0);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Reading inodes from the device and writing them.
 
-use crate::fs::{CoreLock, Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
+use crate::fs::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO, core_of};
 use crate::layout::inode::{
     FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version,
     verify_slot,
@@ -111,43 +111,38 @@ impl Ext4 {
             dtime: image.dtime,
             delayed: Default::default(),
         };
-        let core = if ino == ROOT_INO {
-            self.share_root(core)
-        } else {
-            Arc::new(RankedRwLock::with_key(core, u64::from(ino)))
+        let private = {
+            let core = RankedRwLock::with_key(core, u64::from(ino));
+            let last_change = self.journal.loaded();
+            Arc::new(Ext4Inode { core, alloc: RankedMutex::default(), last_change })
         };
+        let private = if ino == ROOT_INO { self.share_root(private) } else { private };
         LoadedInode {
             ino: Ino(u64::from(ino)),
             generation: image.generation,
             attr: image.attr,
             counter,
-            private: Box::new(Ext4Inode {
-                core,
-                alloc: RankedMutex::default(),
-                last_change: self.journal.loaded(),
-            }),
+            private: Box::new(private),
         }
     }
 
     /// Makes every copy of the root share one private part, so that the epoch record and users' changes do
     /// not overwrite each other.
-    fn share_root(&self, core: InodeCore) -> Arc<CoreLock> {
-        let mut shared = self.root_core.lock();
-        if let Some(core) = shared.upgrade() {
-            return core;
+    fn share_root(&self, new: Arc<Ext4Inode>) -> Arc<Ext4Inode> {
+        let mut shared = self.root_private.lock();
+        if let Some(private) = shared.upgrade() {
+            return private;
         }
-        let core = Arc::new(RankedRwLock::with_key(core, u64::from(ROOT_INO)));
-        *shared = Arc::downgrade(&core);
-        core
+        *shared = Arc::downgrade(&new);
+        new
     }
 
     /// Logs an inode: attributes, map root, attributes in the slot, and stored counter.
     pub fn log(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
-        let private = inode.private::<Ext4Inode>();
-        h.belongs_to(&private.last_change);
+        h.belongs_to(inode);
         let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
-        let core = private.core.read();
+        let core = core_of(inode).read();
         let extra = core.extra_isize;
         let counted = h.modify(&buffer, |bytes| {
             let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
@@ -221,7 +216,7 @@ impl Ext4 {
     /// Logs only the attributes in the slot and the number of the attribute block. For copies of the root
     /// whose times and sizes may be older than those in the VFS.
     pub(crate) fn log_attributes(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
-        let core = inode.private::<Ext4Inode>().core.read();
+        let core = core_of(inode).read();
         let start = 128 + usize::from(core.extra_isize);
         let wide = self.sb.incompat.contains(crate::layout::Incompat::BIT64);
         self.modify_slot(h, inode.ino.0 as u32, |slot| {

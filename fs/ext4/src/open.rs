@@ -264,7 +264,7 @@ impl Ext4 {
             orphans: Default::default(),
             reservation_windows: Default::default(),
             system_zone: Default::default(),
-            root_core: RankedMutex::new(Weak::new()),
+            root_private: RankedMutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
             overhead: OnceLock::new(),

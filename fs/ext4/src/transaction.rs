@@ -1,9 +1,10 @@
 //! Transactions for the driver's modules: the journal's handles with the driver's errors.
 
+use crate::fs::{Ext4Inode, private_of};
 use ivers_block::{BlockNo, Buffer};
 use ivers_journal::{Journal, JournalError};
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{Error, Inode, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,11 +40,8 @@ impl Changes {
 }
 
 /// The newest change of one inode.
-#[derive(Debug, Clone, Default)]
-pub struct LastChange(Arc<Last>);
-
 #[derive(Debug, Default)]
-struct Last {
+pub struct LastChange {
     /// The number of its newest change.
     number: AtomicU64,
     /// The newest transaction that changed it, or the names in it.
@@ -52,11 +50,11 @@ struct Last {
 
 impl LastChange {
     fn note(&self, number: u64) {
-        self.0.number.fetch_max(number, Ordering::SeqCst);
+        self.number.fetch_max(number, Ordering::SeqCst);
     }
 
     fn note_tid(&self, tid: u64) {
-        self.0.tid.fetch_max(tid, Ordering::SeqCst);
+        self.tid.fetch_max(tid, Ordering::SeqCst);
     }
 }
 
@@ -73,7 +71,7 @@ pub struct Handle {
     inner: ivers_journal::Handle,
     changes: Arc<Changes>,
     changed: bool,
-    inodes: Vec<LastChange>,
+    inodes: Vec<Arc<Ext4Inode>>,
 }
 
 impl Drop for Handle {
@@ -81,8 +79,8 @@ impl Drop for Handle {
         if self.changed {
             let number = self.changes.next();
             for inode in &self.inodes {
-                inode.note(number);
-                inode.note_tid(self.inner.tid());
+                inode.last_change.note(number);
+                inode.last_change.note_tid(self.inner.tid());
             }
         }
     }
@@ -109,7 +107,7 @@ impl Transactions {
     /// Makes the changes of an inode durable, or all changes if `inode` is `None`. Writes and flushes nothing
     /// if they are durable already.
     pub(crate) fn commit_changes(&self, inode: Option<&LastChange>) -> Result<()> {
-        let newest = inode.map_or(&self.changes.newest, |inode| &inode.0.number).load(Ordering::SeqCst);
+        let newest = inode.map_or(&self.changes.newest, |inode| &inode.number).load(Ordering::SeqCst);
         let is_durable = || newest <= self.changes.durable.load(Ordering::SeqCst) && !self.is_aborted();
         if is_durable() {
             return Ok(());
@@ -124,7 +122,7 @@ impl Transactions {
         if self.journal.is_none() {
             return self.commit_changes(Some(inode));
         }
-        self.journal.commit(inode.0.tid.load(Ordering::SeqCst)).map_err(journal_error)
+        self.journal.commit(inode.tid.load(Ordering::SeqCst)).map_err(journal_error)
     }
 
     /// Starts the record of an inode that was just loaded: any change so far may have been to that inode.
@@ -184,9 +182,10 @@ impl Handle {
     }
 
     /// Makes an fsync of an inode wait for this transaction.
-    pub(crate) fn belongs_to(&mut self, inode: &LastChange) {
-        if !self.inodes.iter().any(|known| Arc::ptr_eq(&known.0, &inode.0)) {
-            self.inodes.push(inode.clone());
+    pub(crate) fn belongs_to(&mut self, inode: &Inode) {
+        let private = private_of(inode);
+        if !self.inodes.iter().any(|known| Arc::ptr_eq(known, private)) {
+            self.inodes.push(private.clone());
         }
     }
 

@@ -85,9 +85,11 @@ fn bench(args: &Args) -> Result<()> {
     }
     let measured = Measured::new(args)?;
     if args.json {
-        return print(json!({ "rows": measured.rows }));
+        print(json!({ "rows": measured.rows }))?;
+    } else {
+        measured.lines.iter().try_for_each(print)?;
     }
-    measured.lines.iter().try_for_each(print)
+    mounts::scale::judge(&measured.rows)
 }
 
 /// Writes a line to standard output.

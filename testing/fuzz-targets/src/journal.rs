@@ -75,7 +75,7 @@ fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
     // Data that starts like a record is escaped.
     let mut escaped = transaction(400..402, 0, &[]);
     for item in &mut escaped.items {
-        Arc::make_mut(&mut item.data)[..4].copy_from_slice(&0xC03B_3998u32.to_be_bytes());
+        item.data.make_mut()[..4].copy_from_slice(&0xC03B_3998u32.to_be_bytes());
     }
     log.write_items(&escaped).expect("the log has space");
     log.write_commit().expect("the log has space");

@@ -1,7 +1,6 @@
 //! Writes transactions to the log.
 
-use ivers_block::BlockNo;
-use std::sync::Arc;
+use ivers_block::{BlockNo, Contents};
 
 use super::records::{JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, crc32_be};
 use super::{Jbd2Log, LiveTransaction};
@@ -38,7 +37,7 @@ impl Jbd2Log {
     }
 
     /// Writes blocks at the head. Log blocks that are adjacent on the device are written together.
-    fn append(&mut self, blocks: &[Arc<[u8]>]) -> Result<()> {
+    fn append(&mut self, blocks: &[Contents]) -> Result<()> {
         let size = self.options.block_size as usize;
         let mut rest = blocks;
         while let [first, ..] = rest {
@@ -130,7 +129,7 @@ impl LogFormat for Jbd2Log {
             // there before.
             self.store_superblock(self.head, sequence)?;
         }
-        let mut blocks: Vec<Arc<[u8]>> = Vec::new();
+        let mut blocks: Vec<Contents> = Vec::new();
         let revokes: Vec<BlockNo> = transaction.revokes.iter().copied().collect();
         for part in revokes.chunks(layout.revokes_per_block()) {
             blocks.push(layout.revocation(sequence, part).into());
@@ -143,7 +142,7 @@ impl LogFormat for Jbd2Log {
                 let mut bytes = item.data.clone();
                 let mut flags = 0;
                 if bytes.starts_with(&JBD2_MAGIC.to_be_bytes()) {
-                    Arc::make_mut(&mut bytes)[..4].fill(0);
+                    bytes.make_mut()[..4].fill(0);
                     flags = TAG_ESCAPED;
                 }
                 let checksum = if layout.has_tail() { layout.data_checksum(sequence, &bytes) } else { 0 };

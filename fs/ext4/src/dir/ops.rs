@@ -5,7 +5,6 @@ use super::linear::NAME_MAX;
 use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
 use crate::layout::RoCompat;
 use crate::layout::inode::FL_INLINE_DATA;
-use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{
     Child, Cred, DirEntry, DirectoryOps, Error, FileType, Ino, Inode, LoadedInode, Logged, NameError,
     NewInode, Rename, Result, Touch, UnnamedFileOps,
@@ -87,7 +86,7 @@ impl Ext4 {
     /// Records a change of the names in `dir`.
     fn names_changed(&self, h: &mut Handle, dir: &Inode, before: &Layout) -> Result<()> {
         // Required whether or not the inode itself is logged.
-        h.belongs_to(&dir.private::<Ext4Inode>().last_change);
+        h.belongs_to(dir);
         if dir.changed(Touch::Data, before.logged(dir)).must_log() { self.log(h, dir) } else { Ok(()) }
     }
 
@@ -122,7 +121,7 @@ impl Ext4 {
 
     /// Makes a second object for a new inode, to work on before the VFS has it: shares the driver's data.
     fn twin(&self, loaded: &LoadedInode) -> Result<Inode> {
-        let private = loaded.private.downcast_ref::<Ext4Inode>();
+        let private = loaded.private.downcast_ref::<Arc<Ext4Inode>>();
         let private = private
             .ok_or_else(|| Error::corrupt("a new inode is not from this driver", self.place.clone()))?;
         Ok(Inode::detached(LoadedInode {
@@ -130,11 +129,7 @@ impl Ext4 {
             generation: loaded.generation,
             attr: loaded.attr.clone(),
             counter: loaded.counter,
-            private: Box::new(Ext4Inode {
-                core: Arc::clone(&private.core),
-                alloc: RankedMutex::default(),
-                last_change: private.last_change.clone(),
-            }),
+            private: Box::new(Arc::clone(private)),
         }))
     }
 

@@ -286,6 +286,23 @@ pub(crate) fn rows(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<Value>> {
     Ok(results.iter().flat_map(step_rows).collect())
 }
 
+/// Fails if the memory of a row exceeds its bound.
+pub(crate) fn judge(rows: &[Value]) -> Result<()> {
+    let mib = |row: &Value, name| number(&row[name]) / f64::from(1 << 20);
+    let exceeds = |row: &&Value| number(&row["peak_bytes"]) > number(&row["bound_bytes"]);
+    let exceeding: Vec<_> = rows
+        .iter()
+        .filter(|row| row["peak_bytes"].is_number())
+        .filter(exceeds)
+        .map(|row| {
+            let (peak, bound) = (mib(row, "peak_bytes"), mib(row, "bound_bytes"));
+            format!("{}: {peak:.1} MiB of at most {bound:.0} MiB", text(row, "name"))
+        })
+        .collect();
+    ensure!(exceeding.is_empty(), "memory exceeds its bound: {}", exceeding.join(", "));
+    Ok(())
+}
+
 /// Formats the table.
 pub(crate) fn table(rows: &[Value]) -> Vec<String> {
     let mut lines = vec![
@@ -350,6 +367,17 @@ mod tests {
         File::create_new(tree.file(7)).unwrap();
         tree.run(Step::Remove).unwrap();
         assert!(!tree.root.exists());
+    }
+
+    #[test]
+    fn a_peak_above_its_bound_is_an_error() {
+        let row =
+            |name, peak: Value| json!({ "name": name, "peak_bytes": peak, "bound_bytes": 320_u64 << 20 });
+        let within = [row("a", json!(320_u64 << 20)), row("b", Value::Null), json!({ "name": "other" })];
+        judge(&within).unwrap();
+        let above = [row("c", json!((320_u64 << 20) + 1)), row("d", json!(372_u64 << 20))];
+        let said = judge(&above).unwrap_err().to_string();
+        assert!(said.contains("c: 320.0 MiB of at most 320 MiB, d: 372.0 MiB"), "{said}");
     }
 
     #[test]
