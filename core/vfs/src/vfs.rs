@@ -236,6 +236,7 @@ impl Vfs {
     /// The inode with this number and generation. `Stale` if the number belongs to another inode now. Called
     /// without locks.
     pub fn get_generation(&self, ino: Ino, generation: u32) -> Result<InodeRef> {
+        // A client that goes through the files by number makes no other call that frees memory.
         self.reclaim();
         let inode = match self.get(ino) {
             Err(Error::Name(NameError::NotFound)) => return Err(NameError::Stale.into()),

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::status::NfsStat;
-use ivers_vfs::{Ino, InodeRef, Touch};
+use ivers_vfs::{Ino, InodeRef, Touch, Vfs};
 use parking_lot::Mutex;
 
 use super::copy_queue::Copies;
@@ -53,8 +53,9 @@ pub(super) struct Core {
     /// Copies that continue after their reply.
     pub copies: Arc<Copies>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
-    /// Files that clients have open. They stay until they are closed, even without a name.
-    open: Mutex<HashMap<FileId, InodeRef>>,
+    /// Files that clients have open, with their filesystems. They exist until they are closed, even without a
+    /// name: the VFS remembers them. Their inodes may leave memory, so an open file takes little of it.
+    open: Mutex<HashMap<FileId, Arc<Vfs>>>,
     /// Connections that this server has made to NFSv4.0 clients.
     pub v40_connections: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
     /// Makes connections, if this process may not.
@@ -161,8 +162,9 @@ impl Core {
                 Effect::Wake { ticket } => self.resume(ticket, &WakeReason::Retry),
                 Effect::Pin { file } => {
                     // The request that opens the file holds it until this effect has run.
-                    if let Some((_, inode)) = self.file(file) {
-                        self.open.lock().insert(file, inode);
+                    if let Some((vfs, inode)) = self.file(file) {
+                        vfs.remember(&inode, inode.ino);
+                        self.open.lock().insert(file, vfs);
                     }
                 }
                 Effect::Unpin { file } => self.release(file),
@@ -180,7 +182,7 @@ impl Core {
     }
 
     /// A file that a client holds state of, unless it no longer exists.
-    pub fn file(&self, file: FileId) -> Option<(Arc<ivers_vfs::Vfs>, InodeRef)> {
+    pub fn file(&self, file: FileId) -> Option<(Arc<Vfs>, InodeRef)> {
         let vfs = self.service()?.filesystem(file.export)?.vfs;
         match vfs.get_generation(Ino(file.inode), file.generation) {
             Ok(inode) => Some((vfs, inode)),
@@ -199,18 +201,31 @@ impl Core {
     }
 
     fn release(&self, file: FileId) {
-        let Some(inode) = self.open.lock().remove(&file) else { return };
-        // The last reference to a file without a name deletes it, which may take long.
-        match self.runtime.get() {
-            Some(runtime) if inode.attr().nlink == 0 => runtime.run(move || drop(inode)),
-            _ => drop(inode),
+        let Some(vfs) = self.open.lock().remove(&file) else { return };
+        let ino = Ino(file.inode);
+        // An orphan is always in memory.
+        let inode = if vfs.is_in_memory(ino) { vfs.get_generation(ino, file.generation).ok() } else { None };
+        if !vfs.forget(ino, 1) {
+            return;
+        }
+        match (self.runtime.get(), inode) {
+            // The last reference to a file without a name deletes it, which may take long.
+            (Some(runtime), Some(inode)) if inode.attr().nlink == 0 => runtime.run(move || drop(inode)),
+            (_, inode) => {
+                drop(inode);
+                vfs.release_forgotten(ino);
+            }
         }
     }
 
     /// Drops all open files, before the filesystems are unmounted.
     pub fn release_all(&self) {
         let open = std::mem::take(&mut *self.open.lock());
-        drop(open);
+        for (file, vfs) in open {
+            if vfs.forget(Ino(file.inode), 1) {
+                vfs.release_forgotten(Ino(file.inode));
+            }
+        }
     }
 
     fn bump(&self, file: FileId) {

@@ -70,7 +70,7 @@ impl StateManager {
             cancelled: None,
             ended: None,
         };
-        let index = self.insert_entry(id, wanted.target.0, EntryKind::Copy(copy));
+        let index = self.insert_entry(id, wanted.target.0, EntryKind::Copy(Box::new(copy)));
         self.copies.insert(index);
         Ok(Some(self.stateid(index)))
     }
@@ -241,8 +241,8 @@ impl StateManager {
     pub(super) fn forget_copies(&mut self, now: Time) {
         let patience = self.config.lease.times(REMEMBERED_LEASES);
         let old = |index: &&u32| {
-            matches!(&self.entries[*index].kind, EntryKind::Copy(Copy { ended: Some((at, _)), .. })
-                if now.since(*at) > patience)
+            matches!(&self.entries[*index].kind, EntryKind::Copy(copy)
+                if copy.ended.is_some_and(|(at, _)| now.since(at) > patience))
         };
         let old: Vec<u32> = self.copies.iter().filter(old).copied().collect();
         old.into_iter().for_each(|index| self.drop_copy(index));

@@ -314,7 +314,7 @@ impl StateManager {
             reply_in_flight: None,
             revoked: false,
         };
-        let index = self.insert_entry(planned.client, file, EntryKind::Delegation(delegation));
+        let index = self.insert_entry(planned.client, file, EntryKind::Delegation(Box::new(delegation)));
         self.files.entry(file).or_default().delegations.insert(index);
         self.delegations += 1;
         if let Some(client) = self.clients.get_mut(&planned.client) {
@@ -327,10 +327,11 @@ impl StateManager {
     /// Returns whether a delegation would conflict with the use of a file.
     fn is_contended(&self, file: FileId, by: ClientId, write: bool) -> bool {
         let Some(state) = self.files.get(&file) else { return false };
-        let open = state.opens.iter().any(|index| {
-            let writes = self.open_at(*index).is_some_and(|open| open.access & share::WRITE != 0);
-            if write { self.entries[index].client != by } else { writes }
-        });
+        let open = if write {
+            state.opens.iter().any(|index| self.entries[index].client != by)
+        } else {
+            state.writing_opens > 0
+        };
         // One delegation per client and file: otherwise a recall would be ambiguous.
         let delegated = state.delegations.iter().any(|index| {
             let entry = &self.entries[index];

@@ -175,7 +175,7 @@ impl StateManager {
                 EntryKind::Lock(lock) => lock.open,
                 _ => index,
             };
-            let denied = self.files.get(&file).is_some_and(|state| {
+            let denied = self.files.get(&file).filter(|state| state.denying_opens > 0).is_some_and(|state| {
                 let mut others = state.opens.iter().filter(|&&other| other != own);
                 others.any(|&other| self.open_at(other).is_some_and(|open| open.deny & share::READ != 0))
             });
@@ -197,7 +197,8 @@ impl StateManager {
             return Ok(());
         }
         let Some(state) = self.files.get(&file) else { return Ok(()) };
-        let denying = state.opens.iter().find_map(|index| {
+        let opens = (state.denying_opens > 0).then_some(&state.opens);
+        let denying = opens.into_iter().flatten().find_map(|index| {
             let open = self.open_at(*index).filter(|open| open.deny & bits != 0)?;
             Some(self.owners[&open.owner].client)
         });

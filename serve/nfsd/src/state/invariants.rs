@@ -7,6 +7,7 @@ use ivers_nfs4::ops::v40::share;
 use super::manager::StateManager;
 use super::tables::entry::EntryKind;
 use super::tables::in_flight::InFlightKind;
+use super::tables::open::Open;
 use super::tables::slot::Slot;
 
 impl StateManager {
@@ -32,6 +33,9 @@ impl StateManager {
                     assert!(one.access & two.deny == 0 && two.access & one.deny == 0, "S1: {file:?}");
                 }
             }
+            let with = |has: fn(&Open) -> bool| opens.iter().filter(|(_, open)| has(open)).count();
+            assert_eq!(state.writing_opens, with(|open| open.access & share::WRITE != 0), "S9");
+            assert_eq!(state.denying_opens, with(|open| open.deny != 0), "S9");
             let locks: Vec<_> = state.locks.iter().collect();
             for (at, (_, one)) in locks.iter().enumerate() {
                 assert!(one.len() > 0);

@@ -80,7 +80,7 @@ impl Default for Limits {
             cached_reply_bytes: 8192,
             reply_cache_bytes: (8 << 20, 256 << 20),
             operations: 64,
-            stateids: (65_536, 1 << 20),
+            stateids: (131_072, 1 << 20),
             delegations: (16_384, 131_072),
             ranges: (65_536, 1 << 20),
             waiters: (256, 16_384),

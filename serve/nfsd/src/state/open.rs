@@ -141,7 +141,7 @@ impl StateManager {
             Claim::Previous(_) => NfsStat::ReclaimConflict,
             _ => NfsStat::ShareDenied,
         };
-        while let Some(state) = self.files.get(&file) {
+        while let Some(state) = self.files.get(&file).filter(|state| deny != 0 || state.denying_opens > 0) {
             let against = state.opens.iter().find_map(|index| {
                 let open = self.open_at(*index)?;
                 let conflicts = open.deny & access != 0 || open.access & deny != 0;
@@ -220,11 +220,9 @@ impl StateManager {
             unreachable!("it was there when it was claimed")
         };
         let owner = self.owner(planned.client, OwnerKind::Open, &planned.owner);
-        let opens = self.files.get(&file).into_iter().flat_map(|state| &state.opens);
-        let before =
-            opens.copied().find(|index| self.open_at(*index).is_some_and(|open| open.owner == owner));
+        let before = self.own_open(owner, file);
         let index = before.unwrap_or_else(|| {
-            let (locks, openers) = (BTreeSet::new(), BTreeSet::new());
+            let (locks, openers) = (BTreeSet::new(), Vec::new());
             let open = Open { owner, access: 0, deny: 0, combinations: 0, locks, openers };
             self.insert_entry(planned.client, file, EntryKind::Open(open))
         });
@@ -233,7 +231,9 @@ impl StateManager {
                 entry.changed();
             }
             if let EntryKind::Open(open) = &mut entry.kind {
+                let shares = open.shares();
                 open.add(planned.access, planned.deny);
+                self.files.entry(file).or_default().count_shares(shares, open.shares());
             }
         }
         let opens = &mut self.files.entry(file).or_default().opens;
@@ -258,13 +258,24 @@ impl StateManager {
         Ok(Opened { stateid: self.stateid(index), confirm, delegation })
     }
 
+    /// Returns the open that an owner has of a file.
+    fn own_open(&self, owner: u64, file: FileId) -> Option<u32> {
+        let (opens, entries) = (&self.files.get(&file)?.opens, &self.owners.get(&owner)?.entries);
+        // An owner can have many files, and a file many owners: this searches the smaller set.
+        let is_open = |index: &u32| self.open_at(*index).is_some_and(|open| open.owner == owner);
+        opens.intersection(entries).copied().find(is_open)
+    }
+
     /// Remembers the principal of an OPEN, so that its access is not checked for each READ and WRITE.
     pub fn opened_as(&mut self, stateid: &StateId, principal: &Principal) {
         let index = Self::index_of(stateid);
         if let Some(EntryKind::Open(open)) = self.entries.get_mut(&index).map(|entry| &mut entry.kind)
             && open.openers.len() < OPENERS
+            && !open.openers.contains(principal)
         {
-            open.openers.insert(principal.clone());
+            // Without the spare capacity that a growing list has: there can be very many opens.
+            open.openers.reserve_exact(1);
+            open.openers.push(principal.clone());
         }
     }
 
@@ -302,7 +313,9 @@ impl StateManager {
         let EntryKind::Open(open) = &mut entry.kind else { return fail(NfsStat::BadStateid) };
         // [RFC8881 18.18.3]
         let Some(combinations) = open.reduced(access, deny) else { return fail(NfsStat::Inval) };
+        let shares = open.shares();
         (open.access, open.deny, open.combinations) = (access, deny, combinations);
+        self.files.entry(file).or_default().count_shares(shares, open.shares());
         entry.changed();
         let client = entry.client;
         self.renew(now, client);
@@ -334,8 +347,9 @@ impl StateManager {
             self.drop_lock_state(lock);
         }
         let Some(entry) = self.remove_entry(index) else { return };
-        if let Some(state) = self.files.get_mut(&entry.file) {
+        if let (Some(state), EntryKind::Open(open)) = (self.files.get_mut(&entry.file), &entry.kind) {
             state.opens.remove(&index);
+            state.count_shares(open.shares(), (0, 0));
             if state.opens.is_empty() {
                 self.effects.push(Effect::Unpin { file: entry.file });
             }

@@ -2,6 +2,7 @@
 
 mod called_back;
 mod copies;
+mod many_files;
 mod v40;
 
 use std::net::SocketAddr;

@@ -3,6 +3,7 @@
 //! It keeps no cache and no state of files. It sends exactly what the test tells it to send.
 
 mod connection;
+pub mod tree;
 
 use ivers_nfs4::attr::{self, Attrs, Fattr};
 use ivers_nfs4::ops::v40::*;

@@ -8,13 +8,13 @@ use super::delegation::Delegation;
 use super::lock::LockState;
 use super::open::Open;
 
-/// The state that an index identifies.
+/// The state that an index identifies. Most are opens, so the larger kinds are on their own.
 #[derive(Debug)]
 pub(in crate::state) enum EntryKind {
     Open(Open),
     Lock(LockState),
-    Delegation(Delegation),
-    Copy(Copy),
+    Delegation(Box<Delegation>),
+    Copy(Box<Copy>),
 }
 
 /// A piece of state. Its stateid consists of boot count, index and random number.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ivers_nfs4::ops::v40::share;
+
 use super::super::ids::{Ticket, Time};
 use super::super::range::Ranges;
 use super::lock::Waiter;
@@ -10,6 +12,11 @@ use super::lock::Waiter;
 #[derive(Debug, Default)]
 pub(in crate::state) struct FileState {
     pub opens: BTreeSet<u32>,
+    /// How many of the opens may write. Without them, and without those that deny something, nobody has to go
+    /// through the opens: a file can have very many.
+    pub writing_opens: usize,
+    /// How many of the opens deny something to others.
+    pub denying_opens: usize,
     pub delegations: BTreeSet<u32>,
     pub locks: BTreeMap<u64, Ranges>,
     pub waiters: Vec<Waiter>,
@@ -22,6 +29,13 @@ pub(in crate::state) struct FileState {
 }
 
 impl FileState {
+    /// Counts an open whose access and deny bits changed. A new open had none, and a closed one gets none.
+    pub fn count_shares(&mut self, before: (u32, u32), now: (u32, u32)) {
+        let recount = |count: usize, was: u32, is: u32| count + usize::from(is != 0) - usize::from(was != 0);
+        self.writing_opens = recount(self.writing_opens, before.0 & share::WRITE, now.0 & share::WRITE);
+        self.denying_opens = recount(self.denying_opens, before.1, now.1);
+    }
+
     pub fn is_idle(&self) -> bool {
         self.opens.is_empty()
             && self.delegations.is_empty()

@@ -17,11 +17,16 @@ pub(in crate::state) struct Open {
     pub combinations: u16,
     /// The lock stateids under this open.
     pub locks: BTreeSet<u32>,
-    /// The principals that opened it.
-    pub openers: BTreeSet<Principal>,
+    /// The principals that opened it, hardly ever more than one.
+    pub openers: Vec<Principal>,
 }
 
 impl Open {
+    /// The access and deny bits.
+    pub fn shares(&self) -> (u32, u32) {
+        (self.access, self.deny)
+    }
+
     pub fn add(&mut self, access: u32, deny: u32) {
         self.access |= access;
         self.deny |= deny;

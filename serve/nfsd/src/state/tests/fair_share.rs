@@ -209,13 +209,13 @@ fn memory_for_replies_is_shared() {
     state.check_invariants();
 }
 
-/// The default limits: sixteen clients of one host take all opens, then another host comes.
+/// The default limits: eight clients of one host take all opens, then another host comes.
 #[test]
 fn a_flood_with_default_limits_leaves_the_others_their_share() {
     let mut state = state();
     let limits = state.config.limits.clone();
-    assert_eq!(limits.stateids, (65_536, 16 * 65_536));
-    for number in 0..16 {
+    assert_eq!(limits.stateids, (131_072, 8 * 131_072));
+    for number in 0..8 {
         let (id, _) = client(&mut state, T, &format!("{number}"), 1);
         for inode in 0..limits.stateids.0 {
             opened(&mut state, id, "o", number * limits.stateids.0 + inode).unwrap();
@@ -226,7 +226,7 @@ fn a_flood_with_default_limits_leaves_the_others_their_share() {
     let (late, _) = client(&mut state, T, "late", 1);
     assert_eq!(failed(opened(&mut state, late, "o", SHARED * 100)), NfsStat::Delay);
     let (other, _) = client_at(&mut state, there(1), T, "other", 2);
-    for n in 0..65_536 {
+    for n in 0..131_072 {
         opened(&mut state, other, "o", n).unwrap();
     }
     assert_eq!(
