@@ -25,6 +25,8 @@ const MAX_WINDOW: u64 = 2048;
 pub struct InodeAlloc {
     /// The block after its last allocation, or 0.
     pub(crate) next: BlockNo,
+    /// Of a directory: the group of the last inode that was created in it.
+    pub(crate) inode_group: Option<u32>,
 }
 
 /// Blocks that are allocated in memory and not yet on the device. Dropping it releases them.

@@ -15,12 +15,18 @@ use std::sync::atomic::Ordering;
 const ORLOV_PROBES: u32 = 16;
 
 impl Ext4 {
+    /// Whether a new inode starts a separate tree.
+    fn starts_tree(&self, dir: &Inode, kind: FileType) -> bool {
+        let spread = dir.ino.0 as u32 == crate::fs::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
+        kind == FileType::Directory && spread && self.sb.groups > 1
+    }
+
     /// Returns the group to try first.
     fn inode_group(&self, dir: &Inode, kind: FileType) -> Result<u32> {
         let parent = self.sb.group_of_inode(dir.ino.0 as u32).0;
-        let spread = dir.ino.0 as u32 == crate::fs::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
-        if kind != FileType::Directory || !spread || self.sb.groups == 1 {
-            return Ok(parent);
+        if !self.starts_tree(dir, kind) {
+            // A large directory fills many groups: do not search those again for each inode.
+            return Ok(dir.private::<Ext4Inode>().alloc.lock().inode_group.unwrap_or(parent));
         }
         // A directory in the root starts a separate tree: find a group with free space and few directories.
         let start = self.next_generation.load(Ordering::Relaxed) % self.sb.groups;
@@ -44,6 +50,9 @@ impl Ext4 {
         for step in 0..self.sb.groups {
             let number = ((u64::from(first) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
             if let Some(loaded) = self.alloc_in(h, number, dir, new)? {
+                if !self.starts_tree(dir, new.kind) {
+                    dir.private::<Ext4Inode>().alloc.lock().inode_group = Some(number);
+                }
                 return Ok(loaded);
             }
         }
