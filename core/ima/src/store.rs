@@ -21,7 +21,7 @@
 use crate::digest::{Algorithm, Digest};
 use crate::file_id::{Identity, put, put_bytes, take, take_bytes};
 use crate::signature::LABEL_MAX;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// The first bytes of a store.
 pub const MAGIC: &[u8; 8] = b"ivmeasr1";
@@ -48,14 +48,35 @@ pub struct Record {
     pub label: Vec<u8>,
 }
 
+impl Record {
+    /// The record as it is kept in memory, where there can be millions: less than half of its size.
+    fn pack(identity: &Identity, change: u64, digest: &Digest, label: &[u8]) -> Box<[u8]> {
+        let mut packed = Vec::new();
+        put(&mut packed, u64::from(identity.generation));
+        put(&mut packed, change);
+        packed.push(digest.algorithm().id());
+        packed.extend_from_slice(digest.bytes());
+        packed.extend_from_slice(label);
+        packed.into()
+    }
+
+    fn unpack(mut packed: &[u8]) -> Option<Self> {
+        let generation = u32::try_from(take(&mut packed)?).ok()?;
+        let change = take(&mut packed)?;
+        let algorithm = Algorithm::by_id(take_byte(&mut packed)?)?;
+        let (digest, label) = packed.split_at_checked(algorithm.digest_len())?;
+        Some(Self { generation, change, digest: Digest::new(algorithm, digest)?, label: label.to_vec() })
+    }
+}
+
 /// The records of one filesystem, by inode number.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Files(HashMap<u64, Record>);
+pub struct Files(BTreeMap<u64, Box<[u8]>>);
 
 impl Files {
     /// Returns the record that is valid for a file.
-    pub fn find(&self, identity: &Identity) -> Option<&Record> {
-        let record = self.0.get(&identity.ino)?;
+    pub fn find(&self, identity: &Identity) -> Option<Record> {
+        let record = Record::unpack(self.0.get(&identity.ino)?)?;
         // A file without a change attribute equals no record.
         (record.generation == identity.generation && Some(record.change) == identity.change).then_some(record)
     }
@@ -63,15 +84,20 @@ impl Files {
     /// Adds a record. A file without a change attribute gets none.
     pub fn put(&mut self, identity: &Identity, digest: &Digest, label: &[u8]) {
         let Some(change) = identity.change else { return };
-        let (digest, label) = (*digest, label.to_vec());
         if label.len() <= LABEL_MAX {
-            self.0.insert(identity.ino, Record { generation: identity.generation, change, digest, label });
+            self.0.insert(identity.ino, Record::pack(identity, change, digest, label));
         }
     }
 
     /// Removes the record of a file.
     pub fn forget(&mut self, ino: u64) {
         self.0.remove(&ino);
+    }
+
+    /// Returns the approximate memory of the records in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        // A number and a reference, twice for half-full nodes; and what allocators add.
+        self.0.values().map(|packed| 2 * 24 + packed.len().next_multiple_of(16) as u64).sum()
     }
 
     /// Returns the number of records.
@@ -99,9 +125,8 @@ impl Files {
 
     fn encode_into(&self, out: &mut Vec<u8>) {
         put(out, self.0.len() as u64);
-        let mut files: Vec<_> = self.0.iter().collect();
-        files.sort_unstable_by_key(|(ino, _)| **ino);
-        for (&ino, record) in files {
+        let unpacked = |(ino, packed): (&u64, &Box<[u8]>)| Some((*ino, Record::unpack(packed)?));
+        for (ino, record) in self.0.iter().filter_map(unpacked) {
             Identity { ino, generation: record.generation, change: Some(record.change) }.put(out);
             out.push(record.digest.algorithm().id());
             out.extend_from_slice(record.digest.bytes());
@@ -111,9 +136,7 @@ impl Files {
 
     fn decode_from(bytes: &mut &[u8]) -> Option<Self> {
         let count = take(bytes)?;
-        // A record is longer than 24 bytes: a count that the bytes cannot hold must not reserve memory.
-        let capacity = usize::try_from(count).ok().filter(|&count| count <= bytes.len() / 24)?;
-        let mut files = HashMap::with_capacity(capacity);
+        let mut files = Self::default();
         let mut before = None;
         for _ in 0..count {
             let identity = Identity::take(bytes)?;
@@ -121,14 +144,13 @@ impl Files {
             let (digest, rest) = bytes.split_at_checked(algorithm.digest_len())?;
             *bytes = rest;
             let digest = Digest::new(algorithm, digest)?;
-            let label = take_bytes(bytes).filter(|label| label.len() <= LABEL_MAX)?.to_vec();
+            let label = take_bytes(bytes).filter(|label| label.len() <= LABEL_MAX)?;
             if before.replace(identity.ino) >= Some(identity.ino) {
                 return None;
             }
-            let record = Record { generation: identity.generation, change: identity.change?, digest, label };
-            files.insert(identity.ino, record);
+            files.0.insert(identity.ino, Record::pack(&identity, identity.change?, &digest, label));
         }
-        Some(Self(files))
+        Some(files)
     }
 }
 
@@ -210,7 +232,7 @@ mod tests {
         let digest = Algorithm::Sha256.digest(b"x");
         files.put(&identity(12, 3, Some(9)), &digest, b"label");
         let record = files.find(&identity(12, 3, Some(9))).unwrap();
-        assert_eq!((&record.digest, &record.label[..]), (&digest, &b"label"[..]));
+        assert_eq!((record.digest, &record.label[..]), (digest, &b"label"[..]));
         for other in [
             identity(13, 3, Some(9)),
             identity(12, 4, Some(9)),

@@ -264,7 +264,7 @@ impl Walk<'_> {
                     match self.known_digest(&identity) {
                         Some(known) => {
                             let path = path.into_os_string().into_vec();
-                            emit(Event::Finding(Finding::unread(path, decision, identity, known, size)))?;
+                            emit(Event::Finding(Finding::unread(path, decision, identity, &known, size)))?;
                             progress.step(1, |files| progress_message(files, 0));
                         }
                         None => match std::fs::symlink_metadata(&path) {
@@ -300,7 +300,7 @@ impl Walk<'_> {
     }
 
     /// Returns the known digest of a file that is unchanged.
-    fn known_digest(&self, identity: &Identity) -> Option<&Record> {
+    fn known_digest(&self, identity: &Identity) -> Option<Record> {
         self.known.find(identity).filter(|known| has_current_algorithm(known, self.algorithm))
     }
 
@@ -313,7 +313,7 @@ impl Walk<'_> {
             let identity = file_info::identity(path, meta.ino())?;
             if let Some(known) = self.known_digest(&identity) {
                 let path = path.as_os_str().as_bytes().to_vec();
-                return Ok(Some(Finding::unread(path, decision, identity, known, meta.size())));
+                return Ok(Some(Finding::unread(path, decision, identity, &known, meta.size())));
             }
         }
         // The path can have changed concurrently, e.g. to a FIFO, which must not block.

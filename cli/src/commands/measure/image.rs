@@ -10,7 +10,7 @@ use ivers_ima::file_id::Identity;
 use ivers_ima::hash::{self, MeasuredFile, VfsFile};
 use ivers_ima::policy::{FileAccess, Func, Mask, Policy};
 use ivers_ima::store::Files;
-use ivers_vfs::{FileType, InodeRef, Vfs};
+use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
 
 use super::policy::{decide, has_current_algorithm, progress_message};
 use super::protocol::{self, Event, Finding};
@@ -37,12 +37,17 @@ pub fn measure(vfs: &Vfs, image: &Path, path: &[u8], mut socket: File) -> Result
         if hash::detects_changes_across_mounts(vfs) { file_info::instance(vfs) } else { String::new() };
     protocol::send(&mut socket, instance.as_bytes())?;
     let policy = String::from_utf8(protocol::receive(&mut socket, protocol::JOB_MAX)?)?;
-    let known = protocol::receive(&mut socket, protocol::JOB_MAX)?;
+    let known = Files::decode(&protocol::receive(&mut socket, protocol::JOB_MAX)?);
+    let known = known.context("invalid digests in the job")?;
+    if let Some(budget) = &vfs.options().budget {
+        // The caches keep less for it, until this process ends.
+        budget.charge(known.memory_bytes().min(budget.limit() / 2));
+    }
     let algorithm = protocol::receive(&mut socket, 1)?.first().and_then(|&id| Algorithm::by_id(id));
     let mut walk = Walk {
         vfs,
         policy: policy.parse()?,
-        known: Files::decode(&known).context("invalid digests in the job")?,
+        known,
         algorithm: algorithm.context("unknown algorithm in the job")?,
         out: BufWriter::new(socket),
         progress: Progress::unbounded(),
@@ -58,12 +63,19 @@ impl Walk<'_> {
         if root.kind != FileType::Directory {
             return self.visit(&root, image, path);
         }
+        drop(root);
         let mut guard = CycleGuard::default();
-        let mut dirs = vec![(path, root, 0)];
-        while let Some((dir, inode, depth)) = dirs.pop() {
-            let location = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
-            let entered = guard.enter(inode.ino.0, depth, dir.len(), location).map_err(anyhow::Error::from);
-            let entries = match entered.and_then(|()| entries(self.vfs, &inode)) {
+        // Paths and not inodes: a directory can have many directories, and these must not stay in memory.
+        let mut dirs = vec![(path, 0)];
+        while let Some((dir, depth)) = dirs.pop() {
+            let inode = match self.enter(image, &dir, depth, &mut guard) {
+                Ok(inode) => inode,
+                Err(error) => {
+                    self.problem(&error.context(image_path(image, &dir)))?;
+                    continue;
+                }
+            };
+            let entries = match entries(self.vfs, &inode) {
                 Ok(entries) => entries,
                 Err(error) => {
                     self.problem(&error.context(image_path(image, &dir)))?;
@@ -74,7 +86,7 @@ impl Walk<'_> {
             for (name, inode) in entries {
                 let path = join(&dir, &name);
                 match inode {
-                    Ok(inode) if inode.kind == FileType::Directory => below.push((path, inode, depth + 1)),
+                    Ok(inode) if inode.kind == FileType::Directory => below.push((path, depth + 1)),
                     Ok(inode) => self.visit(&inode, image, path)?,
                     Err(error) => self.problem(&error.context(image_path(image, &dir)))?,
                 }
@@ -83,6 +95,14 @@ impl Walk<'_> {
             dirs.extend(below.into_iter().rev());
         }
         Ok(())
+    }
+
+    /// Enters a directory.
+    fn enter(&self, image: &Path, dir: &[u8], depth: usize, guard: &mut CycleGuard<u64>) -> Result<InodeRef> {
+        let inode = self.vfs.resolve(&Cred::root(), dir, true)?;
+        let location = || format!("{}, inode {}", image_path(image, dir), inode.ino.0);
+        guard.enter(inode.ino.0, depth, dir.len(), location)?;
+        Ok(inode)
     }
 
     fn problem(&mut self, error: &anyhow::Error) -> Result<()> {
@@ -127,13 +147,15 @@ impl Walk<'_> {
         let mut file = VfsFile { vfs: self.vfs, inode };
         let identity: Identity = file.identity()?;
         let found = match self.known.find(&identity) {
-            Some(known) if has_current_algorithm(known, self.algorithm) => {
-                Finding::unread(path, decision, identity, known, attr.size)
+            Some(known) if has_current_algorithm(&known, self.algorithm) => {
+                Finding::unread(path, decision, identity, &known, attr.size)
             }
             _ => {
                 let hashed = hash::hash_file(&mut file, self.algorithm)?;
-                // Another hard link to the file is not read again.
-                self.known.put(&hashed.identity, &hashed.digest, &hashed.label);
+                if attr.nlink > 1 {
+                    // Another hard link to the file is not read again.
+                    self.known.put(&hashed.identity, &hashed.digest, &hashed.label);
+                }
                 Finding {
                     path,
                     decision,

@@ -232,32 +232,35 @@ impl Run {
         Ok(())
     }
 
-    fn save_sometimes(&mut self, instance: &str, files: &Files) -> Result<()> {
+    fn save_sometimes(&mut self, instance: &str, files: &mut Files) -> Result<()> {
         if self.saved.elapsed() < SAVE_INTERVAL {
             return Ok(());
         }
-        *self.store.files(instance) = files.clone();
-        self.save()
+        *self.store.files(instance) = std::mem::take(files);
+        let saved = self.save();
+        *files = std::mem::take(self.store.files(instance));
+        saved
     }
 
     fn host(&mut self, path: &Path, json: bool) -> Result<()> {
         let mount = host::Mount::of(path)?;
+        // Taken out of the store until the end: there can be millions.
         let mut files =
-            mount.instance.as_ref().map(|name| self.store.files(name).clone()).unwrap_or_default();
+            mount.instance.as_ref().map(|name| std::mem::take(self.store.files(name))).unwrap_or_default();
         if mount.instance.is_none() {
             self.unvouched.push(format::name(path.as_os_str().as_encoded_bytes()));
         }
         let policy = self.policy.clone();
         let mut walk =
             host::Walk { mount: &mount, policy: &policy, algorithm: self.algorithm, known: files.clone() };
-        walk.run(path, &mut |event| {
+        let walked = walk.run(path, &mut |event| {
             self.handle(&mut files, event, json)?;
-            mount.instance.as_ref().map_or(Ok(()), |name| self.save_sometimes(name, &files))
-        })?;
+            mount.instance.as_ref().map_or(Ok(()), |name| self.save_sometimes(name, &mut files))
+        });
         if let Some(name) = &mount.instance {
             *self.store.files(name) = files;
         }
-        Ok(())
+        walked
     }
 
     fn image(&mut self, image: &Path, path: &[u8], options: &ImageOptions, json: bool) -> Result<()> {
@@ -285,8 +288,25 @@ impl Run {
         if instance.is_empty() {
             self.unvouched.push(format::name(image.as_os_str().as_encoded_bytes()));
         }
-        let mut files =
-            if instance.is_empty() { Files::default() } else { self.store.files(&instance).clone() };
+        // Taken out of the store until the end: there can be millions.
+        let mut files = match instance.as_str() {
+            "" => Files::default(),
+            instance => std::mem::take(self.store.files(instance)),
+        };
+        let received = self.receive_events(&mut files, socket, &instance, json);
+        if !instance.is_empty() {
+            *self.store.files(&instance) = files;
+        }
+        received
+    }
+
+    fn receive_events(
+        &mut self,
+        files: &mut Files,
+        mut socket: File,
+        instance: &str,
+        json: bool,
+    ) -> Result<()> {
         protocol::send(&mut socket, self.policy_text.as_bytes())?;
         protocol::send(&mut socket, &files.encode())?;
         protocol::send(&mut socket, &[self.algorithm.id()])?;
@@ -294,18 +314,14 @@ impl Run {
         loop {
             let frame = protocol::receive(&mut from, protocol::EVENT_MAX)?;
             if frame.is_empty() {
-                break;
+                return Ok(());
             }
             let event = Event::decode(&frame).ok_or_else(|| protocol_error("an invalid event"))?;
-            self.handle(&mut files, event, json)?;
+            self.handle(files, event, json)?;
             if !instance.is_empty() {
-                self.save_sometimes(&instance, &files)?;
+                self.save_sometimes(instance, files)?;
             }
         }
-        if !instance.is_empty() {
-            *self.store.files(&instance) = files;
-        }
-        Ok(())
     }
 }
 

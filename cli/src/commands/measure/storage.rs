@@ -5,7 +5,7 @@
 //! missing in the list, and that file would not be measured again. An incomplete entry that a crash leaves at
 //! the end of the list is removed when the list is opened.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -13,9 +13,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_ima::digest::{Algorithm, Digest};
+use ivers_ima::digest::Algorithm;
 use ivers_ima::list::{Aggregates, Entry, Template};
-use ivers_ima::reader::Reader;
+use ivers_ima::reader::{ListError, Reader};
 use ivers_ima::store::{self, Store};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
@@ -28,12 +28,15 @@ use crate::process::user_state_dir;
 /// an incomplete entry.
 const LIST_MAX: u64 = 4 << 30;
 
+/// Bytes of a list that are read at a time.
+const PART_BYTES: u64 = 1 << 20;
+
 /// A measurement list in a file.
 pub struct List {
     file: File,
     aggregates: Aggregates,
     /// The digests of all entries. As in the kernel, an entry with a known digest is not added again.
-    known_digests: HashSet<Digest>,
+    known_digests: BTreeSet<[u8; 32]>,
     entries: u64,
     violations: u64,
     /// Encoded entries that are not in the file yet.
@@ -65,20 +68,29 @@ pub fn open(path: &Path) -> Result<List> {
     Ok(list)
 }
 
-fn damaged(path: &Path, error: &ivers_ima::reader::ListError) -> anyhow::Error {
+fn damaged(path: &Path, error: &ListError) -> anyhow::Error {
     let path = path.display();
     failure(CORRUPT, format!("{path}: {error}; move it away to start a new list"))
 }
 
-/// Reads a list. Fails if it is longer than [`LIST_MAX`].
-fn read_all(file: &mut File) -> Result<Vec<u8>> {
-    let too_long = || failure(FAILED, "it is longer than 4 GiB; move it away to start a new list");
+fn too_long() -> anyhow::Error {
+    failure(FAILED, "it is longer than 4 GiB; move it away to start a new list")
+}
+
+/// Goes to the start of a list. Fails if it is longer than [`LIST_MAX`].
+fn check_len(file: &File) -> Result<()> {
     // Not by its metadata: a sandboxed process may not ask for those.
-    if rustix::fs::seek(&*file, rustix::fs::SeekFrom::End(0))? > LIST_MAX {
+    if rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))? > LIST_MAX {
         return Err(too_long());
     }
     // The process that opened the file can have read it.
-    rustix::fs::seek(&*file, rustix::fs::SeekFrom::Start(0))?;
+    rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(())
+}
+
+/// Reads a list. Fails if it is longer than [`LIST_MAX`].
+fn read_all(file: &File) -> Result<Vec<u8>> {
+    check_len(file)?;
     let mut bytes = Vec::new();
     file.take(LIST_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LIST_MAX { Err(too_long()) } else { Ok(bytes) }
@@ -93,21 +105,38 @@ fn make_parent(path: &Path) -> std::io::Result<()> {
 
 impl List {
     /// Reads a list. Returns also the offset of the end of its last complete entry.
-    fn read(mut file: File) -> Result<(Self, u64)> {
-        let bytes = read_all(&mut file)?;
+    fn read(file: File) -> Result<(Self, u64)> {
+        check_len(&file)?;
         let mut list = Self {
             file,
             aggregates: Aggregates::default(),
-            known_digests: HashSet::new(),
+            known_digests: BTreeSet::new(),
             entries: 0,
             violations: 0,
             pending: Vec::new(),
         };
-        let mut reader = Reader::new(&bytes);
-        for entry in reader.by_ref() {
-            list.count(&entry?);
+        // In parts: a list can be longer than the memory.
+        let (mut bytes, mut offset, mut entries) = (Vec::new(), 0, 0);
+        loop {
+            let is_last = (&list.file).take(PART_BYTES).read_to_end(&mut bytes)? == 0;
+            let (mut reader, mut read) = (Reader::new(&bytes), 0);
+            for entry in reader.by_ref() {
+                let in_list = |error: ListError| ListError {
+                    entry: error.entry + entries,
+                    offset: error.offset + offset,
+                    ..error
+                };
+                list.count(&entry.map_err(in_list)?);
+                read += 1;
+            }
+            let len = reader.complete_len();
+            entries += read;
+            offset += len;
+            bytes.drain(..len);
+            if is_last {
+                return Ok((list, offset as u64));
+            }
         }
-        Ok((list, reader.complete_len() as u64))
     }
 
     /// Takes over a list whose file another process opened and passed on; see [`List::into_file`].
@@ -133,8 +162,12 @@ impl List {
     fn count(&mut self, entry: &Entry) -> bool {
         if entry.is_violation() {
             self.violations += 1;
-        } else if !self.known_digests.insert(entry.template_digest(Algorithm::Sha256)) {
-            return false;
+        } else {
+            let digest = entry.template_digest(Algorithm::Sha256);
+            // A tree and not a table, which takes up to twice as much: there can be millions.
+            if !digest.bytes().first_chunk().is_none_or(|digest| self.known_digests.insert(*digest)) {
+                return false;
+            }
         }
         self.aggregates.extend(entry);
         self.entries += 1;
@@ -196,8 +229,8 @@ pub struct Rendered {
 
 /// Reads a list, up to `most` entries.
 pub fn render(path: &Path, most: u64) -> Result<Rendered> {
-    let mut file = File::open(path).with_context(|| path.display().to_string())?;
-    let mut binary = read_all(&mut file).with_context(|| path.display().to_string())?;
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let mut binary = read_all(&file).with_context(|| path.display().to_string())?;
     let mut rendered = Rendered {
         binary: Vec::new(),
         ascii: Vec::new(),
