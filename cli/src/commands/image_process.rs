@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use ivers_block::FileDevice;
 use ivers_vfs::{Cred, MountOptions, Vfs};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::changed::{saved_state, walk::walk_image};
+use super::changed::walk::write_state;
 use super::cp::reader::{self, ReadOptions, Reader};
 use super::cp::stream::{FileId, Sender, Truncated};
 use super::cp::writer;
@@ -96,13 +95,10 @@ impl Jobs {
         Ok(())
     }
 
-    fn execute(&mut self, request: Request, mut pipe: File) -> Result<()> {
+    fn execute(&mut self, request: Request, pipe: File) -> Result<()> {
         match request {
             Request::Open { .. } => bail!("an image is open already"),
-            Request::Walk { path, to_save } => {
-                let state = walk_image(&self.vfs, &self.image, &path, to_save)?;
-                Ok(pipe.write_all(&saved_state::encode(&state)?)?)
-            }
+            Request::Walk { path, to_save } => write_state(&self.vfs, &self.image, &path, to_save, pipe),
             Request::Measure { path } => measure::image::measure(&self.vfs, &self.image, &path, pipe),
             Request::WriteCopy(WriteCopy { path, many, preserve, origin }) => {
                 let shown = image_path(&self.image, &path);

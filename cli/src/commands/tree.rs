@@ -53,11 +53,11 @@ impl Tree<'_> {
         let level = (self.levels - depth) as usize;
         let location = || format!("{}, inode {}", name(), dir.ino.0);
         self.entered.enter(dir.ino.0, level, path.len(), location)?;
-        let entries = entries(self.vfs, dir).with_context(name)?;
-        let last = entries.len().saturating_sub(1);
-        for (at, (name, inode)) in entries.into_iter().enumerate() {
+        let mut entries = entries(self.vfs, dir).with_context(name)?;
+        while let Some((name, inode)) = entries.next() {
             let path = join(path, &name);
-            let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+            let (branch, below) =
+                if entries.len() == 0 { ("└── ", "    ") } else { ("├── ", "│   ") };
             let printed = inode.and_then(|inode| {
                 self.print_file(&inode, &path, &name, &format!("{prefix}{branch}"))?;
                 match inode.kind {

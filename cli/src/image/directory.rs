@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use ivers_vfs::{Cred, InodeRef, Vfs};
 
+use super::sorted_names::{SortedNames, Unsorted};
 use crate::arguments::image_path;
 use crate::output::format;
 
@@ -14,23 +15,50 @@ pub fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<Ino
     vfs.resolve(&Cred::root(), path, follow).with_context(|| image_path(image, path))
 }
 
-/// A name in a directory and its inode, or why that cannot be read.
-pub type Entry = (Vec<u8>, Result<InodeRef>);
-
-/// Lists a directory sorted by name, without `.` and `..`.
-pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<Entry>> {
-    let mut names = Vec::new();
+/// Reads the names in a directory, without `.` and `..`.
+pub fn names(vfs: &Vfs, dir: &InodeRef) -> Result<SortedNames> {
+    let mut names = Unsorted::default();
     vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
-            names.push(entry.name.to_vec());
+            names.push(entry.name);
         }
         ControlFlow::Continue(())
     })?;
-    names.sort();
-    let cred = Cred::root();
-    let lookup = |name: Vec<u8>| {
-        let inode = vfs.lookup(&cred, dir, &name).with_context(|| format::name(&name));
-        (name, inode)
-    };
-    Ok(names.into_iter().map(lookup).collect())
+    Ok(names.sort())
+}
+
+/// Looks up a name in a directory.
+pub fn child(vfs: &Vfs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+    vfs.lookup(&Cred::root(), dir, name).with_context(|| format::name(name))
+}
+
+/// A name in a directory and its inode, or why that cannot be read.
+pub type Entry = (Vec<u8>, Result<InodeRef>);
+
+/// The entries of a directory that were not taken yet, sorted by name. Only the names are in memory.
+pub struct Entries<'a> {
+    vfs: &'a Vfs,
+    dir: &'a InodeRef,
+    names: SortedNames,
+}
+
+impl Iterator for Entries<'_> {
+    type Item = Entry;
+
+    fn next(&mut self) -> Option<Entry> {
+        let name = self.names.remove_first()?;
+        let inode = child(self.vfs, self.dir, &name);
+        Some((name, inode))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.names.len(), Some(self.names.len()))
+    }
+}
+
+impl ExactSizeIterator for Entries<'_> {}
+
+/// Lists a directory, without `.` and `..`.
+pub fn entries<'a>(vfs: &'a Vfs, dir: &'a InodeRef) -> Result<Entries<'a>> {
+    Ok(Entries { vfs, dir, names: names(vfs, dir)? })
 }

@@ -10,7 +10,7 @@
 //! | [`sandbox`] | the sandbox of this process |
 //! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
 //! | [`open`] | opening an image file and the filesystem in it |
-//! | [`cycle_guard`], [`directory`] | walks over damaged trees; sorted listings |
+//! | [`cycle_guard`], [`sorted_names`], [`directory`] | walks over damaged trees; sorted listings |
 //! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
 
 pub mod channel;
@@ -24,4 +24,5 @@ pub mod open;
 pub mod open_options;
 pub mod process;
 pub mod sandbox;
+pub mod sorted_names;
 pub mod unmount_status;

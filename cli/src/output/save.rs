@@ -1,7 +1,7 @@
 //! Saving a file: a regular file is replaced atomically, a device or FIFO is written to.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -60,21 +60,26 @@ pub fn dir_of(path: &Path) -> &Path {
 }
 
 /// Writes `bytes` to `path`, which errors call `what`. A regular file gets all of them or stays as it was.
-pub fn save(path: &Path, bytes: &[u8], what: &str) -> Result<()> {
+pub fn save(path: &Path, mut bytes: &[u8], what: &str) -> Result<()> {
+    save_from(path, &mut bytes, what)
+}
+
+/// As [`save`], with what is read from `source`.
+pub fn save_from(path: &Path, source: &mut impl Read, what: &str) -> Result<()> {
     let context = || format!("cannot save {what} {}", path.display());
     match target(path, what)? {
         Target::Replace(path) => {
             let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(context)?;
-            file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(context)?;
+            std::io::copy(source, &mut file).and_then(|_| file.as_file().sync_all()).with_context(context)?;
             file.persist(path).with_context(context)?;
         }
         Target::Through(path) => {
             let opened = OpenOptions::new().write(true).open(path);
-            opened.and_then(|mut file| file.write_all(bytes)).with_context(context)?;
+            opened.and_then(|mut file| std::io::copy(source, &mut file)).with_context(context)?;
         }
         Target::Output => {
             let mut out = std::io::stdout().lock();
-            out.write_all(bytes).and_then(|()| out.flush()).with_context(context)?;
+            std::io::copy(source, &mut out).and_then(|_| out.flush()).with_context(context)?;
         }
     }
     Ok(())

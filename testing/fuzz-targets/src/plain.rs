@@ -1,7 +1,7 @@
 //! Targets whose input is the structure itself.
 
 use crate::input::Input;
-use ivers::state_format::{Identity, Record, State};
+use ivers::state_format::{self, Header, Identity, Record};
 use ivers_ext4::layout::{GroupDesc, Superblock, csum};
 use ivers_vfs::epoch::{self, EpochRecord, Found, RECORD_LEN};
 
@@ -65,21 +65,22 @@ pub fn epoch(input: &[u8]) {
 
 /// Takes a file of `ivers changed`, with and without its checksum.
 pub fn saved_state(input: &[u8]) {
-    let _ = State::decode(input);
-    if let Some(state) = State::decode_body(input) {
-        assert_eq!(State::decode(&state.encode()).as_ref(), Some(&state));
+    let _ = state_format::decode(input);
+    if let Some(state) = state_format::decode(&state_format::seal(input.to_vec())) {
+        assert_eq!(state_format::decode(&state_format::encode(&state)).as_ref(), Some(&state));
     }
 }
 
 /// Returns the fuzz inputs of [`saved_state`].
 pub fn states() -> Vec<Vec<u8>> {
-    let mut state = State { instance: "00ff".into(), ..State::default() };
-    let mut states = vec![state.encode()];
-    for (path, change) in [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))] {
+    let header = Header { instance: "00ff".into(), ..Header::default() };
+    let files = [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))];
+    let record = |(path, change): (&str, _)| {
         let identity = Identity { ino: 12, generation: u32::MAX, change };
-        state.files.insert(path.into(), Record { identity, is_dir: path == "a" });
-    }
-    states.push(state.encode());
+        (path.into(), Record { identity, is_dir: path == "a" })
+    };
+    let whole = [(header.clone(), Vec::new()), (header, files.map(record).to_vec())];
+    let mut states: Vec<_> = whole.iter().map(state_format::encode).collect();
     // Without the checksum at the end.
     let bodies: Vec<_> = states.iter().map(|state| state[..state.len() - 8].to_vec()).collect();
     states.extend(bodies);

@@ -189,14 +189,14 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
             (
                 "image",
                 "open_options formats foreign_formats mount_options sandbox unmount_status image_lock open \
-                 cycle_guard directory channel process",
+                 cycle_guard sorted_names directory channel process",
             ),
             (
                 "commands",
                 "stat ls cat tree info mkfs unmount changed measure cp mount serve stats fuse2fs \
                  manpages image_process",
             ),
-            ("commands/changed", "saved_state walk"),
+            ("commands/changed", "saved_state walk compare"),
             ("commands/cp", "stream reader writer"),
             ("commands/measure", "policy storage protocol host image"),
             ("commands/mount", "help args measurement protocol worker background"),

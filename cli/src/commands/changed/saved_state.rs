@@ -1,18 +1,26 @@
-//! Reading and writing the file that `changed` saves.
+//! Opening the file that `changed` saved.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ivers::state_format::{LEN_MAX, MAGIC, MAGIC_FAMILY, State};
+use ivers::state_format::{Header, LEN_MAX, MAGIC, MAGIC_2, MAGIC_FAMILY, ReadError, Reader};
 
 use crate::output::failure::{FAILED, failure};
 use crate::output::save::type_in_words;
 
-/// Reads a saved state. Refuses a file that is not a regular file, and one whose first bytes are not those of
-/// a saved state, before it reads the rest.
-pub fn load(path: &Path) -> Result<State> {
+/// A saved state whose records are read one after the other.
+pub struct Saved {
+    /// The records that were not read yet.
+    pub records: Reader<BufReader<File>>,
+    /// What precedes them.
+    pub header: Header,
+}
+
+/// Opens a saved state and checks all of it. Refuses a file that is not a regular file, and one whose first
+/// bytes are not those of a saved state, before it reads the rest.
+pub fn open(path: &Path) -> Result<Saved> {
     let context = || format!("cannot read the saved state {}", path.display());
     let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.display()));
     // Checked before it is opened: a FIFO would wait for a writer, and opening some devices has effects.
@@ -21,11 +29,11 @@ pub fn load(path: &Path) -> Result<State> {
         let why = format!("is not a saved state but a {}", type_in_words(&meta));
         return Err(failure(FAILED, format!("{} {why}; name a regular file", path.display())));
     }
-    let file = File::open(path).with_context(context)?;
-    let mut bytes = Vec::new();
-    (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes).with_context(context)?;
-    if bytes != MAGIC {
-        let is_other_version = bytes.len() == MAGIC.len() && bytes.starts_with(MAGIC_FAMILY);
+    let mut file = File::open(path).with_context(context)?;
+    let mut magic = Vec::new();
+    (&file).take(MAGIC.len() as u64).read_to_end(&mut magic).with_context(context)?;
+    if magic != MAGIC && magic != MAGIC_2 {
+        let is_other_version = magic.len() == MAGIC.len() && magic.starts_with(MAGIC_FAMILY);
         return Err(refuse(if is_other_version {
             "was saved by another version of ivers and does not name its directory"
         } else {
@@ -35,17 +43,18 @@ pub fn load(path: &Path) -> Result<State> {
     if meta.len() > LEN_MAX {
         return Err(refuse("is longer than any saved state"));
     }
-    file.take(LEN_MAX).read_to_end(&mut bytes).with_context(context)?;
-    State::decode(&bytes).ok_or_else(|| refuse("is a damaged saved state"))
-}
-
-/// Encodes a state. Fails if [`load`] could not read it.
-pub fn encode(state: &State) -> Result<Vec<u8>> {
-    let bytes = state.encode();
-    if state.is_loadable(bytes.len()) { Ok(bytes) } else { Err(too_long()) }
-}
-
-/// Returns the error for a state that would take too much memory.
-pub fn too_long() -> anyhow::Error {
-    failure(FAILED, "the paths of this tree are too long for a saved state; save parts of the tree")
+    let explain = |error: ReadError| match error {
+        ReadError::Damaged => refuse("is a damaged saved state"),
+        ReadError::Io(error) => anyhow::Error::from(error).context(context()),
+    };
+    let mut begin = || -> Result<Saved> {
+        file.rewind().with_context(context)?;
+        let file = file.try_clone().with_context(context)?;
+        let (records, header) = Reader::new(BufReader::with_capacity(64 << 10, file)).map_err(explain)?;
+        Ok(Saved { records, header })
+    };
+    // The checksum is at the end: nothing is reported from a state that turns out to be damaged.
+    let mut all = begin()?;
+    while all.records.next().map_err(explain)?.is_some() {}
+    begin()
 }

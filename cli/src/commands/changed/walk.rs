@@ -1,127 +1,274 @@
-//! The walk over a tree that collects its state.
+//! The walk over a tree in the order of a saved state: sorted by path.
+//!
+//! The order of paths is that of their bytes, and a slash is less than most bytes: `a`, `a.txt`, `a/b`. So a
+//! directory is entered after its siblings whose names continue its name with a lower byte. In memory are the
+//! names of the directories from the root to the current one.
 
-use std::io::ErrorKind;
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::OsStr;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers::state_format::{Identity, PathBudget, Record, State};
+use ivers::state_format::{Header, Identity, Record, Writer};
 use ivers_fuse::MOUNT;
 use ivers_vfs::{FileType, InodeRef, Vfs};
 
-use super::saved_state;
 use crate::arguments::{image_path, join};
 use crate::file_info;
 use crate::image::cycle_guard::CycleGuard;
-use crate::image::directory::{entries, resolve};
+use crate::image::directory::{child, names, resolve};
+use crate::image::sorted_names::{SortedNames, Unsorted};
 use crate::output::failure::{REFUSED, failure};
 use crate::output::progress::Progress;
 
-/// The result of a walk.
-pub struct Walked {
-    /// The state of the tree.
-    pub state: State,
-    /// The paths that this user may not read, and why.
-    pub unreadable: Vec<(PathBuf, anyhow::Error)>,
+/// What a walk found at a path.
+pub enum Found {
+    /// A file or directory.
+    File(Record),
+    /// This user may not read the attributes of the file, or not the names in the directory.
+    Unreadable(anyhow::Error),
 }
 
-/// Walks a tree of a mount.
-pub fn walk_mount(root: &Path) -> Result<Walked> {
-    let mount = file_info::served_json(root, MOUNT)?;
-    let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
-    let mut unreadable = Vec::new();
-    // If TREE is a symbolic link, the identity is that of the directory.
-    let resolved = root.canonicalize().with_context(|| root.display().to_string())?;
-    let meta = std::fs::metadata(&resolved).with_context(|| root.display().to_string())?;
-    let device = meta.dev();
-    let root_identity = file_info::identity(&resolved, meta.ino())?;
-    let mut state = State { instance, root: root_identity, ..State::default() };
+/// Receives what a walk finds, sorted by path. All unreadable files below a directory are one: the directory,
+/// between its own record and what sorts behind its contents.
+pub type Sink<'a> = dyn FnMut(&[u8], Found) -> Result<()> + 'a;
+
+/// A tree that can be walked.
+trait Tree {
+    /// What is needed to read a directory.
+    type Dir;
+
+    /// Reads the names in a directory, `depth` levels below the root. `None`: it is gone.
+    fn names(&mut self, dir: &Self::Dir, path: &[u8], depth: usize) -> Result<Option<SortedNames>>;
+
+    /// Reads a file, and opens it if it is a directory. `None`: it is gone.
+    fn child(&self, dir: &Self::Dir, name: &[u8], path: &[u8])
+    -> Result<Option<(Record, Option<Self::Dir>)>>;
+}
+
+/// A directory that is being walked.
+struct Level<Dir> {
+    dir: Dir,
+    path_len: usize,
+    names: SortedNames,
+    /// Directories that are to be entered. Each name continues the one before, so the last is entered first.
+    below: Vec<(Vec<u8>, Dir)>,
+}
+
+/// Whether the contents of a directory come before a sibling of it.
+fn contents_precede(dir: &[u8], sibling: &[u8]) -> bool {
+    dir.iter().chain(b"/").lt(sibling)
+}
+
+/// Walks a tree below its root.
+fn walk<T: Tree>(tree: &mut T, root: T::Dir, sink: &mut Sink<'_>) -> Result<()> {
     let progress = Progress::unbounded();
-    let mut dirs = vec![PathBuf::new()];
-    // A file that is removed during the walk is omitted.
-    let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
-    while let Some(dir) = dirs.pop() {
-        let full = root.join(&dir);
-        // The change attribute of the directory was read before its names: the next run reports a name that
-        // is added in between.
-        let names = std::fs::read_dir(&full).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
-        let names = match names {
-            Ok(names) => names,
-            Err(error) if dir.as_os_str().is_empty() => {
-                return Err(error).with_context(|| full.display().to_string());
-            }
-            Err(error) if is_gone(&error) => continue,
-            Err(error) => {
-                unreadable.push((dir, error.into()));
-                continue;
-            }
-        };
-        for entry in names {
-            let path = dir.join(entry.file_name());
-            let full = root.join(&path);
-            let read = || -> Result<Option<Record>> {
-                let meta = match std::fs::symlink_metadata(&full) {
-                    Ok(meta) if meta.dev() == device => meta,
-                    Ok(_) => return Ok(None),
-                    Err(error) if is_gone(&error) => return Ok(None),
-                    Err(error) => return Err(error.into()),
-                };
-                Ok(Some(Record { identity: file_info::identity(&full, meta.ino())?, is_dir: meta.is_dir() }))
-            };
-            match read() {
-                Ok(Some(record)) => {
-                    if record.is_dir {
-                        dirs.push(path.clone());
-                    }
-                    state.files.insert(path.into_os_string().into_vec(), record);
-                    progress.step(1, |files| format!("{files} files"));
+    let mut path = Vec::new();
+    let Some(names) = tree.names(&root, &path, 0)? else { return Ok(()) };
+    let mut levels = vec![Level { dir: root, path_len: 0, names, below: Vec::new() }];
+    while let Some(level) = levels.last_mut() {
+        path.truncate(level.path_len);
+        let next = level.names.first();
+        let is_due = |dir: &(Vec<u8>, _)| next.is_none_or(|next| contents_precede(&dir.0, next));
+        if let Some((name, dir)) = level.below.pop_if(|dir| is_due(dir)) {
+            path = join(&path, &name);
+            match tree.names(&dir, &path, levels.len()) {
+                Ok(Some(names)) => {
+                    levels.push(Level { dir, path_len: path.len(), names, below: Vec::new() });
                 }
                 Ok(None) => {}
-                Err(_) if std::fs::symlink_metadata(&full).is_err_and(|error| is_gone(&error)) => {}
-                Err(error) => unreadable.push((path, error)),
+                Err(error) => sink(&path, Found::Unreadable(error))?,
             }
+            continue;
+        }
+        let Some(name) = level.names.remove_first() else {
+            levels.pop();
+            continue;
+        };
+        // A damaged directory can have a name twice.
+        while level.names.first() == Some(&name) {
+            level.names.remove_first();
+        }
+        path = join(&path, &name);
+        match tree.child(&level.dir, &name, &path) {
+            Ok(Some((record, dir))) => {
+                level.below.extend(dir.map(|dir| (name, dir)));
+                sink(&path, Found::File(record))?;
+                progress.step(1, |files| format!("{files} files"));
+            }
+            Ok(None) => {}
+            Err(error) => sink(&path, Found::Unreadable(error))?,
         }
     }
-    Ok(Walked { state, unreadable })
+    Ok(())
 }
 
-/// Walks a tree of an image. Runs in the image process.
-pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool) -> Result<State> {
+/// A tree of a mount.
+pub struct Mounted<'a> {
+    root: &'a Path,
+    device: u64,
+}
+
+/// A file that is removed during the walk is omitted.
+fn is_gone(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
+}
+
+impl<'a> Mounted<'a> {
+    /// Opens a tree. Returns also the header of its state.
+    pub fn open(root: &'a Path) -> Result<(Self, Header)> {
+        let mount = file_info::served_json(root, MOUNT)?;
+        let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
+        // If TREE is a symbolic link, the identity is that of the directory.
+        let resolved = root.canonicalize().with_context(|| root.display().to_string())?;
+        let meta = std::fs::metadata(&resolved).with_context(|| root.display().to_string())?;
+        let identity = file_info::identity(&resolved, meta.ino())?;
+        Ok((Self { root, device: meta.dev() }, Header { instance, root: identity }))
+    }
+
+    /// Walks the tree.
+    pub fn walk(mut self, sink: &mut Sink<'_>) -> Result<()> {
+        walk(&mut self, (), sink)
+    }
+
+    fn full(&self, path: &[u8]) -> PathBuf {
+        self.root.join(OsStr::from_bytes(path))
+    }
+}
+
+impl Tree for Mounted<'_> {
+    type Dir = ();
+
+    fn names(&mut self, (): &(), path: &[u8], depth: usize) -> Result<Option<SortedNames>> {
+        let full = self.full(path);
+        // The change attribute of the directory was read before its names: the next run reports a name that
+        // is added in between.
+        let read = || -> std::io::Result<SortedNames> {
+            let mut names = Unsorted::default();
+            for entry in std::fs::read_dir(&full)? {
+                names.push(entry?.file_name().as_bytes());
+            }
+            Ok(names.sort())
+        };
+        match read() {
+            Ok(names) => Ok(Some(names)),
+            Err(error) if depth == 0 => Err(error).with_context(|| full.display().to_string()),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn child(&self, (): &(), _: &[u8], path: &[u8]) -> Result<Option<(Record, Option<()>)>> {
+        let full = self.full(path);
+        let read = || -> Result<Option<(Record, Option<()>)>> {
+            let meta = match std::fs::symlink_metadata(&full) {
+                Ok(meta) if meta.dev() == self.device => meta,
+                Ok(_) => return Ok(None),
+                Err(error) if is_gone(&error) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            let record = Record { identity: file_info::identity(&full, meta.ino())?, is_dir: meta.is_dir() };
+            Ok(Some((record, meta.is_dir().then_some(()))))
+        };
+        match read() {
+            Err(_) if std::fs::symlink_metadata(&full).is_err_and(|error| is_gone(&error)) => Ok(None),
+            result => result,
+        }
+    }
+}
+
+/// A tree of an image.
+struct InImage<'a> {
+    vfs: &'a Vfs,
+    image: &'a Path,
+    entered: CycleGuard<u64>,
+}
+
+impl InImage<'_> {
+    fn identity(&self, inode: &InodeRef) -> Identity {
+        Identity { ino: inode.ino.0, generation: inode.generation, change: self.vfs.change(inode) }
+    }
+}
+
+impl Tree for InImage<'_> {
+    type Dir = InodeRef;
+
+    fn names(&mut self, dir: &InodeRef, path: &[u8], depth: usize) -> Result<Option<SortedNames>> {
+        let location = || format!("{}, inode {}", image_path(self.image, path), dir.ino.0);
+        self.entered.enter(dir.ino.0, depth, path.len(), location)?;
+        names(self.vfs, dir).map(Some)
+    }
+
+    fn child(&self, dir: &InodeRef, name: &[u8], _: &[u8]) -> Result<Option<(Record, Option<InodeRef>)>> {
+        let inode = child(self.vfs, dir, name)?;
+        let is_dir = inode.kind == FileType::Directory;
+        Ok(Some((Record { identity: self.identity(&inode), is_dir }, is_dir.then_some(inode))))
+    }
+}
+
+/// Writes the state of a tree of an image. Runs in the image process. A file that cannot be read is an error.
+pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: impl Write) -> Result<()> {
     if to_save && !vfs.info().semantics.persistent {
         let (image, format) = (image.display(), vfs.info().fs_type);
         let why =
             "does not store change attributes, so a saved state would be useless; mount it and save that";
         return Err(failure(REFUSED, format!("{image}: {format} {why}")));
     }
-    let instance = file_info::instance(vfs);
-    let identity = |inode: &InodeRef| Identity {
-        ino: inode.ino.0,
-        generation: inode.generation,
-        change: vfs.change(inode),
-    };
+    let mut tree = InImage { vfs, image, entered: CycleGuard::default() };
     let root = resolve(vfs, image, path, true)?;
-    let mut state = State { instance, root: identity(&root), ..State::default() };
-    let progress = Progress::unbounded();
-    let mut entered = CycleGuard::default();
-    let mut budget = PathBudget::default();
-    let mut dirs = vec![(Vec::new(), root, 0)];
-    while let Some((dir, inode, depth)) = dirs.pop() {
-        let location = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
-        entered.enter(inode.ino.0, depth, dir.len(), location)?;
-        for (name, inode) in entries(vfs, &inode)? {
-            let inode = inode?;
-            let path = join(&dir, &name);
-            if !budget.take(&path, &name) {
-                return Err(saved_state::too_long());
-            }
-            let is_dir = inode.kind == FileType::Directory;
-            state.files.insert(path.clone(), Record { identity: identity(&inode), is_dir });
-            if is_dir {
-                dirs.push((path, inode, depth + 1));
-            }
-            progress.step(1, |files| format!("{files} files"));
+    let header = Header { instance: file_info::instance(vfs), root: tree.identity(&root) };
+    let mut state = Writer::new(BufWriter::with_capacity(64 << 10, out), &header)?;
+    walk(&mut tree, root, &mut |path, found| match found {
+        Found::File(record) => Ok(state.put(path, &record)?),
+        Found::Unreadable(error) => Err(error),
+    })?;
+    Ok(state.finish()?.0.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree whose directories are the paths that others start with.
+    struct Listed(Vec<&'static str>);
+
+    impl Tree for Listed {
+        type Dir = String;
+
+        fn names(&mut self, dir: &String, _: &[u8], _: usize) -> Result<Option<SortedNames>> {
+            let below = |path: &&'static str| {
+                let name = path.strip_prefix(dir.as_str())?;
+                (!name.contains('/')).then_some(name.as_bytes())
+            };
+            let mut names = Unsorted::default();
+            self.0.iter().filter_map(below).for_each(|name| names.push(name));
+            Ok(Some(names.sort()))
+        }
+
+        fn child(&self, dir: &String, name: &[u8], path: &[u8]) -> Result<Option<(Record, Option<String>)>> {
+            let full = format!("{dir}{}", std::str::from_utf8(name).unwrap());
+            assert_eq!(full.as_bytes(), path);
+            let below = format!("{full}/");
+            let is_dir = self.0.iter().any(|path| path.starts_with(&below));
+            Ok(Some((Record { identity: Identity::default(), is_dir }, is_dir.then_some(below))))
         }
     }
-    Ok(state)
+
+    #[test]
+    fn paths_are_found_in_the_order_of_their_bytes() {
+        let mut paths = vec![
+            "a", "a/b", "a/z", "a.txt", "a-", "a-/x", "a!", "a!/q", "a!/q/r", "a!!", "a!!/s", "a0", "b",
+            "b/c", "b/c/d", "b/c.d", "bc", "~", "~/~",
+        ];
+        let mut found = Vec::new();
+        let mut sink = |path: &[u8], _| {
+            found.push(String::from_utf8(path.to_vec()).unwrap());
+            Ok(())
+        };
+        walk(&mut Listed(paths.clone()), String::new(), &mut sink).unwrap();
+        paths.sort_unstable();
+        assert_eq!(found, paths);
+    }
 }

@@ -196,6 +196,7 @@ fn remove_existing(path: &Path) -> Result<()> {
 impl Target for Host {
     type Destination = PathBuf;
     type File = Created;
+    type Linked = PathBuf;
 
     fn destination(&self, name: Option<&[u8]>) -> Result<PathBuf> {
         if !self.operands.iter().any(|operand| operand.as_deref() == name) {
@@ -238,8 +239,8 @@ impl Target for Host {
         Ok(())
     }
 
-    fn link(&self, path: PathBuf, created: &Created) -> Result<()> {
-        let [old, new] = [&created.path, &path].map(fs::symlink_metadata);
+    fn link(&self, path: PathBuf, created: &PathBuf) -> Result<()> {
+        let [old, new] = [created, &path].map(fs::symlink_metadata);
         if let (Ok(old), Ok(new)) = (old, new)
             && (old.dev(), old.ino()) == (new.dev(), new.ino())
         {
@@ -247,11 +248,11 @@ impl Target for Host {
         }
         remove_existing(&path)?;
         // If it is a symbolic link, the link is to the symbolic link itself.
-        Ok(rustix::fs::linkat(CWD, &created.path, CWD, &path, AtFlags::empty())?)
+        Ok(rustix::fs::linkat(CWD, created, CWD, &path, AtFlags::empty())?)
     }
 
-    fn remember(&self, created: &Created) -> Created {
-        Created { path: created.path.clone(), file: None, is_new: created.is_new }
+    fn remember(&self, created: &Created) -> PathBuf {
+        created.path.clone()
     }
 }
 

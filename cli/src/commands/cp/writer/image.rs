@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use ivers_vfs::{
-    CreateSpec, Cred, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
+    CreateSpec, Cred, Error, FileType, Ino, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
 };
 
 use super::super::stream::{FileHeader, unpacked};
@@ -19,6 +19,14 @@ pub enum Destination {
     Named(InodeRef, Vec<u8>),
     /// An existing directory.
     Itself(InodeRef),
+}
+
+/// A file that may get more hard links.
+pub enum Linked {
+    /// Its inode number and generation. The inode may leave memory.
+    Number(Ino, u32),
+    /// Its inode number is not persistent.
+    Inode(InodeRef),
 }
 
 /// A directory of an open image, or a name in one.
@@ -122,6 +130,7 @@ impl Image {
 impl Target for Image {
     type Destination = Destination;
     type File = InodeRef;
+    type Linked = Linked;
 
     fn destination(&self, name: Option<&[u8]>) -> Result<Destination> {
         Ok(match self.name.as_deref().or(name) {
@@ -180,7 +189,11 @@ impl Target for Image {
         if self.preserve { self.set_attributes(inode, header, xattrs) } else { Ok(()) }
     }
 
-    fn link(&self, destination: Destination, inode: &InodeRef) -> Result<()> {
+    fn link(&self, destination: Destination, linked: &Linked) -> Result<()> {
+        let inode = match linked {
+            Linked::Number(ino, generation) => self.vfs.get_generation(*ino, *generation)?,
+            Linked::Inode(inode) => inode.clone(),
+        };
         let Destination::Named(dir, name) = destination else {
             return Err(anyhow!("has no name to copy under"));
         };
@@ -193,11 +206,15 @@ impl Target for Image {
             Some(_) => drop(self.vfs.unlink(&cred, &dir, &name, false)?),
             None => {}
         }
-        self.vfs.link(&cred, inode, &dir, &name, false)?;
+        self.vfs.link(&cred, &inode, &dir, &name, false)?;
         Ok(())
     }
 
-    fn remember(&self, inode: &InodeRef) -> InodeRef {
-        inode.clone()
+    fn remember(&self, inode: &InodeRef) -> Linked {
+        if self.vfs.info().persistent_inos {
+            Linked::Number(inode.ino, inode.generation)
+        } else {
+            Linked::Inode(inode.clone())
+        }
     }
 }

@@ -41,6 +41,8 @@ pub trait Target {
     type Destination;
     /// A file that was created or opened.
     type File;
+    /// What finds a file again for a hard link. There can be millions.
+    type Linked;
 
     /// Returns the destination of an operand with this name.
     fn destination(&self, name: Option<&[u8]>) -> Result<Self::Destination>;
@@ -54,9 +56,9 @@ pub trait Target {
     /// Sets the size of a regular file, and the attributes. All contents are written.
     fn finish(&self, file: &Self::File, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()>;
     /// Creates a hard link to `file`.
-    fn link(&self, destination: Self::Destination, file: &Self::File) -> Result<()>;
-    /// Returns a copy of `file` for later calls of [`Target::link`].
-    fn remember(&self, file: &Self::File) -> Self::File;
+    fn link(&self, destination: Self::Destination, file: &Self::Linked) -> Result<()>;
+    /// Returns what later calls of [`Target::link`] need.
+    fn remember(&self, file: &Self::File) -> Self::Linked;
 }
 
 /// Extended attributes: names and values.
@@ -90,7 +92,7 @@ struct Writer<'a, T: Target> {
     display_name: String,
     destination: Option<T::Destination>,
     open: Vec<Open<T::File>>,
-    linked: HashMap<(u32, FileId), T::File>,
+    linked: HashMap<(u32, FileId), T::Linked>,
     xattr_bytes: usize,
 }
 

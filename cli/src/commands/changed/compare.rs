@@ -1,0 +1,328 @@
+//! Comparing the files of a walk with a saved state, and saving them, one after the other.
+//!
+//! Both are sorted by path, so a record of each is in memory. What is printed and saved waits in temporary
+//! files (short ones in memory) until the walk has succeeded: a failed run prints nothing and saves nothing.
+
+use std::collections::BTreeSet;
+use std::io::{BufWriter, Seek, Write};
+
+use anyhow::{Context, Result};
+use ivers::state_format::{Header, LEN_MAX, Record, Writer};
+use serde_json::json;
+use tempfile::SpooledTempFile;
+
+use super::saved_state::Saved;
+use crate::output::failure::{FAILED, StdoutError, failure};
+use crate::output::format;
+
+/// Bytes of output, and of a state, that wait in memory.
+const SPOOL_BYTES: usize = 4 << 20;
+
+/// The path of the tree itself, which can only change: a state of another directory is refused.
+const ROOT: &[u8] = b".";
+
+/// The change of a path since the saved state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Status {
+    /// The path did not exist.
+    New,
+    /// The path names another file, or the file has another change attribute.
+    Changed,
+    /// The path no longer exists.
+    Removed,
+}
+
+impl Status {
+    fn word(self) -> &'static str {
+        match self {
+            Status::New => "new",
+            Status::Changed => "changed",
+            Status::Removed => "removed",
+        }
+    }
+}
+
+/// How changes are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A letter and the path.
+    Text,
+    /// The path and a NUL.
+    Null,
+    /// JSON.
+    Json,
+}
+
+/// What is printed, and how.
+#[derive(Debug)]
+pub struct Report {
+    /// The form.
+    pub form: Form,
+    /// Directories are omitted.
+    pub files_only: bool,
+    /// The changes that are printed.
+    pub wanted: Vec<Status>,
+}
+
+impl Report {
+    fn put(&self, out: &mut impl Write, path: &[u8], status: Status, record: &Record) -> std::io::Result<()> {
+        if !self.wanted.contains(&status) || (self.files_only && record.is_dir) {
+            return Ok(());
+        }
+        match self.form {
+            Form::Null => {
+                // As find(1) prints them: no name looks like an option, or like a comment of rsync's
+                // --files-from.
+                if path != ROOT {
+                    out.write_all(b"./")?;
+                }
+                out.write_all(path)?;
+                out.write_all(b"\0")
+            }
+            Form::Json => {
+                let change = record.identity.change.filter(|_| status != Status::Removed);
+                let line = json!({
+                    "path": format::json_name(path),
+                    "status": status.word(),
+                    "ino": record.identity.ino,
+                    "generation": record.identity.generation,
+                    "change": change.map(|v| v.to_string()),
+                });
+                writeln!(out, "{line}")
+            }
+            Form::Text => {
+                let letter = status.word().as_bytes()[0].to_ascii_uppercase() as char;
+                writeln!(out, "{letter} {}", format::name(path))
+            }
+        }
+    }
+}
+
+/// A spooled temporary file.
+type Spool = BufWriter<SpooledTempFile>;
+
+fn spool() -> Spool {
+    BufWriter::new(SpooledTempFile::new(SPOOL_BYTES))
+}
+
+fn rewound(spool: Spool) -> std::io::Result<SpooledTempFile> {
+    let mut file = spool.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// The saved state, and its next record.
+struct Old {
+    saved: Saved,
+    next: Option<(Vec<u8>, Record)>,
+}
+
+impl Old {
+    fn advance(&mut self) -> Result<()> {
+        let next = self.saved.records.next().context("the saved state changed while it was read")?;
+        self.next = next.map(|(path, record)| (path.to_vec(), record));
+        Ok(())
+    }
+
+    /// Takes the next record if its path precedes `path`, or is `path` if `inclusive`.
+    fn take_before(&mut self, path: Option<&[u8]>, inclusive: bool) -> Result<Option<(Vec<u8>, Record)>> {
+        let is_due = |next: &mut (Vec<u8>, Record)| {
+            path.is_none_or(|path| next.0.as_slice() < path || (inclusive && next.0 == path))
+        };
+        let Some(taken) = self.next.take_if(is_due) else { return Ok(None) };
+        self.advance()?;
+        Ok(Some(taken))
+    }
+}
+
+/// Compares and saves the files of a walk, which come sorted by path.
+pub struct Comparison {
+    old: Option<Old>,
+    report: Report,
+    printed: Spool,
+    state: Option<Writer<Spool>>,
+    /// Files that could not be read, with a slash at the end: what was saved below them is kept.
+    kept: BTreeSet<Vec<u8>>,
+}
+
+impl Comparison {
+    /// Begins with a tree of this header. `old` is a state of the same tree.
+    pub fn begin(old: Option<Saved>, save: bool, report: Report, header: &Header) -> Result<Self> {
+        let state = save.then(|| Writer::new(spool(), header)).transpose()?;
+        let mut one = Self { old: None, report, printed: spool(), state, kept: BTreeSet::new() };
+        if let Some(saved) = old {
+            let root = header.root;
+            if root.change.is_none() || saved.header.root != root {
+                let record = Record { identity: root, is_dir: true };
+                one.report.put(&mut one.printed, ROOT, Status::Changed, &record)?;
+            }
+            let mut old = Old { saved, next: None };
+            old.advance()?;
+            one.old = Some(old);
+        }
+        Ok(one)
+    }
+
+    fn save(&mut self, path: &[u8], record: &Record) -> Result<()> {
+        Ok(self.state.as_mut().map_or(Ok(()), |state| state.put(path, record))?)
+    }
+
+    /// Whether an old record is below a file that could not be read.
+    fn is_kept(&mut self, path: &[u8]) -> bool {
+        // What precedes the path without being a prefix of it can precede no later path as a prefix.
+        while let Some(first) = self.kept.first() {
+            if path.starts_with(first) {
+                return true;
+            }
+            if first.as_slice() > path {
+                return false;
+            }
+            self.kept.pop_first();
+        }
+        false
+    }
+
+    /// Handles the old records before `path` (all, if there is none): their files were removed.
+    fn removed_before(&mut self, path: Option<&[u8]>) -> Result<()> {
+        while let Some(old) = &mut self.old {
+            let Some((path, record)) = old.take_before(path, false)? else { break };
+            if self.is_kept(&path) {
+                self.save(&path, &record)?;
+            } else {
+                self.report.put(&mut self.printed, &path, Status::Removed, &record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next file.
+    pub fn file(&mut self, path: &[u8], record: &Record) -> Result<()> {
+        self.removed_before(Some(path))?;
+        if let Some(old) = &mut self.old {
+            let status = match old.take_before(Some(path), true)? {
+                None => Some(Status::New),
+                Some((_, before)) if record.identity.change.is_none() || before != *record => {
+                    Some(Status::Changed)
+                }
+                Some(_) => None,
+            };
+            if let Some(status) = status {
+                self.report.put(&mut self.printed, path, status, record)?;
+            }
+        }
+        self.save(path, record)
+    }
+
+    /// Takes a file whose attributes, or a directory whose names this user may not read. What was saved of it
+    /// is kept, so that nothing in it is reported as new or removed.
+    pub fn unreadable(&mut self, path: &[u8]) -> Result<()> {
+        self.removed_before(Some(path))?;
+        let own = self.old.as_mut().map_or(Ok(None), |old| old.take_before(Some(path), true))?;
+        if let Some((path, record)) = own {
+            self.save(&path, &record)?;
+        }
+        if self.old.is_some() {
+            self.kept.insert([path, b"/"].concat());
+        }
+        Ok(())
+    }
+
+    /// Prints the changes. Returns the state to save.
+    pub fn finish(mut self) -> Result<Option<SpooledTempFile>> {
+        self.removed_before(None)?;
+        let mut out = std::io::stdout().lock();
+        std::io::copy(&mut rewound(self.printed)?, &mut out)
+            .and_then(|_| out.flush())
+            .map_err(StdoutError)?;
+        let Some(state) = self.state else { return Ok(None) };
+        let (spool, len) = state.finish()?;
+        if len > LEN_MAX {
+            return Err(failure(FAILED, "the tree is too large for a saved state; save parts of the tree"));
+        }
+        Ok(Some(rewound(spool)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers::state_format::{Identity, decode, encode};
+    use std::io::Read;
+
+    fn record(ino: u64, generation: u32, change: Option<u64>) -> Record {
+        Record { identity: Identity { ino, generation, change }, is_dir: false }
+    }
+
+    fn header(change: u64) -> Header {
+        Header { instance: String::new(), root: record(2, 0, Some(change)).identity }
+    }
+
+    fn saved(files: &[(&str, Record)]) -> (tempfile::TempDir, Saved) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let files = files.iter().map(|(path, record)| (path.as_bytes().to_vec(), *record)).collect();
+        std::fs::write(&path, encode(&(header(8), files))).unwrap();
+        let saved = super::super::saved_state::open(&path).unwrap();
+        (dir, saved)
+    }
+
+    fn begin(old: Saved, change: u64) -> Comparison {
+        let wanted = vec![Status::New, Status::Changed, Status::Removed];
+        let report = Report { form: Form::Text, files_only: false, wanted };
+        Comparison::begin(Some(old), true, report, &header(change)).unwrap()
+    }
+
+    /// Returns what is printed, and the paths of the state.
+    fn end(mut comparison: Comparison) -> (Vec<String>, Vec<String>) {
+        comparison.removed_before(None).unwrap();
+        let mut printed = String::new();
+        rewound(comparison.printed).unwrap().read_to_string(&mut printed).unwrap();
+        let mut bytes = Vec::new();
+        let (spool, len) = comparison.state.unwrap().finish().unwrap();
+        rewound(spool).unwrap().read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len() as u64, len);
+        let paths = decode(&bytes).unwrap().1.into_iter().map(|(path, _)| String::from_utf8(path).unwrap());
+        (printed.lines().map(str::to_owned).collect(), paths.collect())
+    }
+
+    #[test]
+    fn a_path_is_unchanged_only_if_all_of_its_identity_is() {
+        let (_dir, old) = saved(&[
+            ("changed", record(1, 0, Some(5))),
+            ("gone", record(2, 0, Some(5))),
+            ("reused", record(3, 0, Some(5))),
+            ("same", record(4, 0, Some(5))),
+            ("unknown", record(5, 0, None)),
+            ("very last", record(7, 0, None)),
+        ]);
+        let mut comparison = begin(old, 9);
+        for (path, record) in [
+            ("changed", record(1, 0, Some(6))),
+            ("new", record(6, 0, Some(1))),
+            ("reused", record(3, 1, Some(5))),
+            ("same", record(4, 0, Some(5))),
+            ("unknown", record(5, 0, None)),
+        ] {
+            comparison.file(path.as_bytes(), &record).unwrap();
+        }
+        let (printed, paths) = end(comparison);
+        assert_eq!(printed, ["C .", "C changed", "R gone", "N new", "C reused", "C unknown", "R very last"]);
+        assert_eq!(paths, ["changed", "new", "reused", "same", "unknown"]);
+    }
+
+    #[test]
+    fn what_was_saved_of_an_unreadable_file_is_kept() {
+        let one = record(1, 0, Some(5));
+        let names = ["d", "d.txt", "d/a", "d/b/c", "d0", "e", "f", "g/x"];
+        let (_dir, old) = saved(&names.map(|name| (name, one)));
+        let mut comparison = begin(old, 8);
+        // The directory `d`: its attributes are known, its names are not. Then a file without attributes.
+        comparison.file(b"d", &record(1, 0, Some(6))).unwrap();
+        comparison.unreadable(b"d").unwrap();
+        comparison.file(b"d0", &one).unwrap();
+        comparison.unreadable(b"f").unwrap();
+        let (printed, paths) = end(comparison);
+        assert_eq!(printed, ["C d", "R d.txt", "R e", "R g/x"]);
+        assert_eq!(paths, ["d", "d/a", "d/b/c", "d0", "f"]);
+    }
+}
