@@ -26,7 +26,7 @@ impl Ext4 {
         let parent = self.sb.group_of_inode(dir.ino.0 as u32).0;
         if !self.starts_tree(dir, kind) {
             // A large directory fills many groups: do not search those again for each inode.
-            return Ok(dir.private::<Ext4Inode>().alloc.lock().inode_group.unwrap_or(parent));
+            return Ok(private_of(dir).alloc.lock().inode_group.unwrap_or(parent));
         }
         // A directory in the root starts a separate tree: find a group with free space and few directories.
         let start = self.next_generation.load(Ordering::Relaxed) % self.sb.groups;
@@ -51,7 +51,7 @@ impl Ext4 {
             let number = ((u64::from(first) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
             if let Some(loaded) = self.alloc_in(h, number, dir, new)? {
                 if !self.starts_tree(dir, new.kind) {
-                    dir.private::<Ext4Inode>().alloc.lock().inode_group = Some(number);
+                    private_of(dir).alloc.lock().inode_group = Some(number);
                 }
                 return Ok(loaded);
             }
