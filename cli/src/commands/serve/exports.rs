@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::FileDevice;
+use ivers_block::{Budget, FileDevice};
 use ivers_nfsd::exports::config::{ExportConfig, Secured};
 use ivers_nfsd::server::Exported;
 use ivers_vfs::Vfs;
@@ -13,6 +13,7 @@ use super::plan::{self, ExportPlan};
 use crate::image::open::{open_device_or_fall_back, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::output::failure::{REFUSED, failure, line, usage};
+use crate::process;
 
 /// An image that is open and not parsed.
 pub struct Opened {
@@ -55,7 +56,24 @@ pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> 
         }
         images.push(opened);
     }
+    share_memory(&mut images);
     Ok(images)
+}
+
+/// Gives each image a budget that shrinks while the process is larger than all of them together. Called
+/// before the sandbox.
+fn share_memory(images: &mut [Opened]) {
+    // A filesystem in memory is larger than its caches.
+    if images.iter().any(|opened| opened.device.is_none()) {
+        return;
+    }
+    let all: u64 = images.iter().map(|opened| opened.plan.image_options.cache_bytes).sum();
+    for Opened { plan, .. } in images {
+        let own = plan.image_options.cache_bytes;
+        let Some(meter) = process::resident_meter() else { return };
+        let without_others = move || meter().map(|bytes| bytes.saturating_sub(all - own));
+        plan.vfs.budget = Some(Arc::new(Budget::with_meter(own, Box::new(without_others))));
+    }
 }
 
 fn open(plan: ExportPlan) -> Result<Opened> {
