@@ -123,9 +123,15 @@ then a second make, which finds nothing to do. It is not the kernel's tree
   Through FUSE, only by name, because they take minutes (a page without --only leaves them out):
   scale_10k, scale_100k, scale_300k: 10,000, 100,000 and 300,000 empty files (at most --ops) in directories \
   of 1,000: create, cold walk with stat (after a new mount), warm walk, 100,000 random stats, readdir \
-  without stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers. --only scale \
-  selects these three
-  long_scale_1m: the same with 1,000,000 files
+  without stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers
+  scale_fat_10k, _100k and scale_mem_10k, _100k: the same on FAT, beside the kernel's vfat, and in memory
+  scale_nfs_10k, _100k: `ivers serve` on such a tree, and one NFSv4 client: READDIR with attributes, GETATTR \
+  and LOOKUP of each file, up to 100,000 opens that are held
+  scale_commands_10k, _100k: ivers changed (--save, and --since after one change), tree, measure and cp -a \
+  on an image that is not mounted
+  --only scale selects all of these
+  long_scale_1m, _3m, _10m, long_scale_nfs_1m, long_scale_commands_1m, _3m: the same with millions of files \
+  (--ops must be at least as large)
   Only with a DIR (`cargo xtask bench DIR`), which builds one page of everything: nfs_* (`ivers serve` \
   with a lazy counter beside an eager one and nfs-ganesha) \
 and peers_* (other libraries).

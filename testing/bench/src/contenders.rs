@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use ivers_vfs::{ChangeMode, Clock, MountOptions};
 use serde_json::{Map, Value};
 
+use super::image::{Format, make_ext4};
 use super::interrupt;
-use super::make_image;
 use super::statistics::Samples;
 use super::volume::{Counts, InProcess, Kernel, Volume};
 use super::workloads::Workload;
@@ -194,7 +194,7 @@ impl Contenders {
             };
             let image = scratch.path().join(label);
             if kind.fs != "mem" {
-                make_image(&image, IMAGE_BYTES)?;
+                make_ext4(&image, IMAGE_BYTES)?;
             }
             ours.push(InProcess::open(kind.fs, &image, options)?);
         }
@@ -203,9 +203,9 @@ impl Contenders {
 
     fn loop_mount(&self) -> Result<Kernel> {
         let (image, dir) = (self.scratch.path().join("image"), self.scratch.path().join(KERNEL));
-        make_image(&image, IMAGE_BYTES)?;
+        make_ext4(&image, IMAGE_BYTES)?;
         std::fs::create_dir(&dir)?;
-        Kernel::mount(&image, &dir)
+        Kernel::mount(&image, &dir, Format::Ext4)
     }
 
     /// Runs the workload on each contender in turn, after warm-up rounds that do not count.

@@ -6,7 +6,7 @@
 //! | [`args`] | the command line |
 //! | [`modes`] | in-process rows, and which of them to run |
 //! | [`contenders`] | the three modes eager (old), lazy (new) and off (none), and the kernel's ext4 |
-//! | [`volume`], [`device`] | the filesystems under test, and a device that counts writes |
+//! | [`image`], [`volume`], [`device`] | images, the filesystems on them, and a device that counts writes |
 //! | [`workloads`] | operations on a filesystem |
 //! | [`curves`] | rows with several points |
 //! | [`memory`] | memory per cached inode |
@@ -27,6 +27,7 @@ mod args;
 mod contenders;
 mod curves;
 mod device;
+mod image;
 mod interrupt;
 mod memory;
 mod modes;
@@ -197,16 +198,4 @@ fn run(command: &mut Command) -> Result<()> {
         return Ok(());
     }
     bail!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim())
-}
-
-/// Makes an ext4 image with mkfs.ext4. The images of one run are equal in all bytes except timestamps.
-fn make_image(path: &Path, bytes: u64) -> Result<()> {
-    let mkfs = find_program("mkfs.ext4").context(
-        "mkfs.ext4 is not installed: the ext4 rows need it; install package e2fsprogs or use --fs mem",
-    )?;
-    std::fs::File::create(path)?.set_len(bytes)?;
-    const UUID: &str = "1ac8e3ee-7e0e-4d3c-8f4a-0f2017121315";
-    // Without these the kernel initializes the image in the background while it is measured.
-    let extended = format!("hash_seed={UUID},lazy_itable_init=0,lazy_journal_init=0");
-    run(Command::new(mkfs).args(["-q", "-F", "-U", UUID, "-E", &extended]).arg(path))
 }

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::contenders::{MODES, Measured, Sample};
+use super::image::make_ext4;
 use super::volume::InProcess;
-use super::{interrupt, make_image, rows};
+use super::{interrupt, rows};
 use indicatif::ProgressBar;
 
 const IMAGE_BYTES: u64 = 8 << 30;
@@ -42,7 +43,7 @@ struct Load {
 pub(crate) fn measure(inodes: u64, bar: &ProgressBar, name: &str) -> Result<Map<String, Value>> {
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
     let image = scratch.path().join("image");
-    make_image(&image, IMAGE_BYTES)?;
+    make_ext4(&image, IMAGE_BYTES)?;
     let made = fill(&image, 2 * inodes)?;
     let (mut ours, mut resident): ([Sample; 3], _) = (Default::default(), [0.0; 3]);
     let mut accounted = json!({});

@@ -16,6 +16,7 @@ use ivers_vfs::{
 };
 
 use super::device::{Counting, Writes};
+use super::image::Format;
 use super::run;
 
 /// Cached or direct I/O.
@@ -190,8 +191,9 @@ impl Kernel {
     }
 
     /// Mounts an image on an existing directory.
-    pub(crate) fn mount(image: &Path, dir: &Path) -> Result<Self> {
-        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image).arg(dir))?;
+    pub(crate) fn mount(image: &Path, dir: &Path, format: Format) -> Result<Self> {
+        let arguments = ["-t", format.kernel_name(), "-o", "loop"];
+        run(Command::new("mount").args(arguments).arg(image).arg(dir))?;
         Ok(Self { dir: dir.to_owned() })
     }
 

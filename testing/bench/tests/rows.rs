@@ -422,6 +422,45 @@ fn rows_with_many_files_are_measured_by_name() {
     }
 }
 
+/// The steps of the rows with many files that are not on ext4 through FUSE.
+#[test]
+fn many_files_are_measured_in_each_scene() {
+    if !ivers_oracle::can_mount(&["mkfs.ext4", "mkfs.fat"]) {
+        return;
+    }
+    build_ivers();
+    let scenes: [(&str, &str, &[&str]); 4] = [
+        ("scale_fat_10k", "fat", &["create", "cold_walk", "warm_walk", "random_stats", "readdir", "remove"]),
+        ("scale_mem_10k", "mem", &["create", "warm_walk", "random_stats", "readdir", "remove"]),
+        (
+            "scale_nfs_10k",
+            "ext4",
+            &["list", "list_again", "getattr", "lookup", "open", "getattr_beside_opens", "close"],
+        ),
+        (
+            "scale_commands_10k",
+            "ext4",
+            &["changed_save", "changed_since", "tree", "measure", "measure_again", "cp"],
+        ),
+    ];
+    let only = scenes.map(|(name, ..)| name).join(",");
+    let rows = rows(&["--json", "--ops", "1500", "--fuse-rounds", "1", "--only", &only]);
+    let expected: Vec<_> = scenes
+        .into_iter()
+        .flat_map(|(name, fs, steps)| steps.iter().map(move |step| (format!("{name}_{step}"), fs)))
+        .collect();
+    let names: Vec<_> = rows
+        .iter()
+        .map(|row| (row["name"].as_str().unwrap().to_owned(), row["fs"].as_str().unwrap()))
+        .collect();
+    assert_eq!(names, expected);
+    for row in &rows {
+        assert_eq!(row["files"], 1500, "{row}");
+        assert_eq!(number(&row["over_fewest_files"]["ivers"], "a ratio"), 1.0, "{row}");
+        assert!(number(&row["peak_bytes"], "bytes") > 1e6 && number(&row["new"], "a rate") > 0.0, "{row}");
+    }
+}
+
 #[test]
 fn invalid_options_are_refused() {
     let refused = |words: &[&str]| {

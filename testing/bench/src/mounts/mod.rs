@@ -8,7 +8,7 @@
 //! | [`fio`] | workloads by fio |
 //! | [`build`] | a build |
 //! | [mod@table] | the table as text |
-//! | [`scale`] | rows with many files, which run only by name |
+//! | [`scale`] | rows with many files, which run only by name: also of `ivers serve` and of commands |
 
 mod build;
 mod fio;
@@ -29,6 +29,7 @@ use super::row_filter::RowFilter;
 use super::rows::Reference;
 use super::statistics::{median, places, rate, spread};
 use crate::args::Args;
+use crate::image::{Format, Image};
 
 pub(crate) use self::table::table;
 
@@ -253,7 +254,8 @@ pub(crate) fn rows(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<Value>> {
     let mut peers = Vec::new();
     for (name, kind) in CONTENDERS {
         let peer = peer::program(kind, args).and_then(|program| {
-            Peer::new(name, kind, program, scratch.path(), IMAGE_BYTES).map_err(|why| format!("{why:#}"))
+            let image = Image { format: Format::Ext4, bytes: IMAGE_BYTES };
+            Peer::new(name, kind, program, scratch.path(), image).map_err(|why| format!("{why:#}"))
         });
         match peer {
             Ok(peer) => peers.push(peer),

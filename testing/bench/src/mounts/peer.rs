@@ -11,10 +11,11 @@ use serde_json::Value;
 
 use super::WORKLOADS;
 use crate::args::Args;
+use crate::image::{Format, Image};
 use crate::memory;
 use crate::statistics::Samples;
 use crate::volume::Kernel;
-use crate::{find_program, make_image, run};
+use crate::{find_program, run};
 
 const MOUNT_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -115,6 +116,7 @@ pub(crate) struct Peer {
     pub(crate) dir: PathBuf,
     pub(crate) measured: [Measured; WORKLOADS.len()],
     image: PathBuf,
+    format: Format,
     program: PathBuf,
     server: Option<Server>,
 }
@@ -126,18 +128,24 @@ impl Peer {
         kind: Kind,
         program: PathBuf,
         scratch: &Path,
-        image_bytes: u64,
+        contents: Image,
     ) -> Result<Self> {
         let (image, dir) = (scratch.join(format!("{name}.image")), scratch.join(name));
-        make_image(&image, image_bytes)?;
+        contents.make(&image)?;
         std::fs::create_dir(&dir)?;
         if matches!(kind, Kind::Null(_)) {
             std::fs::create_dir(below(&dir))?;
         }
         let measured = Default::default();
-        let mut peer = Self { name, kind, image, program, dir, measured, server: None };
+        let format = contents.format;
+        let mut peer = Self { name, kind, image, format, program, dir, measured, server: None };
         peer.mount()?;
         Ok(peer)
+    }
+
+    /// Returns the path of the image.
+    pub(crate) fn image(&self) -> &Path {
+        &self.image
     }
 
     pub(crate) fn mount(&mut self) -> Result<()> {
@@ -145,17 +153,19 @@ impl Peer {
         let mut command = Command::new(&self.program);
         match self.kind {
             Kind::Kernel => {
-                self.server = Some(Server::Kernel { _mount: Kernel::mount(&self.image, &self.dir)? });
+                self.server =
+                    Some(Server::Kernel { _mount: Kernel::mount(&self.image, &self.dir, self.format)? });
                 return Ok(());
             }
             Kind::Ivers(_) => {
-                command.args(["mount", "--foreground", "-o", &self.kind.options()]);
+                command.args(["mount", "--foreground", "-t", self.format.name()]);
+                command.args(["-o", &self.kind.options()]);
                 command.arg(&self.image).arg(&self.dir)
             }
             Kind::Fuse2fs => command.args(["-f", "-o", &self.kind.options()]).arg(&self.image).arg(&self.dir),
             Kind::Null(options) => {
                 let source = below(&self.dir);
-                kernel = Some(Kernel::mount(&self.image, &source)?);
+                kernel = Some(Kernel::mount(&self.image, &source, self.format)?);
                 let options = format!("{options},source={}", source.display());
                 command.args(["-f", "-o", &options]).arg(&self.dir)
             }

@@ -108,7 +108,7 @@ impl Tree {
                         self.directories.push(handle);
                     } else {
                         files += 1;
-                        visit(Listed { handle, dir: at, name: entry.name.into() });
+                        visit(Listed { handle, dir: at, name: entry.name });
                     }
                 }
                 if listed.eof {
