@@ -125,8 +125,8 @@ impl Files {
 
     fn encode_into(&self, out: &mut Vec<u8>) {
         put(out, self.0.len() as u64);
-        let unpacked = |(ino, packed): (&u64, &Box<[u8]>)| Some((*ino, Record::unpack(packed)?));
-        for (ino, record) in self.0.iter().filter_map(unpacked) {
+        for (&ino, packed) in &self.0 {
+            let Some(record) = Record::unpack(packed) else { continue };
             Identity { ino, generation: record.generation, change: Some(record.change) }.put(out);
             out.push(record.digest.algorithm().id());
             out.extend_from_slice(record.digest.bytes());
