@@ -232,7 +232,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Reads the next record, with its path. `None` at the end, once the checksum was right.
-    pub fn next(&mut self) -> Result<Option<(&[u8], Record)>, ReadError> {
+    pub fn next_record(&mut self) -> Result<Option<(&[u8], Record)>, ReadError> {
         if self.has_ended {
             return Ok(None);
         }
@@ -286,7 +286,7 @@ pub type Whole = (Header, Vec<(Vec<u8>, Record)>);
 pub fn decode(bytes: &[u8]) -> Option<Whole> {
     let (mut reader, header) = Reader::new(bytes).ok()?;
     let mut files = Vec::new();
-    while let Some((path, record)) = reader.next().ok()? {
+    while let Some((path, record)) = reader.next_record().ok()? {
         files.push((path.to_vec(), record));
     }
     Some((header, files))

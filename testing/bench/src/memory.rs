@@ -137,7 +137,8 @@ pub(crate) fn largest_peak_bytes(process: u32) -> Result<u64> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let children = std::fs::read_to_string(thread?.path().join("children"))?;
         for child in children.split_whitespace() {
-            largest = largest.max(largest_peak_bytes(child.parse()?)?);
+            // A child that has ended meanwhile has no memory to report.
+            largest = largest.max(largest_peak_bytes(child.parse()?).unwrap_or(0));
         }
     }
     Ok(largest)

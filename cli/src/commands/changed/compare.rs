@@ -119,7 +119,7 @@ struct Old {
 
 impl Old {
     fn advance(&mut self) -> Result<()> {
-        let next = self.saved.records.next().context("the saved state changed while it was read")?;
+        let next = self.saved.records.next_record().context("the saved state changed while it was read")?;
         self.next = next.map(|(path, record)| (path.to_vec(), record));
         Ok(())
     }

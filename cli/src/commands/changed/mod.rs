@@ -115,7 +115,7 @@ impl Job<'_> {
         // This closes the pipe at the limit: a hostile image process must not write forever.
         let (mut records, header) = Reader::new(BufReader::with_capacity(64 << 10, from.take(LEN_MAX)))?;
         let mut comparison = self.begin(&header)?;
-        while let Some((path, record)) = records.next()? {
+        while let Some((path, record)) = records.next_record()? {
             comparison.file(path, &record)?;
         }
         Ok(comparison)
