@@ -89,7 +89,7 @@ fn several_operands_on_a_damaged_image_have_one_reason() {
     let bad = altered(&good, "inodes", 40, |field| field[..4].fill(0x58));
     let inside = |path: &str| format!("{}:{path}", bad.display());
     for command in ["ls", "cat", "stat"] {
-        let output = ivers(&[command, &inside("/a"), &inside("/")]);
+        let output = ivers([command, &inside("/a"), &inside("/")]);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((output.status.code(), lines.len()), (Some(5), 2), "{command}: {}", said(&output));
