@@ -34,7 +34,7 @@ struct Metered {
     /// Everything that was ever charged.
     charged_bytes: AtomicU64,
     /// What the caches may not use now.
-    held_back_bytes: AtomicU64,
+    withheld_bytes: AtomicU64,
 }
 
 impl Metered {
@@ -46,7 +46,7 @@ impl Metered {
         let Some(resident) = (self.meter)() else { return };
         let excess = resident.saturating_sub(limit.saturating_add(BESIDE_BYTES)).min(RANGE_BYTES);
         let share = u128::from(limit / 2) * u128::from(excess) / u128::from(RANGE_BYTES);
-        self.held_back_bytes.store(share as u64, Ordering::Relaxed);
+        self.withheld_bytes.store(share as u64, Ordering::Relaxed);
     }
 }
 
@@ -68,8 +68,8 @@ impl Budget {
     /// Creates a budget of `limit_bytes` that shrinks while the process is much larger. `meter` must be
     /// quick.
     pub fn with_meter(limit_bytes: u64, meter: Meter) -> Self {
-        let (charged_bytes, held_back_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { metered: Some(Metered { meter, charged_bytes, held_back_bytes }), ..Self::new(limit_bytes) }
+        let (charged_bytes, withheld_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { metered: Some(Metered { meter, charged_bytes, withheld_bytes }), ..Self::new(limit_bytes) }
     }
 
     /// Creates a budget that is never over.
@@ -108,9 +108,9 @@ impl Budget {
 
     /// What may be in use now: the bound, or less while the process is much larger.
     pub fn allowed(&self) -> u64 {
-        let held_back =
-            self.metered.as_ref().map_or(0, |metered| metered.held_back_bytes.load(Ordering::Relaxed));
-        self.limit().saturating_sub(held_back)
+        let withheld =
+            self.metered.as_ref().map_or(0, |metered| metered.withheld_bytes.load(Ordering::Relaxed));
+        self.limit().saturating_sub(withheld)
     }
 
     /// True while more bytes are in use than is allowed now.

@@ -20,6 +20,7 @@
 //! | B3 | after `forget`, no write of that block is in progress or starts | `WRITING` | `cache::tests` |
 //! | B4 | a snapshot never changes | copy on write in `Buffer::modify` | `buffer::tests` |
 //! | B5 | every access lies inside the device | `check_range` | `file::tests`, `memory::tests` |
+//! | B6 | contents count in the budget once, until nothing refers to them | `Contents` | `contents::tests` |
 #![forbid(unsafe_code)]
 
 mod address;

@@ -56,8 +56,8 @@ pub struct Ext4 {
     pub(crate) next_generation: AtomicU32,
 }
 
-/// The driver's data of an inode. [`Inode::private`] is an [`Arc`] of it: the copies of an inode share it. All
-/// of it is one allocation, since the inode cache has many.
+/// The driver's data of an inode. [`Inode::private`] is an [`Arc`] of it: the copies of an inode share it.
+/// All of it is one allocation, since the inode cache has many.
 pub struct Ext4Inode {
     /// The contents of the slot without the attributes.
     pub core: CoreLock,

@@ -1,4 +1,4 @@
-//! The memory bound, compared with what is allocated: in bytes, so that the result is the same on any machine.
+//! The memory bound, compared with the bytes that are allocated: the result is the same on any machine.
 
 mod common;
 
@@ -128,19 +128,18 @@ fn what_is_allocated_stays_within_the_bound() {
     let (budget, vfs) = mount(&path, false, CACHE);
     // What is in memory whatever the size of the caches.
     let fixed = ALLOCATOR.allocated() as u64 - before - budget.used();
-    let mut peak = (0, 0);
+    let (mut peak, mut most_uncounted) = (0, 0);
     let mut check = || {
-        let allocated = ALLOCATOR.allocated() as u64 - before - fixed;
-        peak = peak.max((allocated, budget.used()));
+        let (allocated, counted) = (ALLOCATOR.allocated() as u64 - before - fixed, budget.used());
+        peak = peak.max(allocated);
+        most_uncounted = most_uncounted.max(allocated.saturating_sub(counted));
     };
     let made = create(&vfs, &mut check);
     walk(&vfs, &mut check);
     remove(&vfs, &made, &mut check);
-    let (allocated, counted) = peak;
-    println!("at most {allocated} bytes are allocated, of which {counted} are counted; {fixed} are fixed");
-    assert!(
-        allocated <= CACHE + CACHE / 8,
-        "{allocated} bytes are allocated, of which {counted} are counted"
-    );
+    println!("at most {peak} bytes are allocated; at most {most_uncounted} are not counted");
+    assert!(peak <= CACHE + CACHE / 8, "{peak} bytes are allocated");
+    // A commit and a checkpoint join blocks for their writes, and a table that grows exists twice.
+    assert!(most_uncounted <= CACHE / 8, "{most_uncounted} bytes are not counted");
     vfs.unmount().unwrap();
 }

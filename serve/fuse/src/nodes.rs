@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 pub(crate) const ROOT: u64 = 1;
 
 const SHARDS: usize = 32;
-/// Nodes that a shard keeps although they have no state. Each keeps its inode in memory, and with it a page of
-/// the allocator. Few in debug builds, so that tests drop them all the time.
+/// Nodes that a shard keeps although they have no state. Each keeps its inode in memory, and with it a page
+/// of the allocator. Few in debug builds, so that tests drop them all the time.
 const IDLE_MAX: usize = if cfg!(debug_assertions) { 2 } else { 32 };
 /// Nodes that are looked at for each new node of a full shard.
 const SWEEP: usize = 8;
