@@ -18,6 +18,7 @@ mod icache;
 pub mod inode;
 mod ioctl;
 mod lookup;
+mod memory;
 pub mod namespace;
 mod open_hooks;
 mod pages;

@@ -10,22 +10,20 @@
 //! The driver reads and writes units of one or more pages ([`FsInfo::io_unit`](crate::FsInfo::io_unit)). The
 //! pages of a unit below the end of the file become dirty together, and are written together. So a page of a
 //! dirty unit that is not in the map was past the end when the unit became dirty: it consists of zeros.
-
-mod memory;
-mod unstable;
-
-pub(crate) use memory::Memory;
+//!
+//! A server may keep written bytes in its memory only ([`Written::Unstable`](crate::Written)). Such a page
+//! stays, and counts as dirty, until a commit; if the server restarts before, the page is dirty again.
 
 use crate::driver::Written;
+use crate::memory::Memory;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
-use unstable::UnstableWrite;
 
 /// Page size in bytes.
 pub(crate) const PAGE: usize = 4096;
-const PAGE64: u64 = PAGE as u64;
+pub(crate) const PAGE64: u64 = PAGE as u64;
 /// Longest run of pages that one write-back call gets.
 pub(crate) const RUN_PAGES: usize = 256;
 const READAHEAD_MAX_PAGES: u32 = 256;
@@ -38,6 +36,15 @@ struct Page {
     referenced: bool,
     /// Whether the driver may lose what it was given: then it is in [`Map::unstable`].
     unstable: bool,
+}
+
+/// A write that is not committed. It lies beside the map of pages, because few pages have one.
+#[derive(Debug, Clone, Copy)]
+struct UnstableWrite {
+    /// The position of its run among all unstable ones of the file.
+    run: u64,
+    /// [`Map::generation`] at its end.
+    generation: u64,
 }
 
 impl Page {
@@ -544,6 +551,74 @@ impl Pages {
         }
         let map = self.map.lock();
         !map.dirty.is_empty() || !map.unstable.is_empty()
+    }
+
+    /// How many unstable runs have ended: a commit that begins after this call covers these.
+    pub(crate) fn unstable_runs(&self) -> u64 {
+        if !self.has_unstable.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.map.lock().unstable_runs
+    }
+
+    /// Whether pages may be unstable.
+    pub(crate) fn has_unstable(&self) -> bool {
+        self.has_unstable.load(Ordering::Acquire)
+    }
+
+    /// How often unstable pages became dirty again.
+    pub(crate) fn redirtied(&self) -> u64 {
+        self.redirtied.load(Ordering::Acquire)
+    }
+
+    /// The first `runs` unstable runs are durable. Pages that became outdated meanwhile are dropped.
+    pub(crate) fn committed(&self, runs: u64, memory: &Memory) {
+        if !self.has_unstable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut map = self.map.lock();
+        let map = &mut **map;
+        let (mut cleaned, mut dropped) = (0, 0);
+        map.unstable.retain(|at, write| {
+            let Some(page) = map.pages.get_mut(at) else { return false };
+            if write.run >= runs {
+                return true;
+            }
+            page.unstable = false;
+            if !page.must_stay() {
+                cleaned += 1;
+                if write.generation != map.generation {
+                    map.pages.remove(at);
+                    dropped += 1;
+                }
+            }
+            false
+        });
+        self.has_unstable.store(!map.unstable.is_empty(), Ordering::Release);
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
+        memory.budget.uncharge(dropped * PAGE64);
+    }
+
+    /// Makes the unstable pages of `from..to` dirty again. Returns whether there were any.
+    pub(crate) fn redirty(&self, from: u64, to: u64) -> bool {
+        let mut map = self.map.lock();
+        let map = &mut **map;
+        let range = index(from)..to.div_ceil(PAGE64).max(index(from));
+        let again: Vec<u64> = map.unstable.range(range).map(|(at, _)| *at).collect();
+        for at in &again {
+            map.unstable.remove(at);
+            if let Some(page) = map.pages.get_mut(at) {
+                (page.unstable, page.dirty) = (false, true);
+                map.dirty.insert(*at);
+            }
+        }
+        if !again.is_empty() {
+            self.redirtied.fetch_add(1, Ordering::Release);
+        }
+        !again.is_empty()
     }
 
     /// Runs `f` under the map's lock, with whether a page is dirty, under write-back or unstable.

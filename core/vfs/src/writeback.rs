@@ -9,7 +9,7 @@
 use crate::driver::Written;
 use crate::error::{Error, Result, ServerError};
 use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
-use crate::pages::Memory;
+use crate::memory::Memory;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};

@@ -1,6 +1,6 @@
 //! The memory of a mount's pages.
 
-use super::PAGE64;
+use crate::pages::PAGE64;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use ivers_block::Budget;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 pub(crate) struct Memory {
     pub(crate) budget: Arc<Budget>,
     /// Pages of an [`FsInfo::io_unit`](crate::FsInfo::io_unit): a power of two, at most
-    /// [`RUN_PAGES`](super::RUN_PAGES).
-    pub(super) unit_pages: u64,
+    /// [`RUN_PAGES`](crate::pages::RUN_PAGES).
+    pub(crate) unit_pages: u64,
     /// Dirty pages and pages under write-back, in bytes.
-    pub(super) dirty_bytes: AtomicU64,
+    pub(crate) dirty_bytes: AtomicU64,
     pub(crate) dirty_limit: u64,
     /// Nothing more could be freed at this use of the budget, or 0.
     pub(crate) no_shrink_up_to: AtomicU64,
@@ -41,12 +41,12 @@ impl Memory {
     }
 
     /// The first page of the unit that contains this page.
-    pub(super) fn unit_start(&self, page: u64) -> u64 {
+    pub(crate) fn unit_start(&self, page: u64) -> u64 {
         page & !(self.unit_pages - 1)
     }
 
     /// The first page of the first unit that begins at this page or later.
-    pub(super) fn next_unit(&self, page: u64) -> u64 {
+    pub(crate) fn next_unit(&self, page: u64) -> u64 {
         self.unit_start(page + self.unit_pages - 1)
     }
 
