@@ -214,7 +214,7 @@ fn stopping_completes_running_calls() {
     // Calls that take too long are not waited for.
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
-    peer.send(&call_to(1, LATER, sys(0), b"long"));
+    peer.send(&call_to(1, SLEEP, sys(0), &5000u32.to_be_bytes()));
     until("the call runs", || served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1);
     assert!(!served.server.drain(Duration::from_millis(5), Duration::ZERO));
 }
