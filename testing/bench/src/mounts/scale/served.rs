@@ -56,19 +56,24 @@ struct Server {
 
 impl Server {
     fn start(program: &Path, image: &Path, state: &Path) -> Result<Self> {
+        // The server logs to its standard error, beside the progress bar.
+        let log = state.with_extension("log");
         let export = format!("{},name=/data,no_root_squash", image.display());
         let mut child = Command::new(program)
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--state"])
             .arg(state)
             .arg(&export)
             .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log)?)
             .spawn()
             .with_context(|| format!("cannot run {}", program.display()))?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("the server has no standard output")?)
             .read_line(&mut line)?;
-        let said: Value = serde_json::from_str(&line)
-            .with_context(|| format!("ivers serve printed {line:?}, which is not JSON"))?;
+        let said: Value = serde_json::from_str(&line).with_context(|| {
+            let log = std::fs::read_to_string(&log).unwrap_or_default();
+            format!("ivers serve printed {line:?}, which is not JSON, and {log}")
+        })?;
         let address = said["addresses"][0].as_str().context("ivers serve printed no address")?;
         let address: SocketAddr = address.parse()?;
         Ok(Self { child, tree: Tree::connect(address, "/data/many") })

@@ -32,9 +32,9 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
         let times = |ratio: &Value| ratio.as_f64().map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
         let kernel = if row["fs"] == Format::Fat.name() { KERNEL_FAT } else { KERNEL_EXT4 };
         lines.push(format!(
-            "{:<38}{:>9}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10.0}",
+            "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10.0}",
             text(row, "name"),
-            row["files"],
+            number(&row["files"]),
             us(&row["ns_per_op"]["new"]),
             times(&row["over_fewest_files"][IVERS]),
             us(&row["peers"][kernel]["ns_per_op"]),
