@@ -33,7 +33,7 @@ pub const MAGIC_FAMILY: &[u8; 7] = b"ivstate";
 
 /// The longest state in bytes: about 150 million files.
 pub const LEN_MAX: u64 = 4 << 30;
-/// The longest path in bytes. A walk refuses directories whose path is half as long.
+/// The longest path in bytes: twice the longest path of a directory that a walk enters.
 const PATH_MAX: usize = 128 << 10;
 /// The longest instance in bytes.
 const INSTANCE_MAX: usize = 4096;
@@ -346,7 +346,8 @@ mod tests {
         }
     }
 
-    /// A state whose second record has this prefix and rest after a first record `name`.
+    /// A state of two records. The first is `name`; the second has this length of the shared prefix, and this
+    /// rest.
     fn second_path(shared: u64, rest: &[u8]) -> Option<Whole> {
         let mut bytes = MAGIC.to_vec();
         put(&mut bytes, 0);

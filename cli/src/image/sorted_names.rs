@@ -10,7 +10,7 @@ pub struct SortedNames {
 }
 
 impl SortedNames {
-    /// The name whose length starts there.
+    /// The name whose entry (its length, then its bytes) begins at `start`.
     fn at(bytes: &[u8], start: usize) -> &[u8] {
         let len = u16::from_le_bytes([bytes[start], bytes[start + 1]]);
         &bytes[start + 2..][..usize::from(len)]

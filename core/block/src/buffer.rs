@@ -116,13 +116,12 @@ impl Buffer {
     /// Loads the contents unless they are loaded already. Concurrent calls wait for the one that reads.
     /// Returns whether this call read.
     pub(crate) fn load<E>(&self, read: impl FnOnce() -> Result<Contents, E>) -> Result<bool, E> {
-        let mut data = self.data.write();
+        let data = self.data.write();
         if self.is_uptodate() {
             return Ok(false);
         }
-        *data = Some(read()?);
-        self.flags.fetch_and(!VERIFIED, Ordering::AcqRel);
-        self.flags.fetch_or(UPTODATE, Ordering::AcqRel);
+        let contents = read()?;
+        Unloaded { buffer: self, data }.load(contents);
         Ok(true)
     }
 

@@ -3,12 +3,10 @@
 use crate::driver::CloneOps;
 use crate::error::{Error, NameError, Result};
 use crate::inode::{Logged, Touch};
-use crate::pages::PAGE;
+use crate::pages::PAGE64;
 use crate::requests::*;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
-
-const PAGE64: u64 = PAGE as u64;
 
 /// Byte ranges of two files, of one length.
 #[derive(Clone, Copy)]
@@ -67,11 +65,7 @@ impl Vfs {
         let clones = self.fs.clones().ok_or(NameError::NotSupported)?;
         let Ranges { source, source_offset, target, target_offset, .. } = ranges;
         for file in [source, target] {
-            match file.kind {
-                FileType::Regular => {}
-                FileType::Directory => return Err(NameError::IsDirectory.into()),
-                _ => return Err(NameError::Invalid.into()),
-            }
+            file.require_regular()?;
         }
         self.reclaim();
         let done = {

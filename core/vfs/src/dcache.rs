@@ -10,6 +10,7 @@
 //! A server's directory has a number of its own for this, which changes by others raise and own ones do not.
 
 use crate::inode::Inode;
+use crate::memory::is_sparse;
 use crate::path_hints::PathHints;
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
@@ -19,8 +20,6 @@ use std::sync::Arc;
 
 /// Few under shuttle, as in the inode cache.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
-/// A table of at least this many slots shrinks when few of them are used.
-const SHRINK_FROM: usize = 1024;
 /// Approximate memory of an entry in bytes, without its name.
 const ENTRY_BYTES: u64 = 192;
 /// Approximate memory of a directory in bytes, without its entries: most have few.
@@ -45,11 +44,11 @@ struct Shard {
 impl Shard {
     /// Gives memory back when few of the places are used.
     fn shrink_tables(&mut self) {
-        if self.queue.capacity() >= SHRINK_FROM && self.queue.len() < self.queue.capacity() / 4 {
+        if is_sparse(self.queue.len(), self.queue.capacity(), 4) {
             self.queue.shrink_to_fit();
         }
         let directories = &mut self.directories;
-        if directories.capacity() >= SHRINK_FROM && directories.len() < directories.capacity() / 4 {
+        if is_sparse(directories.len(), directories.capacity(), 4) {
             directories.shrink_to_fit();
         }
     }
@@ -161,7 +160,7 @@ impl NameCache {
                 if names.is_empty() {
                     shard.directories.remove(&dir);
                     self.budget.uncharge(DIRECTORY_BYTES);
-                } else if names.capacity() >= SHRINK_FROM && names.len() < names.capacity() / 4 {
+                } else if is_sparse(names.len(), names.capacity(), 4) {
                     names.shrink_to_fit();
                 }
                 shard.entries -= 1;

@@ -5,13 +5,12 @@ use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::file_io::Missing;
 use crate::inode::{Inode, Logged, Touch};
-use crate::pages::PAGE;
+use crate::pages::PAGE64;
 use crate::requests::*;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use std::ops::Range;
 
-const PAGE64: u64 = PAGE as u64;
 const COPY_BYTES: usize = 1 << 20;
 
 /// A piece of a file's contents.

@@ -3,13 +3,12 @@
 use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
-use crate::pages::{Loaded, PAGE, RUN_PAGES, Step};
+use crate::pages::{Loaded, PAGE, PAGE64, RUN_PAGES, Step};
 use crate::requests::*;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use std::sync::atomic::Ordering;
 
-const PAGE64: u64 = PAGE as u64;
 /// A write bumps at least once per this many bytes (contract C6).
 const BUMP_BYTES: usize = 1 << 20;
 const _: () = assert!(BUMP_BYTES <= RUN_PAGES * PAGE, "a piece of a write is one run");
@@ -91,11 +90,7 @@ impl Vfs {
         missing: Missing,
     ) -> Result<usize> {
         self.reclaim();
-        match inode.kind {
-            FileType::Regular => {}
-            FileType::Directory => return Err(NameError::IsDirectory.into()),
-            _ => return Err(NameError::Invalid.into()),
-        }
+        inode.require_regular()?;
         let done = {
             let _lock = self.shared(inode)?;
             self.read_locked(cred, inode, offset, buf, inode.size(), missing)?
@@ -212,11 +207,7 @@ impl Vfs {
         data: &[u8],
         flags: WriteFlags,
     ) -> Result<WriteOutcome> {
-        match inode.kind {
-            FileType::Regular => {}
-            FileType::Directory => return Err(NameError::IsDirectory.into()),
-            _ => return Err(NameError::Invalid.into()),
-        }
+        inode.require_regular()?;
         self.reclaim();
         self.begin_change()?;
         self.throttle(data.len().min(BUMP_BYTES) as u64)?;

@@ -6,6 +6,7 @@
 //! lock of the shard.
 
 use crate::inode::Inode;
+use crate::memory::is_sparse;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Held, RankedMutex, rank};
 use crate::types::Ino;
@@ -14,8 +15,6 @@ use std::sync::Arc;
 
 /// Few under shuttle: most steps of a schedule would look into empty shards.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
-/// A table of at least this many slots shrinks when few of them are used.
-const SHRINK_FROM: usize = 1024;
 
 enum Slot {
     Ready(Arc<Inode>),
@@ -40,7 +39,7 @@ impl Shard {
 
     /// Gives memory back when few of the slots are used.
     fn shrink_tables(&mut self) {
-        if self.slots.capacity() >= SHRINK_FROM && self.slots.len() < self.slots.capacity() / 4 {
+        if is_sparse(self.slots.len(), self.slots.capacity(), 4) {
             self.drop_outdated();
             self.slots.shrink_to_fit();
             self.queue.shrink_to_fit();

@@ -2,6 +2,7 @@
 
 use crate::access::AclCache;
 use crate::driver::{InitialCounter, LoadedInode};
+use crate::error::{NameError, Result};
 use crate::pages::Pages;
 use crate::server::ServerState;
 use crate::stats::Stats;
@@ -289,6 +290,15 @@ impl Inode {
     /// What vouches for names that are cached from now on: another value after the names change.
     pub(crate) fn query_names(&self) -> u64 {
         self.server.as_ref().map_or_else(|| self.query(), |server| server.names())
+    }
+
+    /// Only a regular file has data that can be read, written or cut.
+    pub(crate) fn require_regular(&self) -> Result<()> {
+        match self.kind {
+            FileType::Regular => Ok(()),
+            FileType::Directory => Err(NameError::IsDirectory.into()),
+            _ => Err(NameError::Invalid.into()),
+        }
     }
 
     /// Whether a server owns it: its attributes are current only after

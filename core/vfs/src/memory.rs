@@ -1,9 +1,17 @@
-//! The memory of a mount's pages.
+//! The memory of a mount's caches.
 
 use crate::pages::PAGE64;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use ivers_block::Budget;
 use std::sync::Arc;
+
+/// A table of fewer slots is not worth shrinking.
+const SHRINK_FROM: usize = 1024;
+
+/// Whether a table has many slots and fewer than one in `share` of them in use: then it should shrink.
+pub(crate) fn is_sparse(used: usize, capacity: usize, share: usize) -> bool {
+    capacity >= SHRINK_FROM && used < capacity / share
+}
 
 /// Memory of a mount, how much of it is dirty, and the unit of its pages.
 #[derive(Debug)]

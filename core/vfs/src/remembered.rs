@@ -17,6 +17,7 @@
 use crate::error::{NameError, Result};
 use crate::icache::Found;
 use crate::inode::Inode;
+use crate::memory::is_sparse;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
@@ -31,8 +32,6 @@ const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 pub(crate) const ENTRY_BYTES: u64 = 48;
 /// Memory of a kept counter in bytes.
 const COUNTER_BYTES: u64 = 32;
-/// A table of at least this many slots shrinks when few of them are used.
-const SHRINK_FROM: usize = 1024;
 
 struct Entry {
     references: u32,
@@ -133,7 +132,7 @@ impl Remembered {
         }
         shard.entries.remove(&ino);
         let kept = shard.counters.remove(&ino).is_some();
-        if shard.entries.capacity() >= SHRINK_FROM && shard.entries.len() < shard.entries.capacity() / 8 {
+        if is_sparse(shard.entries.len(), shard.entries.capacity(), 8) {
             shard.entries.shrink_to_fit();
             shard.counters.shrink_to_fit();
         }

@@ -26,13 +26,10 @@ impl Vfs {
         }
         let owner = cred.privileged() || cred.uid == attr.uid;
         if set.size.is_some() {
-            match inode.kind {
-                // Inode flags forbid it to an open file as well.
-                FileType::Regular if set.opened => self.access_locked(&Cred::trusted(), inode, WRITE)?,
-                FileType::Regular => self.access_locked(cred, inode, WRITE)?,
-                FileType::Directory => return Err(NameError::IsDirectory.into()),
-                _ => return Err(NameError::Invalid.into()),
-            }
+            inode.require_regular()?;
+            // Inode flags forbid it to an open file as well.
+            let trusted = Cred::trusted();
+            self.access_locked(if set.opened { &trusted } else { cred }, inode, WRITE)?;
         }
         if cred.privileged() {
             return Ok(());

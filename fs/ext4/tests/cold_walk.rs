@@ -3,28 +3,10 @@
 mod common;
 
 use common::mkfs;
-use common::recorder::ReadRecorder;
-use ivers_block::Budget;
-use ivers_ext4::{Ext4, OpenOptions};
+use common::recorder::mount;
 use ivers_vfs::*;
-use std::path::Path;
-use std::sync::Arc;
 
 const CACHE: u64 = 64 << 20;
-
-fn mount(path: &Path) -> (Arc<ReadRecorder>, Arc<Vfs>) {
-    let device = Arc::new(ReadRecorder::open(path));
-    let budget = Arc::new(Budget::new(CACHE));
-    let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
-    let fs = Ext4::open(device.clone(), options).unwrap();
-    let options = MountOptions {
-        background: false,
-        atime: AtimeMode::Never,
-        budget: Some(budget),
-        ..MountOptions::default()
-    };
-    (device, Vfs::mount(fs, options).unwrap())
-}
 
 #[test]
 fn a_cold_walk_reads_inode_tables_and_directories_in_runs() {
@@ -35,7 +17,7 @@ fn a_cold_walk_reads_inode_tables_and_directories_in_runs() {
     mkfs(&path, &["-t", "ext4", "-b", "4096", "-N", "20000"], 256 << 20);
     let cred = Cred::root();
     {
-        let (_, vfs) = mount(&path);
+        let (_, vfs) = mount(&path, CACHE);
         for nth in 0..DIRS {
             let name = format!("d{nth}");
             let spec = CreateSpec::directory(0o755);
@@ -47,7 +29,7 @@ fn a_cold_walk_reads_inode_tables_and_directories_in_runs() {
         }
         vfs.unmount().unwrap();
     }
-    let (device, vfs) = mount(&path);
+    let (device, vfs) = mount(&path, CACHE);
     let walk = || {
         device.reads.lock().unwrap().clear();
         let mut seen = 0;

@@ -3,10 +3,8 @@
 
 mod common;
 
-use common::recorder::ReadRecorder;
+use common::recorder::mount;
 use common::{debugfs, fsck, mkfs};
-use ivers_block::Budget;
-use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -16,20 +14,6 @@ use std::sync::Arc;
 const NAMES: u32 = 1_000_000;
 const CACHE: u64 = 64 << 20;
 const BLOCK: u64 = 4096;
-
-fn mount(path: &Path, cache: u64) -> (Arc<ReadRecorder>, Arc<Vfs>) {
-    let device = Arc::new(ReadRecorder::open(path));
-    let budget = Arc::new(Budget::new(cache));
-    let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
-    let fs = Ext4::open(device.clone(), options).unwrap();
-    let options = MountOptions {
-        background: false,
-        atime: AtimeMode::Never,
-        budget: Some(budget),
-        ..MountOptions::default()
-    };
-    (device, Vfs::mount(fs, options).unwrap())
-}
 
 fn name(number: u32) -> String {
     format!("a name of some length {number}")

@@ -213,8 +213,8 @@ impl Comparison {
         self.save(path, record)
     }
 
-    /// Takes a file whose attributes, or a directory whose names this user may not read. What was saved of it
-    /// is kept, so that nothing in it is reported as new or removed.
+    /// Takes a path that this user may not read: the attributes of a file, or the names in a directory. The
+    /// old records of it are kept, so that nothing below it is reported as new or removed.
     pub fn unreadable(&mut self, path: &[u8]) -> Result<()> {
         self.removed_before(Some(path))?;
         let own = self.old.as_mut().map_or(Ok(None), |old| old.take_before(Some(path), true))?;

@@ -10,7 +10,7 @@ use ivers::state_format::{Header, LEN_MAX, MAGIC, MAGIC_2, MAGIC_FAMILY, ReadErr
 use crate::output::failure::{FAILED, failure};
 use crate::output::save::type_in_words;
 
-/// A saved state whose records are read one after the other.
+/// A saved state. Its records are read one at a time.
 pub struct Saved {
     /// The records that were not read yet.
     pub records: Reader<BufReader<File>>,
@@ -18,8 +18,8 @@ pub struct Saved {
     pub header: Header,
 }
 
-/// Opens a saved state and checks all of it. Refuses a file that is not a regular file, and one whose first
-/// bytes are not those of a saved state, before it reads the rest.
+/// Opens a saved state and checks all of it. It must be a regular file that begins with the magic of a saved
+/// state; otherwise the rest is not read.
 pub fn open(path: &Path) -> Result<Saved> {
     let context = || format!("cannot read the saved state {}", path.display());
     let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.display()));

@@ -1,8 +1,8 @@
 //! The walk over a tree in the order of a saved state: sorted by path.
 //!
-//! The order of paths is that of their bytes, and a slash is less than most bytes: `a`, `a.txt`, `a/b`. So a
-//! directory is entered after its siblings whose names continue its name with a lower byte. In memory are the
-//! names of the directories from the root to the current one.
+//! Paths are sorted by their bytes. Some bytes are lower than a slash: `a`, `a.txt`, `a/b` is the right
+//! order. So the file `a.txt` comes before the contents of the directory `a`. The walk keeps the names in
+//! each directory from the root to the current one.
 
 use std::ffi::OsStr;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -231,7 +231,7 @@ pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: imp
 mod tests {
     use super::*;
 
-    /// A tree whose directories are the paths that others start with.
+    /// A tree of these paths. A path is a directory if another one continues it.
     struct Listed(Vec<&'static str>);
 
     impl Tree for Listed {

@@ -1,9 +1,11 @@
 //! A device that records what is read from it.
 
-use ivers_block::{ByteOffset, Device, FileDevice, OpenMode, Result};
+use ivers_block::{Budget, ByteOffset, Device, FileDevice, OpenMode, Result};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::{AtimeMode, DriverOptions, MountOptions, Vfs};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4096;
 
@@ -43,4 +45,19 @@ impl Device for ReadRecorder {
     fn describe(&self) -> String {
         self.inner.describe()
     }
+}
+
+/// Mounts an image with this much cache and without a background thread. Returns also its device.
+pub fn mount(path: &Path, cache: u64) -> (Arc<ReadRecorder>, Arc<Vfs>) {
+    let device = Arc::new(ReadRecorder::open(path));
+    let budget = Arc::new(Budget::new(cache));
+    let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
+    let fs = Ext4::open(device.clone(), options).unwrap();
+    let options = MountOptions {
+        background: false,
+        atime: AtimeMode::Never,
+        budget: Some(budget),
+        ..MountOptions::default()
+    };
+    (device, Vfs::mount(fs, options).unwrap())
 }
