@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::Meter;
+use ivers_block::{Budget, Meter};
 use signal_hook::consts::SIGSYS;
 
 /// Returns a command that runs this program under the name `ivers`, whatever name it was called by.
@@ -29,6 +30,12 @@ pub fn resident_meter() -> Option<Meter> {
         let pages = std::str::from_utf8(text.get(..len)?).ok()?.split(' ').nth(1)?;
         Some(pages.parse::<u64>().ok()? * page_bytes)
     }))
+}
+
+/// Returns a memory bound that shrinks while this process is much larger; `None` without procfs. It opens no
+/// file later.
+pub fn metered_budget(limit_bytes: u64) -> Option<Arc<Budget>> {
+    Some(Arc::new(Budget::with_meter(limit_bytes, resident_meter()?)))
 }
 
 /// Returns how a process ended, as the end of a sentence.

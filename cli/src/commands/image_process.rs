@@ -24,6 +24,7 @@ use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, de
 use crate::image::{open, sandbox};
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
+use crate::process;
 
 /// Runs an image process.
 pub fn run() -> Result<()> {
@@ -55,8 +56,10 @@ fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
         // not stay.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     }
+    // Opens a file, so before the sandbox.
+    let budget = process::metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
-    let mount_options = MountOptions { background: !options.read_only, ..MountOptions::default() };
+    let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
     let vfs = open::open_on(Some(device), &image, &options, mount_options)?;
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));

@@ -14,7 +14,8 @@ use crate::output::print;
 const HELP: &str = "\
 JSON: changes, queries, bumps, bumps_deferred (by lazyversion), bumps_avoided, inode_updates and its parts \
 (inode_updates_times, _version, _allocation, _metadata), inode_updates_avoided, journal_blocks, \
-journal_bytes, data_bytes, written_back_bytes.
+journal_bytes, data_bytes, written_back_bytes, and what the image was asked for: device_reads, \
+device_read_bytes, device_writes, device_written_bytes, device_flushes.
 
 A server is named by its state directory; the user must be able to write there. JSON: pid, sandbox, boot \
 (one more at each start), uptime_s, now (what exists: clients, sessions, opens, locks, delegations, \

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{BlockError, Budget, ByteOffset, Device, FileDevice, OffsetDevice};
+use ivers_block::{BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, OffsetDevice};
 use ivers_mem::Mem;
 use ivers_vfs::{FileSystem, MountOptions, Vfs};
 
@@ -91,6 +91,8 @@ pub fn mount_on(
     let fs: Arc<dyn FileSystem> = match device {
         None => Arc::new(Mem::new(options.cache_bytes)),
         Some(device) => {
+            let counts = mount_options.io_counts.get_or_insert_default().clone();
+            let device = Arc::new(CountedDevice::new(device, counts)) as Arc<dyn Device>;
             let format = format_of(&*device, &image_name, options)?;
             check_options(format, options).with_context(|| image_name.clone())?;
             format.open(device, options, budget.clone(), image_name.clone())?

@@ -60,26 +60,31 @@ pub fn dir_of(path: &Path) -> &Path {
 }
 
 /// Writes `bytes` to `path`, which errors call `what`. A regular file gets all of them or stays as it was.
-pub fn save(path: &Path, mut bytes: &[u8], what: &str) -> Result<()> {
-    save_from(path, &mut bytes, what)
+pub fn save(path: &Path, bytes: &[u8], what: &str) -> Result<()> {
+    save_by(path, |out| out.write_all(bytes), what)
 }
 
 /// As [`save`], with what is read from `source`.
 pub fn save_from(path: &Path, source: &mut impl Read, what: &str) -> Result<()> {
+    save_by(path, |out| std::io::copy(source, out).map(drop), what)
+}
+
+/// As [`save`], with what `write` writes.
+pub fn save_by(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>, what: &str) -> Result<()> {
     let context = || format!("cannot save {what} {}", path.display());
     match target(path, what)? {
         Target::Replace(path) => {
             let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(context)?;
-            std::io::copy(source, &mut file).and_then(|_| file.as_file().sync_all()).with_context(context)?;
+            write(file.as_file_mut()).and_then(|()| file.as_file().sync_all()).with_context(context)?;
             file.persist(path).with_context(context)?;
         }
         Target::Through(path) => {
             let opened = OpenOptions::new().write(true).open(path);
-            opened.and_then(|mut file| std::io::copy(source, &mut file)).with_context(context)?;
+            opened.and_then(|mut file| write(&mut file)).with_context(context)?;
         }
         Target::Output => {
-            let mut out = std::io::stdout().lock();
-            std::io::copy(source, &mut out).and_then(|_| out.flush()).with_context(context)?;
+            let mut out = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+            std::io::stdout().flush().and_then(|()| write(&mut out)).with_context(context)?;
         }
     }
     Ok(())

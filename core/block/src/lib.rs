@@ -5,8 +5,8 @@
 //! - [`BlockNo`], [`FileBlock`] and [`ByteOffset`]: addresses that do not mix;
 //! - [`Device`]: the interface through which every driver reads and writes;
 //! - its implementations: [`FileDevice`] (image files and block devices, locked while open), [`MemDevice`],
-//!   [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records
-//!   writes, injects faults, and reconstructs the device after a crash);
+//!   [`OffsetDevice`] (a partition), [`CountedDevice`], [`OverlayDevice`] (copy on write in memory) and
+//!   [`FaultDevice`] (records writes, injects faults, and reconstructs the device after a crash);
 //! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
 //! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
 //! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
@@ -28,6 +28,7 @@ mod budget;
 mod buffer;
 mod cache;
 mod contents;
+mod counted;
 mod device;
 mod error;
 mod fault;
@@ -44,6 +45,7 @@ pub use budget::{Budget, Meter};
 pub use buffer::{Buffer, BufferRead};
 pub use cache::{BufferCache, CacheStats};
 pub use contents::Contents;
+pub use counted::{CountedDevice, IoCounts};
 pub use device::Device;
 pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};

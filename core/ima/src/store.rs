@@ -18,10 +18,11 @@
 //! equal. A reused inode number has another generation. A changed file has another change attribute, whatever
 //! its times are. One record is kept for each inode number, so that a store does not outgrow its filesystems.
 
-use crate::digest::{Algorithm, Digest};
+use crate::digest::{Algorithm, Digest, Hasher};
 use crate::file_id::{Identity, put, put_bytes, take, take_bytes};
 use crate::signature::LABEL_MAX;
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 /// The first bytes of a store.
 pub const MAGIC: &[u8; 8] = b"ivmeasr1";
@@ -31,6 +32,9 @@ pub const LEN_MAX: u64 = 4 << 30;
 const PER_MOUNT_MAX: usize = 8;
 /// Upper bound of the filesystems in a store.
 const INSTANCES_MAX: u64 = 4096;
+
+/// A store is written in parts of about this size: as a whole it can take as much memory as its records.
+const PART_BYTES: usize = 64 << 10;
 
 const CHECKSUM: Algorithm = Algorithm::Sha256;
 const CHECKSUM_LEN: usize = 32;
@@ -113,7 +117,8 @@ impl Files {
     /// Returns the encoding for another process: a count and the records, without magic and checksum.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        self.encode_into(&mut out);
+        put(&mut out, self.0.len() as u64);
+        self.0.iter().for_each(|(&ino, packed)| put_record(&mut out, ino, packed));
         out
     }
 
@@ -121,17 +126,6 @@ impl Files {
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
         let files = Self::decode_from(&mut bytes)?;
         bytes.is_empty().then_some(files)
-    }
-
-    fn encode_into(&self, out: &mut Vec<u8>) {
-        put(out, self.0.len() as u64);
-        for (&ino, packed) in &self.0 {
-            let Some(record) = Record::unpack(packed) else { continue };
-            Identity { ino, generation: record.generation, change: Some(record.change) }.put(out);
-            out.push(record.digest.algorithm().id());
-            out.extend_from_slice(record.digest.bytes());
-            put_bytes(out, &record.label);
-        }
     }
 
     fn decode_from(bytes: &mut &[u8]) -> Option<Self> {
@@ -152,6 +146,15 @@ impl Files {
         }
         Some(files)
     }
+}
+
+/// Appends a record in the form that is described above.
+fn put_record(out: &mut Vec<u8>, ino: u64, packed: &[u8]) {
+    let Some(record) = Record::unpack(packed) else { return };
+    Identity { ino, generation: record.generation, change: Some(record.change) }.put(out);
+    out.push(record.digest.algorithm().id());
+    out.extend_from_slice(record.digest.bytes());
+    put_bytes(out, &record.label);
 }
 
 fn take_byte(bytes: &mut &[u8]) -> Option<u8> {
@@ -181,17 +184,29 @@ impl Store {
         self.0.entry(instance.to_owned()).or_default()
     }
 
-    /// Returns the encoding that is described above.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        put(&mut out, self.0.len() as u64);
+    /// Writes the encoding that is described above, in parts.
+    pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut checksum = Hasher::new(CHECKSUM);
+        let mut write = |part: &mut Vec<u8>| {
+            checksum.update(part);
+            out.write_all(part)?;
+            part.clear();
+            Ok::<_, io::Error>(())
+        };
+        let mut part = MAGIC.to_vec();
+        put(&mut part, self.0.len() as u64);
         for (instance, files) in &self.0 {
-            put_bytes(&mut out, instance.as_bytes());
-            files.encode_into(&mut out);
+            put_bytes(&mut part, instance.as_bytes());
+            put(&mut part, files.0.len() as u64);
+            for (&ino, packed) in &files.0 {
+                put_record(&mut part, ino, packed);
+                if part.len() >= PART_BYTES {
+                    write(&mut part)?;
+                }
+            }
         }
-        let checksum = CHECKSUM.digest(&out);
-        out.extend_from_slice(checksum.bytes());
-        out
+        write(&mut part)?;
+        out.write_all(checksum.finish().bytes())
     }
 
     /// Decodes a store; `None` if it is damaged.
@@ -253,7 +268,8 @@ mod tests {
             store.files("00ff").put(&id, &algorithm.digest(b"x"), &vec![3; ino]);
         }
         store.files("other").put(&identity(0, 0, Some(0)), &Algorithm::Sha1.digest(b""), b"");
-        let bytes = store.encode();
+        let mut bytes = Vec::new();
+        store.write_to(&mut bytes).unwrap();
         assert_eq!(Store::decode(&bytes).as_ref(), Some(&store));
         let files = store.files("00ff").clone();
         assert_eq!(Files::decode(&files.encode()), Some(files));

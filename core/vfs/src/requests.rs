@@ -38,6 +38,8 @@ pub struct MountOptions {
     pub background: bool,
     /// A memory limit shared with the driver's buffers.
     pub budget: Option<Arc<ivers_block::Budget>>,
+    /// Where the device of the mount counts its reads and writes, for [`crate::Vfs::counters`].
+    pub io_counts: Option<Arc<ivers_block::IoCounts>>,
     /// Who is told of opens and closes.
     pub observer: Option<Arc<dyn FileObserver>>,
 }
@@ -58,6 +60,7 @@ impl Default for MountOptions {
             clock: None,
             background: true,
             budget: None,
+            io_counts: None,
             observer: None,
         }
     }

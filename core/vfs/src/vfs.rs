@@ -534,6 +534,17 @@ impl Vfs {
         self.fs.journal().map_or((0, 0), JournalOps::written)
     }
 
+    /// Name and value of every counter of the mount: those of [`Vfs::stats`], what the journal has written
+    /// (zeros without a journal) and what the device was asked for (absent without
+    /// [`MountOptions::io_counts`]). The names are stable: users see them.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut counters = self.stats().fields();
+        let (blocks, bytes) = self.journal_written();
+        counters.extend([("journal_blocks", blocks), ("journal_bytes", bytes)]);
+        counters.extend(self.options.io_counts.iter().flat_map(|counts| counts.fields()));
+        counters
+    }
+
     /// Inodes in memory.
     pub fn cached_inodes(&self) -> usize {
         self.inodes.len()

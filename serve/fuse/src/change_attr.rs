@@ -90,14 +90,8 @@ pub fn semantics(vfs: &Vfs) -> Value {
 }
 
 pub(crate) fn stats(vfs: &Vfs) -> String {
-    let mut map = serde_json::Map::new();
-    for (name, value) in vfs.stats().fields() {
-        map.insert(name.into(), value.into());
-    }
-    let (blocks, bytes) = vfs.journal_written();
-    map.insert("journal_blocks".into(), blocks.into());
-    map.insert("journal_bytes".into(), bytes.into());
-    serde_json::Value::Object(map).to_string()
+    let counters = vfs.counters().into_iter().map(|(name, value)| (name.to_owned(), value.into()));
+    serde_json::Value::Object(counters.collect()).to_string()
 }
 
 /// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do

@@ -34,7 +34,9 @@ pub fn run(input: &[u8]) {
         4 => {
             let _ = Store::decode(rest);
             if let Some(store) = Store::decode_body(rest) {
-                assert_eq!(Store::decode(&store.encode()).as_ref(), Some(&store));
+                let mut again = Vec::new();
+                store.write_to(&mut again).unwrap();
+                assert_eq!(Store::decode(&again).as_ref(), Some(&store));
             }
         }
         _ => {

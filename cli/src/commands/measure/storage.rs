@@ -289,7 +289,7 @@ pub fn load_store(path: &Path) -> Result<Store> {
 /// Saves a store.
 pub fn save_store(path: &Path, store: &Store) -> Result<()> {
     make_parent(path).with_context(|| path.display().to_string())?;
-    save::save(path, &store.encode(), "the store")
+    save::save_by(path, |file| store.write_to(file), "the store")
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::{Budget, FileDevice};
+use ivers_block::FileDevice;
 use ivers_fuse::{FuseOptions, MountChannels, Server};
 use ivers_vfs::Vfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -56,8 +56,7 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
         .map(|fd| FileDevice::adopt(File::from(fd), args.image.clone(), image_options.open_mode()));
     let image = image.transpose()?;
     // Opened before the sandbox. A filesystem in memory is larger than its caches.
-    let meter = image.as_ref().and_then(|_| process::resident_meter());
-    vfs.budget = meter.map(|meter| Arc::new(Budget::with_meter(image_options.cache_bytes, meter)));
+    vfs.budget = image.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));
     let needs = ivers_sandbox::Needs { give_way: fuse.caller_affinity, ..Default::default() };
     let sandbox = image_options.sandbox.then(|| ivers_sandbox::enter_with(&needs));
     if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {

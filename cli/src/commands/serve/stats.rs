@@ -42,11 +42,9 @@ impl StatsSource {
             let mut map = Map::new();
             map.insert("image".into(), image.map(|(_, image)| image.as_str()).into());
             map.insert("read_only".into(), export.read_only.into());
-            for (name, value) in export.vfs.fields() {
-                map.insert(name.into(), value.into());
+            for (name, value) in &export.counters {
+                map.insert((*name).into(), (*value).into());
             }
-            map.insert("journal_blocks".into(), export.journal.0.into());
-            map.insert("journal_bytes".into(), export.journal.1.into());
             (export.name.clone(), Value::Object(map))
         };
         stats.exports.iter().map(one).collect()

@@ -3,8 +3,6 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ivers_vfs::StatsSnapshot;
-
 use super::core::Core;
 use crate::compound::{OpCount, Service};
 use crate::net::NetStats;
@@ -18,10 +16,8 @@ pub struct ExportStats {
     pub name: String,
     /// Whether the filesystem is read-only.
     pub read_only: bool,
-    /// The counters of the VFS.
-    pub vfs: StatsSnapshot,
-    /// Blocks and bytes written to the journal.
-    pub journal: (u64, u64),
+    /// Name and value of each counter of the filesystem.
+    pub counters: Vec<(&'static str, u64)>,
 }
 
 /// Statistics of a server at one moment.
@@ -74,8 +70,7 @@ impl StatsHandle {
                 ExportStats {
                     name: export.path.clone(),
                     read_only: vfs.is_read_only(),
-                    vfs: vfs.stats(),
-                    journal: vfs.journal_written(),
+                    counters: vfs.counters(),
                 }
             })
             .collect();

@@ -224,17 +224,52 @@ impl Peer {
         if !matches!(self.kind, Kind::Ivers(_)) {
             return Ok(Counts::default());
         }
-        let stats = xattr::get(&self.dir, STATS)?.context("the mount of ivers has no statistics")?;
-        let stats: Value = serde_json::from_slice(&stats)?;
-        let of = |name: &str| {
-            stats[name].as_u64().with_context(|| format!("the statistics of the mount lack {name}"))
-        };
+        let stats = self.statistics()?;
         Ok(Counts {
-            inode_updates: of("inode_updates")?,
-            journal_blocks: of("journal_blocks")?,
-            queries: of("queries")?,
+            inode_updates: stats.get("inode_updates")?,
+            journal_blocks: stats.get("journal_blocks")?,
+            queries: stats.get("queries")?,
         })
     }
+
+    /// Returns how often the image was read since the mount; `None` where nobody counts.
+    pub(crate) fn device_reads(&self) -> Result<Option<u64>> {
+        match self.kind {
+            Kind::Ivers(_) => Ok(self.statistics()?.find("device_reads")),
+            Kind::Kernel => kernel_reads(&self.dir).map(Some),
+            Kind::Fuse2fs | Kind::Null(_) => Ok(None),
+        }
+    }
+
+    /// Returns the statistics of a mount of ivers.
+    fn statistics(&self) -> Result<Statistics> {
+        let stats = xattr::get(&self.dir, STATS)?.context("the mount of ivers has no statistics")?;
+        Ok(Statistics(serde_json::from_slice(&stats)?))
+    }
+}
+
+/// The JSON that a mount of ivers answers.
+struct Statistics(Value);
+
+impl Statistics {
+    /// Returns a counter; `None` if the mount has no such counter, as `mem` has no device.
+    fn find(&self, name: &str) -> Option<u64> {
+        self.0[name].as_u64()
+    }
+
+    fn get(&self, name: &str) -> Result<u64> {
+        self.find(name).with_context(|| format!("the statistics of the mount lack {name}"))
+    }
+}
+
+/// Returns how many reads of the block device below a mount the kernel has completed.
+fn kernel_reads(dir: &Path) -> Result<u64> {
+    let device = std::fs::metadata(dir)?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let file = format!("/sys/dev/block/{major}:{minor}/stat");
+    let text = std::fs::read_to_string(&file).with_context(|| file.clone())?;
+    let reads = text.split_whitespace().next().with_context(|| format!("{file} is empty"))?;
+    reads.parse().with_context(|| file)
 }
 
 impl Drop for Peer {

@@ -149,6 +149,10 @@ impl Contender for Commands {
         Ok(Some(self.peak_bytes))
     }
 
+    fn device_reads(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     fn end(&mut self) -> Result<()> {
         Ok(())
     }

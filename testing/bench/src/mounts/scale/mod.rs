@@ -111,6 +111,9 @@ trait Contender {
     /// The largest resident memory of the process that does the work, at the end of the step.
     fn peak_bytes(&self) -> Result<Option<u64>>;
 
+    /// How often its image was read so far; `None` where nobody counts.
+    fn device_reads(&self) -> Result<Option<u64>>;
+
     /// Ends the last round.
     fn end(&mut self) -> Result<()>;
 }
@@ -120,6 +123,8 @@ trait Contender {
 struct Measured {
     ns_per_op: Samples,
     peak_bytes: Option<u64>,
+    /// Of the last round.
+    device_reads: Option<u64>,
 }
 
 /// A contender and its results, by step.
@@ -132,9 +137,12 @@ struct Entry {
 impl Entry {
     fn run(&mut self, step: usize) -> Result<()> {
         self.contender.prepare(step)?;
+        let reads_before = self.contender.device_reads()?;
         let ns = self.contender.run(step)?;
+        let reads = self.contender.device_reads()?;
         let measured = &mut self.measured[step];
         measured.ns_per_op.push(ns);
+        measured.device_reads = reads.zip(reads_before).map(|(after, before)| after.saturating_sub(before));
         measured.peak_bytes = measured.peak_bytes.max(self.contender.peak_bytes()?);
         Ok(())
     }
@@ -235,6 +243,7 @@ fn row(results: &Results, fewest: &Results, number: usize, step: &str) -> Value 
         let measured = &measured[number];
         let ns = median(&measured.ns_per_op);
         row["options"][name] = contender.options().into();
+        row["device_reads"][name] = json!(measured.device_reads);
         if let Some(base) = fewest.entries.iter().find(|entry| entry.name == *name) {
             let base = median(&base.measured[number].ns_per_op);
             row["over_fewest_files"][name] = json!(places(ns / base.max(1e-3), 3));

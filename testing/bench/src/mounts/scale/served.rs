@@ -172,6 +172,15 @@ impl Contender for Served {
         self.server.as_ref().map(|server| memory::largest_peak_bytes(server.child.id())).transpose()
     }
 
+    fn device_reads(&self) -> Result<Option<u64>> {
+        let mut stats = Command::new(&self.program);
+        let output = stats.args(["stats", "--json"]).arg(&self.state).output()?;
+        ensure!(output.status.success(), "{stats:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let stats: Value = serde_json::from_slice(&output.stdout)?;
+        let reads = stats["exports"]["/data"]["device_reads"].as_u64();
+        Ok(Some(reads.context("the statistics of the server lack device_reads")?))
+    }
+
     fn end(&mut self) -> Result<()> {
         self.server = None;
         Ok(())

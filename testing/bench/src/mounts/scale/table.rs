@@ -12,10 +12,11 @@ use crate::statistics::{notes, number, text};
 pub(crate) fn table(rows: &[Value]) -> Vec<String> {
     let mut lines = vec![
         "us per file, medians of the rounds; times fewest: the cost over that of the same step in the first \
-            row of its kind; over the kernel: above 1x, ivers is faster"
+            row of its kind; over the kernel: above 1x, ivers is faster; reads: \
+            of the device, for each file"
             .to_owned(),
         format!(
-            "{:<38}{:>9}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10}",
+            "{:<38}{:>9}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10}{:>10}{:>10}",
             "workload",
             "files",
             "ivers",
@@ -24,15 +25,21 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
             "times fewest",
             "over the kernel",
             "fuse2fs",
-            "peak MiB"
+            "peak MiB",
+            "reads",
+            "kernel's"
         ),
     ];
     for row in rows {
         let us = |ns: &Value| ns.as_f64().map_or("-".to_owned(), |ns| format!("{:.2}", ns / 1000.0));
         let times = |ratio: &Value| ratio.as_f64().map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
+        let ops = number(&row["ops"]);
+        let reads = |reads: &Value| {
+            reads.as_f64().map_or("-".to_owned(), |reads| format!("{:.4}", reads / ops.max(1.0)))
+        };
         let kernel = if row["fs"] == Format::Fat.name() { KERNEL_FAT } else { KERNEL_EXT4 };
         lines.push(format!(
-            "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10.0}",
+            "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10.0}{:>10}{:>10}",
             text(row, "name"),
             number(&row["files"]),
             us(&row["ns_per_op"]["new"]),
@@ -42,6 +49,8 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
             times(&row["new_over_peer"][kernel]),
             us(&row["peers"][FUSE2FS]["ns_per_op"]),
             number(&row["peak_bytes"]) / f64::from(1 << 20),
+            reads(&row["device_reads"][IVERS]),
+            reads(&row["device_reads"][kernel]),
         ));
     }
     lines.extend(rows.first().map(|row| {
