@@ -7,8 +7,8 @@ use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, cp, image_process, info, ls, manpages, measure, mkfs, mount, serve, stat, stats, tree,
-    unmount,
+    cat, changed, cp, image_process, info, label, ls, manpages, measure, mkfs, mount, resize, serve, stat,
+    stats, tree, unmount,
 };
 use crate::output::failure::usage;
 use crate::output::progress;
@@ -81,8 +81,12 @@ enum Command {
     /// Show counters of a mount or a server: changes, queries, bumps, inode updates by cause, journal,
     /// operations, clients
     Stats(stats::Args),
-    /// Make an ext4 filesystem in a file or on a device
+    /// Make an ext2, ext3, ext4, FAT or Amiga filesystem in a file or on a device
     Mkfs(mkfs::Args),
+    /// Show or set the label of a filesystem
+    Label(label::Args),
+    /// Make an ext2, ext3 or ext4 filesystem larger
+    Resize(resize::Args),
     /// Write the completions of a shell to standard output
     #[command(after_long_help = manpages::COMPLETIONS_HELP)]
     Completions {
@@ -129,6 +133,8 @@ impl CommandLine {
             Command::Info(args) => info::run(&args, json),
             Command::Stats(args) => stats::run(&args, json),
             Command::Mkfs(args) => mkfs::run(&args, json, quiet),
+            Command::Resize(args) => resize::run(&args, json, quiet),
+            Command::Label(args) => label::run(&args, json),
             Command::Completions { .. } | Command::Man { .. } if json => {
                 Err(usage("--json: completions and manual pages have no JSON form"))
             }

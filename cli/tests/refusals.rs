@@ -175,8 +175,8 @@ fn bad_mount_points_and_options_are_refused() {
     refused(&["changed", image, "--since", &format!("{dir}/missing")], 3, "missing");
     refused(&["stats", dir], 4, "not on an ivers mount");
     refused(&["unmount", dir], 4, "nothing to unmount");
-    refused(&["mkfs", image], 1, image);
-    refused(&["mkfs", image, "--size", "1G"], 1, "not empty");
+    refused(&["mkfs", image], 4, "it contains an ext2, ext3 or ext4 filesystem; --force overwrites it");
+    refused(&["mkfs", image, "--size", "1G"], 4, "not empty");
     refused(&["mkfs", "-F", image, "--size", "1M"], 2, "cannot shrink a file");
     assert!(fs::read(place.image.path()).unwrap() == before, "a refused call wrote to the image");
     assert!(mount_line(&place.dir).is_none());
@@ -201,14 +201,16 @@ fn bad_mount_points_and_options_are_refused() {
 #[test]
 fn mkfs_detects_filesystems_that_start_late() {
     let place = tempfile::tempdir().unwrap();
-    for (name, offset, magic) in
-        [("iso", 0x8001, "CD001"), ("btrfs", 0x10040, "_BHRfS_M"), ("zfs", 0x20000, "\x0c\x01\x7a\x00")]
-    {
+    for (name, offset, magic, what) in [
+        ("iso", 0x8001, "CD001", "not empty: it contains an ISO 9660 image;"),
+        ("btrfs", 0x10040, "_BHRfS_M", "not empty: it contains a btrfs filesystem;"),
+        ("zfs", 0x20000, "\x0c\x01\x7a\x00", "not empty: it contains data;"),
+    ] {
         let image = place.path().join(name);
         let mut bytes = vec![0; 64 << 20];
         bytes[offset..offset + magic.len()].copy_from_slice(magic.as_bytes());
         fs::write(&image, &bytes).unwrap();
-        refused(&["mkfs", image.to_str().unwrap()], 1, "not empty");
+        refused(&["mkfs", image.to_str().unwrap()], 4, what);
         assert!(fs::read(&image).unwrap() == bytes, "{name}: written to");
     }
 }

@@ -35,7 +35,7 @@ fn exit_codes_are_the_same_without_standard_error() {
         (&["stat", &missing], 3),
         (&["cp", &missing, image.dir().to_str().unwrap()], 3),
         (&["nonsense"], 2),
-        (&["mkfs", word], 1),
+        (&["mkfs", word], 4),
     ] {
         for (what, stderr) in deaf() {
             let output = untold(words, stderr);

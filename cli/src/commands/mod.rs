@@ -4,7 +4,8 @@
 //!
 //! | module | command |
 //! |---|---|
-//! | [`stat`], [`ls`], [`cat`], [`tree`], [`info`], [`mkfs`], [`unmount`] | the command of that name |
+//! | [`stat`], [`ls`], [`cat`], [`tree`], [`info`], [`label`], [`mkfs`], [`resize`],
+//! [`unmount`] | the command of that name |
 //! | [`changed`] | `changed`, and the walks that it shares with the image process |
 //! | [`measure`] | `measure` |
 //! | [`cp`] | `cp` |
@@ -21,11 +22,13 @@ pub mod cp;
 pub mod fuse2fs;
 pub mod image_process;
 pub mod info;
+pub mod label;
 pub mod ls;
 pub mod manpages;
 pub mod measure;
 pub mod mkfs;
 pub mod mount;
+pub mod resize;
 pub mod serve;
 pub mod stat;
 pub mod stats;

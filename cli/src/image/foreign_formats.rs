@@ -7,6 +7,8 @@ use std::path::Path;
 
 use ivers_block::{ByteOffset, Device};
 
+use super::formats;
+
 /// Byte offset and bytes of the mark of each format, and its name.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     (0, b"XFSB", "an XFS filesystem"),
@@ -57,6 +59,18 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
         return Some("zeros at its start: make a filesystem in it first (ivers mkfs)".into());
     }
     partitions(&head)
+}
+
+/// Names the contents of a device that is not empty, without a hint.
+pub fn contents(device: &dyn Device) -> String {
+    if let Ok(Some(format)) = formats::recognise(device) {
+        let article = if format.title.starts_with(['a', 'e', 'A', 'E']) { "an" } else { "a" };
+        return format!("{article} {}", format.title);
+    }
+    let found = recognise(device).unwrap_or_default();
+    let what = found.split(':').next().unwrap_or_default();
+    // Zeros at the start, and something after them.
+    if what.is_empty() || what.starts_with("zeros") { "data".to_owned() } else { what.to_owned() }
 }
 
 /// Returns whether a file or device of the host starts like a filesystem or a disk with partitions. False if

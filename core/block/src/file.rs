@@ -33,7 +33,7 @@ pub enum OpenMode {
 pub struct FileDevice {
     file: File,
     path: PathBuf,
-    size_bytes: u64,
+    size_bytes: AtomicU64,
     mode: OpenMode,
     /// Writes that returned since the open.
     written: AtomicU64,
@@ -104,7 +104,7 @@ impl FileDevice {
         Ok(Self {
             file,
             path,
-            size_bytes,
+            size_bytes: AtomicU64::new(size_bytes),
             mode,
             written: AtomicU64::new(1),
             flushed: Mutex::new(0),
@@ -117,6 +117,19 @@ impl FileDevice {
     pub fn lend(&self) -> BorrowedFd<'_> {
         self.unshared.store(false, Ordering::Relaxed);
         self.file.as_fd()
+    }
+
+    /// Changes the length of an image file. An error on a block device, whose size is fixed.
+    pub fn set_len(&self, size_bytes: u64) -> Result<()> {
+        if self.mode == OpenMode::ReadOnly {
+            let (device, offset) = (self.describe(), ByteOffset(size_bytes));
+            return Err(BlockError::ReadOnly { what: "set the length", device, offset });
+        }
+        let set = self.file.set_len(size_bytes);
+        set.map_err(|error| self.error("set the length to", ByteOffset(0), size_bytes, error))?;
+        self.written.fetch_add(1, Ordering::Release);
+        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The path of the image.
@@ -155,7 +168,7 @@ impl Drop for FileDevice {
 
 impl Device for FileDevice {
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Relaxed)
     }
 
     fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
@@ -201,10 +214,10 @@ impl Device for FileDevice {
             // Another process truncated the image: blocks beyond its end are lost.
             let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
-            if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes) {
+            if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes()) {
                 let cut = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    format!("the image shrank from {} to {} bytes", self.size_bytes, size.st_size),
+                    format!("the image shrank from {} to {} bytes", self.size_bytes(), size.st_size),
                 );
                 return Err(self.error("flush", ByteOffset(0), 0, cut));
             }

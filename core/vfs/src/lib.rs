@@ -17,6 +17,7 @@ mod file_io;
 mod icache;
 pub mod inode;
 mod ioctl;
+mod label;
 mod lookup;
 mod memory;
 pub mod namespace;
@@ -40,7 +41,7 @@ mod xattr;
 pub use access::Rights;
 pub use driver::{
     AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
-    EpochOps, FileOps, FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
+    EpochOps, FileOps, FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LabelOps,
     LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps,
     Written, XattrMode, XattrOps,
 };

@@ -7,6 +7,7 @@ use crate::layout::{
     COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, cache_record, mode_to_protect, protect_to_mode, put_tail32,
     put_text, storable_date, tail, to_latin1, to_utf8,
 };
+use crate::mkfs::stored_label;
 use crate::volume::{Affs, Kind};
 use ivers_vfs::*;
 use ivers_write_ordering::{Ordered, Stage};
@@ -61,6 +62,16 @@ impl Affs {
     }
 }
 
+impl LabelOps for Affs {
+    fn set_label(&self, root: &Inode, label: &str) -> Result<()> {
+        let stored = stored_label(label)?;
+        let change = self.change()?;
+        self.edit(&change, header_block(root), Stage::Attach, |bytes| {
+            put_text(bytes, tail::NAME, NAME_MAX, &stored);
+        })
+    }
+}
+
 impl FileSystem for Affs {
     fn info(&self) -> FsInfo {
         FsInfo {
@@ -105,6 +116,10 @@ impl FileSystem for Affs {
             ("blocks".into(), format!("{} of {} bytes", geometry.blocks, geometry.block_size)),
             ("root block".into(), geometry.root.to_string()),
         ]
+    }
+
+    fn labels(&self) -> Option<&dyn LabelOps> {
+        Some(self)
     }
 
     fn sync(&self) -> Result<()> {

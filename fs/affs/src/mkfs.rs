@@ -2,23 +2,53 @@
 
 use crate::layout::{BM_VALID, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_DIRCACHE, T_SHORT, Variant};
 use crate::layout::{
-    dirc, head, put_date, put_tail32, put_text, put32, set_checksum, table_len, tail, to_latin1,
+    dirc, head, parse_name, put_date, put_tail32, put_text, put32, set_checksum, table_len, tail,
 };
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, NameError, Result, Timestamp};
 
 const RESERVED_BLOCKS: u32 = 2;
+/// A volume needs more.
+const MIN_BLOCKS: u32 = RESERVED_BLOCKS + 8;
+const BLOCK_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// Checks that a volume with these options fits a device of this size; writes nothing.
+pub fn plan(size_bytes: u64, low_byte: u8, block_size: u32, label: &str) -> Result<()> {
+    let refuse = |why: String| Err(Error::Incompatible(why));
+    if variant_of(low_byte).is_none() {
+        return refuse(format!("volumes of type DOS\\{low_byte} cannot be made"));
+    }
+    if !BLOCK_SIZES.contains(&block_size) {
+        return refuse(format!("block size {block_size} is not 512, 1024, 2048 or 4096"));
+    }
+    let blocks = size_bytes / u64::from(block_size);
+    if blocks <= MIN_BLOCKS.into() || blocks > u32::MAX.into() {
+        return refuse(format!("{blocks} blocks are not between {MIN_BLOCKS} and {}", u32::MAX));
+    }
+    stored_label(label).map(drop)
+}
+
+fn variant_of(low_byte: u8) -> Option<Variant> {
+    let dos_type = u32::from_be_bytes([b'D', b'O', b'S', low_byte]);
+    Variant::from_dos_type(dos_type).filter(|variant| !variant.long_names)
+}
+
+/// The label as stored. A path can start with a label, so the rules are those of names.
+pub(crate) fn stored_label(label: &str) -> Result<Vec<u8>> {
+    parse_name(label.as_bytes()).map_err(|_| {
+        Error::Incompatible(format!(
+            "label {label:?}: must have 1 to {NAME_MAX} characters of Latin-1, none of them \":\" or \"/\""
+        ))
+    })
+}
 
 /// Makes an empty volume that fills the device. `low_byte` is the last byte of its `DOS` word, 0 to 5.
 pub fn format(device: &dyn Device, low_byte: u8, block_size: u32, label: &str, now: Timestamp) -> Result<()> {
+    plan(device.size_bytes(), low_byte, block_size, label)?;
+    let label = stored_label(label)?;
+    let variant = variant_of(low_byte).ok_or(NameError::Invalid)?;
     let dos_type = u32::from_be_bytes([b'D', b'O', b'S', low_byte]);
-    let variant = Variant::from_dos_type(dos_type).filter(|variant| !variant.long_names);
-    let blocks = u32::try_from(device.size_bytes() / u64::from(block_size.max(1))).unwrap_or(u32::MAX);
-    let valid_size = [512, 1024, 2048, 4096].contains(&block_size) && blocks > RESERVED_BLOCKS + 8;
-    let label = to_latin1(label.as_bytes()).filter(|label| !label.is_empty() && label.len() <= NAME_MAX);
-    let (Some(variant), true, Some(label)) = (variant, valid_size, label) else {
-        return Err(Error::Name(NameError::Invalid));
-    };
+    let blocks = (device.size_bytes() / u64::from(block_size)) as u32;
     let size = block_size as usize;
     let root = (RESERVED_BLOCKS + blocks - 1) / 2;
     let per_page = (size / 4 - 1) * 32;

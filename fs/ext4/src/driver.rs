@@ -3,6 +3,7 @@
 use crate::fs::{Ext4, Handle, ROOT_INO, core_of, private_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
+use crate::layout::superblock::stored_label;
 use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::sync::atomic::Ordering;
@@ -228,6 +229,10 @@ impl FileSystem for Ext4 {
         Some(self)
     }
 
+    fn labels(&self) -> Option<&dyn LabelOps> {
+        Some(self)
+    }
+
     fn journal(&self) -> Option<&dyn JournalOps> {
         Some(self)
     }
@@ -270,6 +275,14 @@ impl InodeOps for Ext4 {
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
         self.symlink_target(inode)
+    }
+}
+
+impl LabelOps for Ext4 {
+    fn set_label(&self, _root: &Inode, label: &str) -> Result<()> {
+        let stored = stored_label(label.as_bytes())?;
+        let mut h = self.begin(1)?;
+        self.modify_super(&mut h, |raw| raw.s_volume_name = stored)
     }
 }
 

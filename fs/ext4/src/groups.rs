@@ -379,6 +379,20 @@ impl Groups {
         self.store(h, group)
     }
 
+    /// Clears bits after the end of a group that grows. The caller counts the blocks and stores the
+    /// descriptor.
+    pub(crate) fn change_tail(&self, h: &mut Handle, group: &mut Group, start: u32, len: u32) -> Result<()> {
+        let buffer = self.read_block_bitmap(group)?;
+        let csum = h.modify(&buffer, |bytes| {
+            fill(bytes, start, len, false);
+            self.block_bitmap_csum(bytes)
+        })?;
+        if self.sb.has_csum() {
+            group.desc.block_bitmap_csum = csum;
+        }
+        Ok(())
+    }
+
     /// Clears bits of `busy`.
     pub(crate) fn release(&self, number: u32, start: u32, len: u32) {
         let Ok(group) = self.get(number) else { return };

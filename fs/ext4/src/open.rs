@@ -13,7 +13,7 @@ use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{
-    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock,
+    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock, seal,
 };
 use crate::system_zone::SystemZone;
 use crate::transaction::{Handle, Transactions, journal_error};
@@ -24,7 +24,7 @@ use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
 const MIN_JOURNAL_BYTES: u64 = 4 << 20;
@@ -320,10 +320,7 @@ impl Ext4 {
         let bytes = &mut bytes[byte..byte + SUPERBLOCK_LEN];
         if let Ok(raw) = RawSuperblock::mut_from_bytes(bytes) {
             f(raw);
-            if self.sb.has_csum() {
-                let crc = crate::layout::csum::crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_LEN - 4]);
-                raw.s_checksum = crc.into();
-            }
+            seal(raw);
         }
     }
 

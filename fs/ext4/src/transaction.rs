@@ -96,6 +96,11 @@ impl Transactions {
         Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new() })
     }
 
+    /// The most blocks that one transaction may change.
+    pub(crate) fn max_credits(&self) -> u32 {
+        self.journal.max_credits()
+    }
+
     /// Makes every change durable. This thread must hold no handle.
     pub(crate) fn commit(&self) -> Result<()> {
         let number = self.changes.newest.load(Ordering::SeqCst);

@@ -300,6 +300,88 @@ impl Fat {
         Ok(())
     }
 
+    /// Finds `count` free slots of a directory; makes it larger if it has none.
+    fn find_slots(
+        &self,
+        change: &Change<'_>,
+        dir: &Arc<FatInode>,
+        state: &mut InodeState,
+        count: u32,
+    ) -> Result<u32> {
+        let per_sector = self.geometry.sector_bytes / SLOT_BYTES as u32;
+        loop {
+            match self.index(dir, state)?.find_free(count, per_sector) {
+                Some(start) => return Ok(start),
+                None => self.grow_directory(change, state)?,
+            }
+        }
+    }
+
+    /// Prepares the slots around those from `start` to `slot`, which get entries.
+    fn move_end(
+        &self,
+        change: &Change<'_>,
+        dir: &Arc<FatInode>,
+        state: &mut InodeState,
+        start: u32,
+        slot: u32,
+    ) -> Result<()> {
+        let (end, slots) = {
+            let index = self.index(dir, state)?;
+            (index.end, index.used.len() as u32)
+        };
+        // A zero slot ends the directory: there must be none before the new name and one after it.
+        for skipped in end..start {
+            let pos = self.pos_of_slot(state, skipped)?;
+            self.put_entry(change, Stage::Fresh, pos, &[FREE])?;
+        }
+        if slot + 1 > end && slot + 1 < slots {
+            let pos = self.pos_of_slot(state, slot + 1)?;
+            if self.entry(pos)?.dir_name[0] != END {
+                self.put_entry(change, Stage::Fresh, pos, &[END])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the label in the root directory, or removes it.
+    pub(crate) fn put_label(
+        &self,
+        change: &Change<'_>,
+        root: &Arc<FatInode>,
+        label: Option<RawEntry>,
+    ) -> Result<()> {
+        let mut state = root.state.lock();
+        let mut found = None;
+        self.for_each_slot(&mut state, |slot, entry| {
+            if entry.is_label() {
+                found = Some(slot);
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+        match (found, label) {
+            (None, None) => {}
+            (Some(slot), Some(entry)) => {
+                let pos = self.pos_of_slot(&state, slot)?;
+                self.put_entry(change, Stage::Attach, pos, entry.as_bytes())?;
+            }
+            (Some(slot), None) => {
+                let pos = self.pos_of_slot(&state, slot)?;
+                self.put_entry(change, Stage::Detach, pos, &[FREE])?;
+                self.index(root, &mut state)?.used[slot as usize] = false;
+            }
+            (None, Some(entry)) => {
+                let slot = self.find_slots(change, root, &mut state, 1)?;
+                self.move_end(change, root, &mut state, slot, slot)?;
+                let pos = self.pos_of_slot(&state, slot)?;
+                self.put_entry(change, Stage::Attach, pos, entry.as_bytes())?;
+                self.index(root, &mut state)?.use_slots(slot..slot + 1);
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a name to a directory. Returns the position of its short entry. `replaced_slot` is the slot of
     /// the old name of the same file, if this is a rename within the directory: the new name may use its
     /// slots.
@@ -334,30 +416,11 @@ impl Fat {
                 (slot + 1 - count, slot)
             }
             None => {
-                let start = loop {
-                    match self.index(dir, &mut state)?.find_free(count, per_sector) {
-                        Some(start) => break start,
-                        None => self.grow_directory(change, &mut state)?,
-                    }
-                };
+                let start = self.find_slots(change, dir, &mut state, count)?;
                 (start, start + count - 1)
             }
         };
-        let (end, slots) = {
-            let index = self.index(dir, &mut state)?;
-            (index.end, index.used.len() as u32)
-        };
-        // A zero slot ends the directory: there must be none before the new name and one after it.
-        for skipped in end..start {
-            let pos = self.pos_of_slot(&state, skipped)?;
-            self.put_entry(change, Stage::Fresh, pos, &[FREE])?;
-        }
-        if slot + 1 > end && slot + 1 < slots {
-            let pos = self.pos_of_slot(&state, slot + 1)?;
-            if self.entry(pos)?.dir_name[0] != END {
-                self.put_entry(change, Stage::Fresh, pos, &[END])?;
-            }
-        }
+        self.move_end(change, dir, &mut state, start, slot)?;
         let sector_of = |slot: u32| slot / per_sector;
         for (at, part) in (start..).zip(&long) {
             let stage = if sector_of(at) == sector_of(slot) { Stage::Attach } else { Stage::Turn };

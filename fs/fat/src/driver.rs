@@ -5,6 +5,7 @@ use crate::file::MAX_FILE_SIZE;
 use crate::fs::{Fat, fat_inode, waiting};
 use crate::ino_map::{EntryPos, ROOT};
 use crate::layout::{RawEntry, SLOT_BYTES, attr};
+use crate::names::encode_label;
 use crate::{names, time};
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Stage};
@@ -261,6 +262,17 @@ impl Fat {
     }
 }
 
+impl LabelOps for Fat {
+    fn set_label(&self, root: &Inode, label: &str) -> Result<()> {
+        let stored = encode_label(label)?;
+        let change = self.change()?;
+        let now = CoarseClock.now();
+        let entry = (!label.is_empty()).then(|| RawEntry::label(stored, now, self.utc_offset_s()));
+        self.put_label(&change, fat_inode(root), entry)?;
+        self.table.put_label(&change, stored)
+    }
+}
+
 impl FileSystem for Fat {
     fn info(&self) -> FsInfo {
         let mut uuid = [0; 16];
@@ -288,6 +300,10 @@ impl FileSystem for Fat {
             io_unit: 4096,
             reserved: None,
         }
+    }
+
+    fn labels(&self) -> Option<&dyn LabelOps> {
+        Some(self)
     }
 
     fn serves_change_attribute(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The file allocation table: links between clusters, allocation of free clusters, and the dirty mark.
 
 use crate::cluster::Cluster;
-use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY};
+use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY, probe};
 use ivers_block::{BlockNo, Buffer, BufferCache};
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{NameError, Result};
@@ -447,6 +447,20 @@ impl AllocationTable {
         };
         let value = self.entry(Cluster(1))?;
         self.set_entry(change, Stage::Fresh, Cluster(1), if dirty { value & !clean } else { value | clean })
+    }
+
+    /// Sets the label in the boot sector and its backup, after that in the root directory, which counts.
+    pub fn put_label(&self, change: &Change<'_>, label: [u8; 11]) -> Result<()> {
+        let backup = self.geometry.backup_boot.map(|sector| self.cache.get(sector)).transpose()?;
+        for buffer in [Some(self.boot_sector()?), backup].into_iter().flatten() {
+            // Elsewhere there may be boot code.
+            if let Some(at) = self.geometry.label_byte
+                && probe(&buffer.read())
+            {
+                change.put(&buffer, Stage::Cut, |bytes| bytes[at..at + 11].copy_from_slice(&label));
+            }
+        }
+        Ok(())
     }
 
     /// Marks clusters as free in the table.

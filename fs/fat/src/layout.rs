@@ -9,9 +9,9 @@
 
 use crate::cluster::Cluster;
 use ivers_block::{BlockNo, ByteOffset};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{Error, Result, Timestamp};
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The size of a directory entry.
 pub(crate) const SLOT_BYTES: u64 = 32;
@@ -39,46 +39,46 @@ pub(crate) mod attr {
 /// The first part of the boot sector, the same in FAT12, FAT16 and FAT32.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct RawBoot {
-    bs_jmp_boot: [u8; 3],
-    bs_oem_name: [u8; 8],
-    bpb_byts_per_sec: U16,
-    bpb_sec_per_clus: u8,
-    bpb_rsvd_sec_cnt: U16,
-    bpb_num_fats: u8,
-    bpb_root_ent_cnt: U16,
-    bpb_tot_sec16: U16,
-    bpb_media: u8,
-    bpb_fat_sz16: U16,
-    bpb_sec_per_trk: U16,
-    bpb_num_heads: U16,
-    bpb_hidd_sec: U32,
-    bpb_tot_sec32: U32,
+pub(crate) struct RawBoot {
+    pub bs_jmp_boot: [u8; 3],
+    pub bs_oem_name: [u8; 8],
+    pub bpb_byts_per_sec: U16,
+    pub bpb_sec_per_clus: u8,
+    pub bpb_rsvd_sec_cnt: U16,
+    pub bpb_num_fats: u8,
+    pub bpb_root_ent_cnt: U16,
+    pub bpb_tot_sec16: U16,
+    pub bpb_media: u8,
+    pub bpb_fat_sz16: U16,
+    pub bpb_sec_per_trk: U16,
+    pub bpb_num_heads: U16,
+    pub bpb_hidd_sec: U32,
+    pub bpb_tot_sec32: U32,
 }
 
 /// The part of the boot sector that follows [`RawBoot`] in FAT32.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct Raw32 {
-    bpb_fat_sz32: U32,
-    bpb_ext_flags: U16,
-    bpb_fs_ver: U16,
-    bpb_root_clus: U32,
-    bpb_fs_info: U16,
-    bpb_bk_boot_sec: U16,
-    bpb_reserved: [u8; 12],
+pub(crate) struct Raw32 {
+    pub bpb_fat_sz32: U32,
+    pub bpb_ext_flags: U16,
+    pub bpb_fs_ver: U16,
+    pub bpb_root_clus: U32,
+    pub bpb_fs_info: U16,
+    pub bpb_bk_boot_sec: U16,
+    pub bpb_reserved: [u8; 12],
 }
 
 /// The last part of the boot sector. It follows [`Raw32`] in FAT32, and [`RawBoot`] in FAT12 and FAT16.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct RawTail {
-    bs_drv_num: u8,
-    bs_reserved1: u8,
-    bs_boot_sig: u8,
-    bs_vol_id: U32,
-    bs_vol_lab: [u8; 11],
-    bs_fil_sys_type: [u8; 8],
+pub(crate) struct RawTail {
+    pub bs_drv_num: u8,
+    pub bs_reserved1: u8,
+    pub bs_boot_sig: u8,
+    pub bs_vol_id: U32,
+    pub bs_vol_lab: [u8; 11],
+    pub bs_fil_sys_type: [u8; 8],
 }
 
 /// A directory entry with a short name.
@@ -138,18 +138,51 @@ const _: () = {
     assert!(std::mem::offset_of!(RawLong, ldir_chksum) == 13);
 };
 
+/// `FSI_LeadSig`, `FSI_StrucSig` and `FSI_TrailSig`.
+const FS_INFO_MARKS: [u32; 3] = [0x4161_5252, 0x6141_7272, 0xAA55_0000];
+
 impl RawFsInfo {
+    /// Makes a sector with these counts.
+    pub fn new(free_count: u32, next_free: u32) -> Self {
+        let [lead, structure, trail] = FS_INFO_MARKS.map(U32::new);
+        Self {
+            fsi_lead_sig: lead,
+            fsi_reserved1: [0; 480],
+            fsi_struc_sig: structure,
+            fsi_free_count: free_count.into(),
+            fsi_nxt_free: next_free.into(),
+            fsi_reserved2: [0; 12],
+            fsi_trail_sig: trail,
+        }
+    }
+
     /// Parses a sector. Returns `None` if a signature is wrong.
     pub fn parse(sector: &[u8]) -> Option<Self> {
         let (info, _) = Self::read_from_prefix(sector).ok()?;
-        let signed = info.fsi_lead_sig.get() == 0x4161_5252
-            && info.fsi_struc_sig.get() == 0x6141_7272
-            && info.fsi_trail_sig.get() == 0xAA55_0000;
-        signed.then_some(info)
+        let marks = [info.fsi_lead_sig, info.fsi_struc_sig, info.fsi_trail_sig].map(U32::get);
+        (marks == FS_INFO_MARKS).then_some(info)
     }
 }
 
 impl RawEntry {
+    /// Makes the entry of a volume label in the root directory.
+    pub fn label(label: [u8; 11], time: Timestamp, offset_s: i64) -> Self {
+        let (date, clock, _) = crate::time::encode(time, offset_s);
+        Self {
+            dir_name: label,
+            dir_attr: attr::VOLUME_ID,
+            dir_wrt_time: clock.into(),
+            dir_wrt_date: date.into(),
+            ..Self::new_zeroed()
+        }
+    }
+
+    /// Returns whether this is the entry of the volume label.
+    pub fn is_label(&self) -> bool {
+        self.dir_attr & attr::LONG_NAME_MASK & !attr::ARCHIVE == attr::VOLUME_ID
+            && !matches!(self.dir_name[0], FREE | END)
+    }
+
     /// Returns the first cluster, or `NONE` for an empty file. `bits` is [`Geometry::bits`].
     pub fn first_cluster(&self, bits: u32) -> Cluster {
         // In FAT12 and FAT16, OS/2 uses the upper half for other data.
@@ -203,6 +236,10 @@ pub(crate) struct Geometry {
     pub data_offset: ByteOffset,
     /// The FSInfo sector, if the volume has one.
     pub fs_info: Option<BlockNo>,
+    /// The backup of the boot sector, if the volume has one.
+    pub backup_boot: Option<BlockNo>,
+    /// The first byte of the label in the boot sector, if it has one.
+    pub label_byte: Option<usize>,
     /// The byte of the boot sector with [`STATE_DIRTY`].
     pub state_byte: usize,
     /// Whether that bit was set.
@@ -300,6 +337,8 @@ impl Geometry {
             )));
         }
         let fs_info = u64::from(raw32.bpb_fs_info.get());
+        let backup = u64::from(raw32.bpb_bk_boot_sec.get());
+        let state_byte = if is_32 { 65 } else { 37 };
         let has_serial = matches!(tail.bs_boot_sig, 0x28 | 0x29);
         Ok(Self {
             bits,
@@ -314,7 +353,9 @@ impl Geometry {
             root_cluster,
             data_offset: BlockNo(data_sector).offset(sector_bytes),
             fs_info: (is_32 && fs_info != 0 && fs_info < first_fat).then_some(BlockNo(fs_info)),
-            state_byte: if is_32 { 65 } else { 37 },
+            backup_boot: (is_32 && backup != 0 && backup < first_fat).then_some(BlockNo(backup)),
+            label_byte: (tail.bs_boot_sig == 0x29).then_some(state_byte + 6),
+            state_byte,
             dirty: tail.bs_reserved1 & STATE_DIRTY != 0,
             serial: if has_serial { tail.bs_vol_id.get() } else { 0 },
             label: if tail.bs_boot_sig == 0x29 { tail.bs_vol_lab } else { [b' '; 11] },

@@ -13,6 +13,7 @@
 //! | `file` | file data |
 //! | `ino_map` | inode numbers, which the format does not have |
 //! | `time` | timestamps of directory entries |
+//! | [`mkfs`] | making an empty volume |
 //!
 //! # Change attribute
 //!
@@ -40,6 +41,7 @@ mod file;
 mod fs;
 mod ino_map;
 mod layout;
+pub mod mkfs;
 mod names;
 mod open;
 mod time;

@@ -5,7 +5,7 @@
 //! `filesystems/vfat.rst`, and experiments), so that both drivers give a file the same names.
 
 use crate::layout::{FREE, KANJI, RawLong};
-use ivers_vfs::{NameError, Result};
+use ivers_vfs::{Error, NameError, Result};
 use zerocopy::little_endian::U16;
 
 /// Code page 437 from 0x80 on (Unicode's mapping table CP437.TXT).
@@ -111,8 +111,39 @@ pub(crate) fn decode_short(short: &[u8; 11], nt_res: u8) -> String {
     name
 }
 
+/// The label in the boot sector of a volume that has none.
+pub(crate) const NO_LABEL: &str = "NO NAME";
+
+/// Encodes a volume label: at most 11 characters of code page 437, in upper case. An empty one is
+/// [`NO_LABEL`].
+pub(crate) fn encode_label(label: &str) -> Result<[u8; 11]> {
+    let refuse = |why: &str| Error::Incompatible(format!("label {label:?}: {why}"));
+    let label = if label.is_empty() { NO_LABEL } else { label };
+    let mut bytes = [b' '; 11];
+    if label.chars().count() > bytes.len() {
+        return Err(refuse("a FAT label has at most 11 characters"));
+    }
+    if label.starts_with(' ') {
+        return Err(refuse("a FAT label cannot start with a space"));
+    }
+    for (byte, c) in bytes.iter_mut().zip(label.chars()) {
+        if c < ' ' || "*?.,;:/\\|+=<>[]\"".contains(c) {
+            return Err(refuse(&format!("a FAT label cannot contain {c:?}")));
+        }
+        *byte = to_cp437(upper(c)).ok_or_else(|| refuse(&format!("{c:?} is not in code page 437")))?;
+    }
+    if bytes[0] == FREE {
+        bytes[0] = KANJI;
+    }
+    Ok(bytes)
+}
+
 /// Decodes a volume label.
 pub(crate) fn decode_label(bytes: &[u8; 11]) -> String {
+    let mut bytes = *bytes;
+    if bytes[0] == KANJI {
+        bytes[0] = FREE;
+    }
     let text: String = bytes.iter().map(|byte| from_cp437(*byte)).collect();
     text.trim_end_matches([' ', '\0']).to_owned()
 }

@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::fat::AllocationTable;
 use crate::fs::{Fat, order_error};
 use crate::ino_map::InoMap;
-use crate::layout::{Geometry, attr};
+use crate::layout::Geometry;
 use ivers_block::{BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{DriverOptions, Error, Result};
@@ -118,8 +118,7 @@ impl Fat {
         let mut root = self.directory_at(Cluster::NONE);
         let mut label = None;
         self.for_each_slot(&mut root, |_, entry| {
-            let is_label = entry.dir_attr & attr::LONG_NAME_MASK & !attr::ARCHIVE == attr::VOLUME_ID;
-            if is_label && entry.dir_name[0] != crate::layout::FREE {
+            if entry.is_label() {
                 label = Some(entry.dir_name);
                 return std::ops::ControlFlow::Break(());
             }
@@ -127,6 +126,6 @@ impl Fat {
         })?;
         let label = label.unwrap_or(self.geometry.label);
         let text = crate::names::decode_label(&label);
-        Ok(if text == "NO NAME" { String::new() } else { text })
+        Ok(if text == crate::names::NO_LABEL { String::new() } else { text })
     }
 }

@@ -29,6 +29,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_sync_file_range,
     libc::SYS_fallocate,
+    libc::SYS_ftruncate,
     libc::SYS_fstat,
     libc::SYS_close,
     libc::SYS_flock,

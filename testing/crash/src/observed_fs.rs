@@ -154,6 +154,10 @@ impl FileSystem for ObservedFs {
         self.inner.epochs()
     }
 
+    fn labels(&self) -> Option<&dyn LabelOps> {
+        self.inner.labels()
+    }
+
     fn journal(&self) -> Option<&dyn JournalOps> {
         self.inner.journal()
     }

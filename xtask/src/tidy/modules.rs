@@ -193,12 +193,13 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
             ),
             (
                 "commands",
-                "stat ls cat tree info mkfs unmount changed measure cp mount serve stats fuse2fs \
+                "stat ls cat tree info label mkfs resize unmount changed measure cp mount serve stats fuse2fs \
                  manpages image_process",
             ),
             ("commands/changed", "saved_state walk compare"),
             ("commands/cp", "stream reader writer"),
             ("commands/measure", "policy storage protocol host image"),
+            ("commands/mkfs", "args format"),
             ("commands/mount", "help args measurement protocol worker background"),
             (
                 "commands/serve",
@@ -213,10 +214,11 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
         "fs/ext4/src",
         &[
             ("layout", "csum features raw sizes superblock group slot_body inode"),
+            ("resize", "plan grow"),
             ("xattr", "acl body block inode"),
         ],
     ),
-    ("fs/fat/src", &[]),
+    ("fs/fat/src", &[("mkfs", "options geometry")]),
     ("fs/affs/src", &[]),
 ];
 

@@ -13,7 +13,7 @@ use crate::types::*;
 pub struct FsInfo {
     /// The format: `ext4`, `mem`.
     pub fs_type: &'static str,
-    /// The label; bytes that are not UTF-8 are replaced.
+    /// The label when the filesystem was opened; bytes that are not UTF-8 are replaced.
     pub label: String,
     /// The UUID; all zero where the format has none.
     pub uuid: [u8; 16],
@@ -180,6 +180,10 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     /// Called once, when the mount is complete: a driver whose files change behind the cache keeps the
     /// handle.
     fn mounted(&self, _cache: CacheHandle) {}
+    /// Setting the label.
+    fn labels(&self) -> Option<&dyn LabelOps> {
+        None
+    }
     /// Figures of the journal.
     fn journal(&self) -> Option<&dyn JournalOps> {
         None

@@ -8,7 +8,7 @@
 //! A driver implements [`FileSystem`] and, on the same type, [`InodeOps`], [`DirectoryOps`] and [`FileOps`].
 //! What only some formats have is an optional interface, which the driver offers by an accessor of
 //! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`CloneOps`],
-//! [`IoctlOps`], [`EpochOps`], [`JournalOps`], [`ServerOps`].
+//! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`JournalOps`], [`ServerOps`].
 //!
 //! # Locks
 //!
@@ -27,6 +27,7 @@
 //! | `create`, `create_unnamed` | exclusive on the directory |
 //! | `link`, `unlink`, `rename` | exclusive on the directories and the inodes that get or lose a name |
 //! | `set_xattr`, `prepare_setattr` | exclusive |
+//! | `set_label` | exclusive on the root |
 //! | `truncate`, `fallocate`, `ioctl` | exclusive and the write-back lock |
 //! | `clone_range`, `copy_range` | exclusive on both, and the write-back lock of the target |
 //! | `reserve` | exclusive, perhaps with the write-back lock |
@@ -98,7 +99,8 @@ pub use file::{FileOps, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use optional::{
-    AllocateOps, BlockMapOps, CloneOps, EpochOps, IoctlOps, JournalOps, UnnamedFileOps, XattrMode, XattrOps,
+    AllocateOps, BlockMapOps, CloneOps, EpochOps, IoctlOps, JournalOps, LabelOps, UnnamedFileOps, XattrMode,
+    XattrOps,
 };
 pub use options::DriverOptions;
 pub use server::{CacheHandle, Cause, LockOwner, LockRequest, ServerOps};

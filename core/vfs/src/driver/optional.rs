@@ -131,6 +131,14 @@ pub trait EpochOps {
     fn keep_open(&self);
 }
 
+/// The label of a filesystem.
+pub trait LabelOps {
+    /// Sets the label; an empty one removes it. `root` is the root directory. The VFS makes the change
+    /// durable. After a crash the filesystem has the old label or the new one. Returns
+    /// [`Error::Incompatible`](crate::Error::Incompatible) with the reason if the format cannot store it.
+    fn set_label(&self, root: &Inode, label: &str) -> Result<()>;
+}
+
 /// Figures of a journal.
 pub trait JournalOps {
     /// (blocks, bytes) written to the log since the mount.

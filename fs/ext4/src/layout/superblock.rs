@@ -7,7 +7,7 @@ use super::features::{Compat, Incompat, RoCompat};
 use super::raw::RawSuperblock;
 use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::{Error, ReservedBlocks, Result};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Position of the superblock on the device.
 pub const SUPERBLOCK_OFFSET: ByteOffset = ByteOffset(1024);
@@ -28,6 +28,27 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 pub fn probe(head: &[u8]) -> bool {
     let at = SUPERBLOCK_OFFSET.0 as usize + offset_of!(RawSuperblock, s_magic);
     head.get(at..at + 2) == Some(&MAGIC.to_le_bytes())
+}
+
+/// Sets the checksum of a superblock, if the format has one.
+pub fn seal(raw: &mut RawSuperblock) {
+    if raw.s_feature_ro_compat.get() & RoCompat::METADATA_CSUM.bits() != 0 {
+        let csum = crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_LEN - 4]);
+        raw.s_checksum = csum.into();
+    }
+}
+
+/// `s_volume_name` for a label.
+pub fn stored_label(label: &[u8]) -> Result<[u8; 16]> {
+    let mut stored = [0; 16];
+    if label.len() > stored.len() {
+        return Err(Error::Incompatible(format!("a label has at most 16 bytes, not {}", label.len())));
+    }
+    if label.contains(&0) {
+        return Err(Error::Incompatible("a label cannot contain NUL".into()));
+    }
+    stored[..label.len()].copy_from_slice(label);
+    Ok(stored)
 }
 
 /// A superblock whose geometry has been checked: every product below fits, every divisor is nonzero.

@@ -1,14 +1,40 @@
 //! The sizes of a new filesystem: blocks, groups, inodes, journal.
 
 use crate::layout::raw::RawSuperblock;
-use crate::layout::superblock::MAGIC;
+use crate::layout::superblock::{MAGIC, stored_label};
 use crate::layout::{Compat, Incompat, RoCompat};
 use ivers_vfs::{Error, Result};
+use md5::{Digest, Md5};
 use zerocopy::FromZeros;
+
+/// The format of a new filesystem: which features it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExtType {
+    /// No journal, blocks mapped by indirect blocks, no checksums.
+    Ext2,
+    /// As ext2, with a journal.
+    Ext3,
+    /// Journal, extents, 64-bit block numbers, flexible groups, checksums of all metadata.
+    #[default]
+    Ext4,
+}
+
+impl ExtType {
+    /// The name, as mount(8) knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ext2 => "ext2",
+            Self::Ext3 => "ext3",
+            Self::Ext4 => "ext4",
+        }
+    }
+}
 
 /// Options of a new filesystem.
 #[derive(Debug, Clone)]
 pub struct MkfsOptions {
+    /// The format.
+    pub fs_type: ExtType,
     /// Block size: 1024, 2048 or 4096 bytes; `None`: by device size, 1024 below 512 MiB.
     pub block_size: Option<u32>,
     /// Inode size: 256 bytes or a larger power of two up to the block size.
@@ -21,13 +47,13 @@ pub struct MkfsOptions {
     pub label: Vec<u8>,
     /// The UUID.
     pub uuid: [u8; 16],
-    /// The seed of hashed directories.
-    pub hash_seed: [u8; 16],
+    /// The seed of hashed directories; `None`: derived from the UUID.
+    pub hash_seed: Option<[u8; 16]>,
     /// Seconds since 1970: the time of creation and of every special inode.
     pub timestamp: u32,
     /// Owner of the root directory: user and group.
     pub root_owner: (u32, u32),
-    /// Whether to make a journal.
+    /// Whether to make a journal. ext2 never has one.
     pub journal: bool,
     /// The device reads as zeros: inode tables and the journal need no zeroing.
     pub zeroed: bool,
@@ -36,13 +62,14 @@ pub struct MkfsOptions {
 impl Default for MkfsOptions {
     fn default() -> Self {
         Self {
+            fs_type: ExtType::Ext4,
             block_size: None,
             inode_size: 256,
             bytes_per_inode: None,
             reserved_percent: 5,
             label: Vec::new(),
             uuid: [0; 16],
-            hash_seed: [0; 16],
+            hash_seed: None,
             timestamp: 0,
             root_owner: (0, 0),
             journal: true,
@@ -56,6 +83,8 @@ pub(super) const FIRST_INO: u32 = 11;
 const GROUPS_PER_FLEX_BITS: u8 = 4;
 /// Minimum of blocks in the last group beside its metadata; a smaller group is left out.
 const MIN_LAST_GROUP: u64 = 50;
+/// A smaller filesystem has no space for a journal.
+const JOURNAL_MIN_BLOCKS: u64 = 2_048;
 /// Limit of the journal's blocks: four extents in the inode map no more.
 const JOURNAL_MAX: u64 = 65_536;
 
@@ -79,8 +108,8 @@ fn refuse(why: String) -> Error {
 /// The journal's blocks for a filesystem of this size: about one in 32 to 64, as e2fsprogs scales it.
 fn journal_blocks(blocks: u64) -> u64 {
     match blocks {
-        0..2_048 => 0,
-        2_048..32_768 => 1_024,
+        0..JOURNAL_MIN_BLOCKS => 0,
+        JOURNAL_MIN_BLOCKS..32_768 => 1_024,
         32_768..262_144 => 4_096,
         262_144..524_288 => 8_192,
         524_288..4_194_304 => 16_384,
@@ -102,9 +131,7 @@ impl Geometry {
                 options.inode_size
             )));
         }
-        if options.label.len() > 16 {
-            return Err(refuse(format!("a label has at most 16 bytes, not {}", options.label.len())));
-        }
+        let label = stored_label(&options.label)?;
         if options.reserved_percent > 50 {
             return Err(refuse(format!("{} % reserved is more than 50 %", options.reserved_percent)));
         }
@@ -121,14 +148,22 @@ impl Geometry {
         let mut blocks = size_bytes / u64::from(block_size);
         let first_data_block = u64::from(block_size == 1024);
         let per_group = block_size * 8;
-        let descs_per_block = u64::from(block_size / 64);
+        let is_ext4 = options.fs_type == ExtType::Ext4;
+        let desc_size = if is_ext4 { 64 } else { 32 };
+        let descs_per_block = u64::from(block_size / desc_size);
+        if !is_ext4 && blocks > u64::from(u32::MAX) {
+            return Err(refuse(format!(
+                "{size_bytes} bytes are too many for {}; choose ext4",
+                options.fs_type.name()
+            )));
+        }
         loop {
             if blocks < 64 + first_data_block {
                 return Err(refuse(format!("{size_bytes} bytes are not enough for a filesystem")));
             }
             let groups = (blocks - first_data_block).div_ceil(u64::from(per_group));
             let desc_blocks = groups.div_ceil(descs_per_block);
-            let reserved = reserved_gdt(blocks, first_data_block, block_size, desc_blocks);
+            let reserved = reserved_gdt(blocks, first_data_block, block_size, desc_size, desc_blocks);
             if desc_blocks + reserved + 16 > u64::from(per_group) / 2 || groups > u64::from(u32::MAX) / 8 {
                 return Err(refuse(format!("{size_bytes} bytes are too many for blocks of {block_size}")));
             }
@@ -140,14 +175,26 @@ impl Geometry {
             let table = u64::from(inodes_per_group / inodes_per_block);
             let last = blocks - first_data_block - (groups - 1) * u64::from(per_group);
             // The worst case: a group with a copy of the superblock, bitmaps and a table.
-            if last < 1 + desc_blocks + reserved + 2 + table + MIN_LAST_GROUP {
+            let worst = 1 + desc_blocks + reserved + 2 + table + MIN_LAST_GROUP;
+            // Without flexible groups, each group holds its own bitmaps and table.
+            if !is_ext4 && worst > u64::from(per_group) {
+                return Err(refuse(format!("{table} blocks of inodes do not fit into a group")));
+            }
+            if last < worst {
                 if groups == 1 {
                     return Err(refuse(format!("{size_bytes} bytes are not enough for a filesystem")));
                 }
                 blocks -= last;
                 continue;
             }
-            let journal_blocks = if options.journal { journal_blocks(blocks) as u32 } else { 0 };
+            let journalled = options.journal && options.fs_type != ExtType::Ext2;
+            let journal_blocks = if journalled { journal_blocks(blocks) as u32 } else { 0 };
+            if journalled && journal_blocks == 0 {
+                return Err(refuse(format!(
+                    "{blocks} blocks of {block_size} bytes are too few for a journal ({JOURNAL_MIN_BLOCKS} are \
+                     needed)"
+                )));
+            }
             let mut geometry = Self {
                 block_size,
                 blocks,
@@ -159,6 +206,7 @@ impl Geometry {
                 superblock: RawSuperblock::new_zeroed(),
             };
             geometry.superblock = geometry.raw_superblock(options);
+            geometry.superblock.s_volume_name = label;
             return Ok(geometry);
         }
     }
@@ -200,42 +248,53 @@ impl Geometry {
         if self.reserved_gdt_blocks == 0 {
             compat -= Compat::RESIZE_INODE;
         }
-        let incompat = Incompat::FILETYPE | Incompat::EXTENTS | Incompat::BIT64 | Incompat::FLEX_BG;
-        let ro_compat = RoCompat::SPARSE_SUPER
-            | RoCompat::LARGE_FILE
-            | RoCompat::HUGE_FILE
-            | RoCompat::DIR_NLINK
-            | RoCompat::EXTRA_ISIZE
-            | RoCompat::METADATA_CSUM;
+        let mut incompat = Incompat::FILETYPE;
+        let mut ro_compat = RoCompat::SPARSE_SUPER | RoCompat::LARGE_FILE;
+        if options.fs_type == ExtType::Ext4 {
+            incompat |= Incompat::EXTENTS | Incompat::BIT64 | Incompat::FLEX_BG;
+            ro_compat |=
+                RoCompat::HUGE_FILE | RoCompat::DIR_NLINK | RoCompat::EXTRA_ISIZE | RoCompat::METADATA_CSUM;
+            raw.s_desc_size = 64.into();
+            raw.s_log_groups_per_flex = GROUPS_PER_FLEX_BITS;
+            // crc32c
+            raw.s_checksum_type = 1;
+        }
         raw.s_feature_compat = compat.bits().into();
         raw.s_feature_incompat = incompat.bits().into();
         raw.s_feature_ro_compat = ro_compat.bits().into();
         raw.s_uuid = options.uuid;
-        raw.s_volume_name[..options.label.len()].copy_from_slice(&options.label);
         raw.s_reserved_gdt_blocks = (self.reserved_gdt_blocks as u16).into();
-        for (word, bytes) in raw.s_hash_seed.iter_mut().zip(options.hash_seed.chunks_exact(4)) {
+        let hash_seed = options.hash_seed.unwrap_or_else(|| derived_seed(&options.uuid));
+        for (word, bytes) in raw.s_hash_seed.iter_mut().zip(hash_seed.chunks_exact(4)) {
             *word = u32::from_le_bytes(bytes.try_into().expect("chunks of four")).into();
         }
         raw.s_def_hash_version = 1;
-        raw.s_desc_size = 64.into();
         // user_xattr and acl
         raw.s_default_mount_opts = 0xC.into();
         raw.s_min_extra_isize = 32.into();
         raw.s_want_extra_isize = 32.into();
         // signed directory hashes
         raw.s_flags = 1.into();
-        raw.s_log_groups_per_flex = GROUPS_PER_FLEX_BITS;
-        // crc32c
-        raw.s_checksum_type = 1;
         raw
     }
 }
 
+/// A seed of hashed directories that follows from the UUID: so the UUID alone makes an image reproducible.
+fn derived_seed(uuid: &[u8; 16]) -> [u8; 16] {
+    Md5::new().chain_update(b"seed of hashed directories").chain_update(uuid).finalize().into()
+}
+
 /// Blocks after the descriptors that are reserved so that the filesystem can grow to 1,024 times its size,
 /// limited by one indirect block.
-fn reserved_gdt(blocks: u64, first_data_block: u64, block_size: u32, desc_blocks: u64) -> u64 {
+fn reserved_gdt(
+    blocks: u64,
+    first_data_block: u64,
+    block_size: u32,
+    desc_size: u32,
+    desc_blocks: u64,
+) -> u64 {
     let most = blocks.saturating_mul(1024).min(u64::from(u32::MAX));
     let groups = most.saturating_sub(first_data_block).div_ceil(u64::from(block_size * 8));
-    let wanted = groups.div_ceil(u64::from(block_size / 64)).saturating_sub(desc_blocks);
+    let wanted = groups.div_ceil(u64::from(block_size / desc_size)).saturating_sub(desc_blocks);
     wanted.min(u64::from(block_size / 4).saturating_sub(desc_blocks % u64::from(block_size / 4)))
 }

@@ -1,14 +1,15 @@
-//! Making an ext4 filesystem.
+//! Making an ext2, ext3 or ext4 filesystem.
 //!
-//! The result has the default features of e2fsprogs 1.47: journal, extents, 64bit, flex_bg, checksums of all
-//! metadata, hashed directories, online growing (resize inode). The same options give the same image, byte
-//! for byte.
+//! The result has the default features of e2fsprogs 1.47. All have hashed directories and online growing
+//! (resize inode); ext3 and ext4 have a journal; ext4 has extents, 64bit, flex_bg, and checksums of all
+//! metadata. The same options give the same image, byte for byte.
 
+mod block_map;
 mod geometry;
-mod space;
+pub(crate) mod space;
 mod write;
 
-pub use geometry::MkfsOptions;
+pub use geometry::{ExtType, MkfsOptions};
 
 use geometry::Geometry;
 use ivers_block::Device;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// The used blocks: first block and end of each run, adjacent runs joined.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(crate) struct Space {
     used: BTreeMap<BlockNo, BlockNo>,
     end: BlockNo,
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 fn options() -> MkfsOptions {
     MkfsOptions {
         uuid: *b"\x12\x34\x56\x78\x9a\xbc\x4d\xef\x81\x23\x45\x67\x89\xab\xcd\xef",
-        hash_seed: [7; 16],
+        hash_seed: Some([7; 16]),
         timestamp: 1_700_000_000,
         label: b"proof".to_vec(),
         zeroed: true,
@@ -41,15 +41,61 @@ fn e2fsck_accepts_every_size() {
     }
 }
 
+/// The features and descriptor size of an image, as dumpe2fs shows them.
+fn features(image: &std::path::Path) -> Vec<String> {
+    let output = ivers_oracle::run("dumpe2fs", ["-h".as_ref(), image.as_os_str()]).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let shown = ["Filesystem features:", "Inode size:", "Group descriptor size:"];
+    text.lines().filter(|line| shown.iter().any(|name| line.starts_with(name))).map(Into::into).collect()
+}
+
+#[test]
+fn ext2_and_ext3_are_those_of_mke2fs() {
+    let dir = tempfile::tempdir().unwrap();
+    let [image, theirs] = ["image", "theirs"].map(|name| dir.path().join(name));
+    let mib = 1 << 20;
+    for fs_type in [ExtType::Ext2, ExtType::Ext3] {
+        for (size, block_size) in [
+            (3 * mib, None),
+            (64 * mib, None),
+            (64 * mib, Some(4096)),
+            (513 * mib, None),
+            (12_000 * mib, Some(1024)),
+        ] {
+            make(&image, size, &MkfsOptions { fs_type, block_size, ..options() });
+            ivers_oracle::e2fsck(&image).unwrap();
+            File::create(&theirs).unwrap().set_len(size).unwrap();
+            let words = ["-q".as_ref(), "-t".as_ref(), fs_type.name().as_ref(), theirs.as_os_str()];
+            ivers_oracle::run("mke2fs", words).unwrap();
+            assert_eq!(features(&image), features(&theirs), "{fs_type:?}, {size} bytes");
+        }
+    }
+}
+
 #[test]
 fn old_contents_are_not_visible() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
-    std::fs::write(&image, vec![0xA5; 24 << 20]).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::ReadWrite).unwrap());
-    mkfs(&device, &MkfsOptions { zeroed: false, ..options() }).unwrap();
-    drop(device);
-    ivers_oracle::e2fsck(&image).unwrap();
+    for fs_type in [ExtType::Ext2, ExtType::Ext3, ExtType::Ext4] {
+        std::fs::write(&image, vec![0xA5; 24 << 20]).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::ReadWrite).unwrap());
+        mkfs(&device, &MkfsOptions { fs_type, zeroed: false, ..options() }).unwrap();
+        drop(device);
+        ivers_oracle::e2fsck(&image).unwrap();
+    }
+}
+
+/// Hashed directories do not need a seed of their own for an image to be reproducible.
+#[test]
+fn the_hash_seed_follows_from_the_uuid() {
+    let size = 4 << 20;
+    let made = |uuid: [u8; 16]| {
+        let options = MkfsOptions { hash_seed: None, uuid, ..options() };
+        Geometry::plan(size, &options).unwrap().superblock.s_hash_seed
+    };
+    assert_eq!(made([1; 16]), made([1; 16]));
+    assert_ne!(made([1; 16]), made([2; 16]));
+    assert!(made([0; 16]).iter().any(|word| word.get() != 0));
 }
 
 #[test]
@@ -67,6 +113,9 @@ fn invalid_options_are_refused_before_the_first_write() {
     let image = dir.path().join("image");
     for (size, options) in [
         (16 << 10, options()),
+        // No journal fits.
+        (100 << 10, options()),
+        (1 << 20, MkfsOptions { fs_type: ExtType::Ext3, ..options() }),
         (8 << 20, MkfsOptions { block_size: Some(512), ..options() }),
         (8 << 20, MkfsOptions { inode_size: 128, ..options() }),
         (8 << 20, MkfsOptions { label: vec![b'x'; 17], ..options() }),

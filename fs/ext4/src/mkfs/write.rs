@@ -1,21 +1,21 @@
 //! Writing the planned filesystem.
 
-use super::MkfsReport;
 use super::geometry::{FIRST_INO, Geometry, MkfsOptions};
 use super::space::Space;
-use crate::layout::Superblock;
+use super::{MkfsReport, block_map};
 use crate::layout::csum::crc32c;
-use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum};
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
-use crate::layout::raw::{RawGroupDesc, RawSuperblock};
+use crate::layout::raw::RawSuperblock;
 use crate::layout::slot_body::SlotBody;
-use crate::layout::superblock::SUPERBLOCK_OFFSET;
+use crate::layout::superblock::{SUPERBLOCK_OFFSET, seal};
+use crate::layout::{Incompat, Superblock};
 use crate::map::node::{Extent, MAX_LEN, empty_root, insert_at};
+use crate::new_groups::{self, Places, State};
 use crate::transaction::journal_error;
 use ivers_block::{BlockNo, Device, FileBlock};
 use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 const ROOT_INO: u32 = 2;
 const RESIZE_INO: u32 = 7;
@@ -23,14 +23,13 @@ const JOURNAL_INO: u32 = 8;
 /// Initial size of `lost+found`, so that a repair need not allocate.
 const LOST_FOUND_BYTES: u32 = 16_384;
 
-struct Maker<'a> {
+pub(super) struct Maker<'a> {
     device: &'a dyn Device,
-    geometry: &'a Geometry,
+    pub geometry: &'a Geometry,
     options: &'a MkfsOptions,
-    sb: Superblock,
-    space: Space,
-    descs: Vec<RawGroupDesc>,
-    table_blocks: u64,
+    pub sb: Superblock,
+    pub space: Space,
+    places: Vec<Places>,
 }
 
 pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOptions) -> Result<MkfsReport> {
@@ -40,19 +39,23 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
     let sb = Superblock::parse(raw.as_bytes(), device.size_bytes(), &place)?;
     let space = Space::new(sb.first_data_block, BlockNo(sb.blocks_count));
     let table_blocks = u64::from(sb.inode_table_blocks);
-    let mut maker = Maker { device, geometry, options, sb, space, descs: Vec::new(), table_blocks };
-    maker.place_groups()?;
+    let mut maker = Maker { device, geometry, options, sb, space, places: Vec::new() };
+    maker.places = new_groups::place(&maker.sb, &mut maker.space, 0..geometry.groups)?;
     let metadata: u64 = maker.space.used_in(BlockNo(0), BlockNo(geometry.blocks)).map(|(s, e)| e - s).sum();
 
     if !options.zeroed {
         // Erase old superblocks, boot sectors and partition tables, which programs would still find.
         maker.zero(BlockNo(0), maker.sb.first_data_block.0 + 1)?;
     }
-    maker.zero(maker.table_of(0), table_blocks)?;
+    // Only checksums of descriptors can say that a table was never written.
+    let tables = if maker.sb.has_group_csum() { 1 } else { geometry.groups as usize };
+    for group in 0..tables {
+        maker.zero(maker.table_of(group), table_blocks)?;
+    }
     let journal = maker.make_journal()?;
     maker.make_resize_inode()?;
     maker.make_directories()?;
-    let (free_blocks, free_inodes) = maker.finish_groups()?;
+    let (table, free_blocks, free_inodes) = maker.finish_groups()?;
 
     let overhead = metadata + u64::from(geometry.journal_blocks);
     raw.s_overhead_blocks = (overhead as u32).into();
@@ -66,7 +69,7 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
         raw.s_jnl_blocks[15] = ((journal.attr.size >> 32) as u32).into();
         raw.s_jnl_blocks[16] = (journal.attr.size as u32).into();
     }
-    maker.write_tables_and_copies(&mut raw)?;
+    maker.write_tables_and_copies(&mut raw, &table)?;
     Ok(MkfsReport {
         block_size: geometry.block_size,
         blocks: geometry.blocks,
@@ -76,18 +79,12 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
     })
 }
 
-fn seal(raw: &mut RawSuperblock) {
-    let bytes = raw.as_bytes();
-    let csum = crc32c(!0, &bytes[..bytes.len() - 4]);
-    raw.s_checksum = csum.into();
-}
-
 impl Maker<'_> {
-    fn block_size(&self) -> usize {
+    pub fn block_size(&self) -> usize {
         self.geometry.block_size as usize
     }
 
-    fn put(&self, block: BlockNo, bytes: &[u8]) -> Result<()> {
+    pub fn put(&self, block: BlockNo, bytes: &[u8]) -> Result<()> {
         Ok(self.device.write_at(block.offset(self.sb.block_size), bytes)?)
     }
 
@@ -107,50 +104,7 @@ impl Maker<'_> {
     }
 
     fn table_of(&self, group: usize) -> BlockNo {
-        let desc = &self.descs[group];
-        BlockNo(u64::from(desc.bg_inode_table_lo.get()) | u64::from(desc.bg_inode_table_hi.get()) << 32)
-    }
-
-    fn bitmap_of(&self, group: usize) -> (BlockNo, BlockNo) {
-        let desc = &self.descs[group];
-        let wide = |lo: u32, hi: u32| BlockNo(u64::from(lo) | u64::from(hi) << 32);
-        (
-            wide(desc.bg_block_bitmap_lo.get(), desc.bg_block_bitmap_hi.get()),
-            wide(desc.bg_inode_bitmap_lo.get(), desc.bg_inode_bitmap_hi.get()),
-        )
-    }
-
-    /// Places copies of superblock and descriptors, then the bitmaps and tables of each flex group together.
-    fn place_groups(&mut self) -> Result<()> {
-        let groups = self.geometry.groups;
-        self.descs = vec![RawGroupDesc::new_zeroed(); groups as usize];
-        for group in 0..groups {
-            let len = self.sb.base_meta_blocks(group);
-            if len > 0 {
-                self.space.take(self.sb.group_first_block(group), u64::from(len));
-            }
-        }
-        let per_flex = 1 << self.sb.log_groups_per_flex;
-        for first in (0..groups).step_by(per_flex) {
-            let goal = self.sb.group_first_block(first);
-            let members = first as usize..groups.min(first + per_flex as u32) as usize;
-            for group in members.clone() {
-                let block = self.space.allocate(goal, 1)?;
-                self.descs[group].bg_block_bitmap_lo = (block.0 as u32).into();
-                self.descs[group].bg_block_bitmap_hi = ((block.0 >> 32) as u32).into();
-            }
-            for group in members.clone() {
-                let block = self.space.allocate(goal, 1)?;
-                self.descs[group].bg_inode_bitmap_lo = (block.0 as u32).into();
-                self.descs[group].bg_inode_bitmap_hi = ((block.0 >> 32) as u32).into();
-            }
-            for group in members {
-                let block = self.space.allocate(goal, self.table_blocks)?;
-                self.descs[group].bg_inode_table_lo = (block.0 as u32).into();
-                self.descs[group].bg_inode_table_hi = ((block.0 >> 32) as u32).into();
-            }
-        }
-        Ok(())
+        self.places[group].inode_table
     }
 
     fn new_inode(&self, kind: FileType, perm: u32, nlink: u32) -> InodeImage {
@@ -174,7 +128,7 @@ impl Maker<'_> {
                 flags: InodeFlags::empty(),
             },
             version: StoredVersion::Wide(0),
-            flags: FL_EXTENTS,
+            flags: if self.uses_extents() { FL_EXTENTS } else { 0 },
             i_block: [0; 60],
             file_acl: BlockNo(0),
             extra_isize: 32,
@@ -190,17 +144,29 @@ impl Maker<'_> {
         Ok(self.device.write_at(offset, &slot)?)
     }
 
-    /// Maps a file by at most four extents in its inode; sets size and block count.
-    fn map(&self, image: &mut InodeImage, runs: &[(BlockNo, u64)]) {
-        image.i_block = empty_root();
-        let mut file_block = FileBlock(0);
-        for (index, &(start, len)) in runs.iter().enumerate() {
-            let run = Extent { file_block, len: len as u32, start, unwritten: false };
-            insert_at(&mut image.i_block, index, &run.encode());
-            file_block = run.end();
+    fn uses_extents(&self) -> bool {
+        self.sb.incompat.contains(Incompat::EXTENTS)
+    }
+
+    /// Maps a file by at most four extents in its inode, or by indirect blocks; sets size and block count.
+    fn map(&mut self, image: &mut InodeImage, runs: &[(BlockNo, u64)]) -> Result<()> {
+        let blocks: u64 = runs.iter().map(|&(_, len)| len).sum();
+        image.attr.size = blocks << self.sb.block_bits;
+        let mut indirect = 0;
+        if self.uses_extents() {
+            image.i_block = empty_root();
+            let mut file_block = FileBlock(0);
+            for (index, &(start, len)) in runs.iter().enumerate() {
+                let run = Extent { file_block, len: len as u32, start, unwritten: false };
+                insert_at(&mut image.i_block, index, &run.encode());
+                file_block = run.end();
+            }
+        } else {
+            let all: Vec<BlockNo> = runs.iter().flat_map(|&(start, len)| start.run(len)).collect();
+            indirect = block_map::map(self, image, &all)?;
         }
-        image.attr.size = file_block.0 << self.sb.block_bits;
-        image.attr.blocks_512 = image.attr.size / 512;
+        image.attr.blocks_512 = (blocks + indirect) << (self.sb.block_bits - 9);
+        Ok(())
     }
 
     fn make_journal(&mut self) -> Result<Option<InodeImage>> {
@@ -218,14 +184,14 @@ impl Maker<'_> {
             block_size: self.geometry.block_size,
             blocks,
             uuid: self.options.uuid,
-            checksums: true,
-            is_64bit: true,
+            checksums: self.sb.has_csum(),
+            is_64bit: self.sb.incompat.contains(Incompat::BIT64),
         })
         .map_err(journal_error)?;
         block[..log.len()].copy_from_slice(&log);
         self.put(runs[0].0, &block)?;
         let mut image = self.new_inode(FileType::Regular, 0o600, 1);
-        self.map(&mut image, &runs);
+        self.map(&mut image, &runs)?;
         self.put_inode(JOURNAL_INO, &image)?;
         Ok(Some(image))
     }
@@ -266,7 +232,9 @@ impl Maker<'_> {
 
     fn dir_block(&self, ino: u32, entries: &[(u32, &[u8])]) -> Vec<u8> {
         let mut block = vec![0; self.block_size()];
-        let room = block.len() - 12;
+        // A checksum is stored in an unused entry at the end.
+        let has_csum = self.sb.has_csum();
+        let room = block.len() - if has_csum { 12 } else { 0 };
         let mut at = 0;
         for (index, (child, name)) in entries.iter().enumerate() {
             let last = index + 1 == entries.len();
@@ -278,6 +246,9 @@ impl Maker<'_> {
             block[at + 7] = if *child == 0 { 0 } else { 2 };
             block[at + 8..at + 8 + name.len()].copy_from_slice(name);
             at += len;
+        }
+        if !has_csum {
+            return block;
         }
         let csum = crc32c(inode_seed(&self.sb, ino, 0), &block[..room]);
         block[room + 4..room + 6].copy_from_slice(&12_u16.to_le_bytes());
@@ -293,7 +264,7 @@ impl Maker<'_> {
         self.put(root, &self.dir_block(ROOT_INO, &entries))?;
         let mut image = self.new_inode(FileType::Directory, 0o755, 3);
         (image.attr.uid, image.attr.gid) = self.options.root_owner;
-        self.map(&mut image, &[(root, 1)]);
+        self.map(&mut image, &[(root, 1)])?;
         self.put_inode(ROOT_INO, &image)?;
 
         let blocks = u64::from(LOST_FOUND_BYTES / self.geometry.block_size).min(12);
@@ -303,79 +274,46 @@ impl Maker<'_> {
             self.put(block, &self.dir_block(FIRST_INO, &[(0, b"")]))?;
         }
         let mut image = self.new_inode(FileType::Directory, 0o700, 2);
-        self.map(&mut image, &[(start, blocks)]);
+        self.map(&mut image, &[(start, blocks)])?;
         self.put_inode(FIRST_INO, &image)
     }
 
-    /// Sets bitmaps, counts and flags; returns free blocks and free inodes.
-    fn finish_groups(&mut self) -> Result<(u64, u32)> {
-        let (groups, per_group) = (self.geometry.groups, self.geometry.inodes_per_group);
+    /// Writes the bitmaps; returns the table of descriptors, the free blocks and the free inodes.
+    fn finish_groups(&mut self) -> Result<(Vec<u8>, u64, u32)> {
+        let mut table = vec![0; self.geometry.desc_blocks as usize * self.block_size()];
         let mut free_blocks = 0;
-        for group in 0..groups {
-            let index = group as usize;
-            let start = self.sb.group_first_block(group);
-            let len = u64::from(self.sb.group_blocks(group));
-            let mut bitmap = vec![0_u8; self.block_size()];
-            let mut used = 0;
-            for (s, e) in self.space.used_in(start, start + len) {
-                used += e - s;
-                (s - start..e - start).for_each(|bit| set_bit(&mut bitmap, bit));
+        for (group, bytes) in (0..).zip(table.chunks_exact_mut(self.sb.desc_size as usize)) {
+            let Some(&places) = self.places.get(group as usize) else { break };
+            let first = group == 0;
+            let new = new_groups::describe(
+                &self.sb,
+                &self.space,
+                group,
+                &State {
+                    places,
+                    used_inodes: if first { FIRST_INO } else { 0 },
+                    directories: if first { 2 } else { 0 },
+                    table_zeroed: self.options.zeroed || first,
+                },
+            );
+            if let Some(bits) = &new.block_bitmap {
+                self.put(places.block_bitmap, bits)?;
             }
-            (len..bitmap.len() as u64 * 8).for_each(|bit| set_bit(&mut bitmap, bit));
-            let (block_bitmap, inode_bitmap) = self.bitmap_of(index);
-            let mut flags = if self.options.zeroed || group == 0 { ITABLE_ZEROED } else { 0 };
-            let free = (len - used) as u32;
-            free_blocks += u64::from(free);
-            // With only copies of superblock and descriptors, the bitmap follows from the superblock. Always
-            // write the last group's: that group may be shorter.
-            let untouched = used == u64::from(self.sb.base_meta_blocks(group)) && group + 1 < groups;
-            let mut csum = 0;
-            if untouched {
-                flags |= BLOCK_UNINIT;
-            } else {
-                csum = crc32c(self.sb.csum_seed, &bitmap[..self.sb.blocks_per_group as usize / 8]);
-                self.put(block_bitmap, &bitmap)?;
+            if let Some(bits) = &new.inode_bitmap {
+                self.put(places.inode_bitmap, bits)?;
             }
-            let desc = &mut self.descs[index];
-            desc.bg_block_bitmap_csum_lo = (csum as u16).into();
-            desc.bg_block_bitmap_csum_hi = ((csum >> 16) as u16).into();
-            desc.bg_free_blocks_count_lo = (free as u16).into();
-            desc.bg_free_blocks_count_hi = ((free >> 16) as u16).into();
-            let taken = if group == 0 { FIRST_INO } else { 0 };
-            let free = per_group - taken;
-            desc.bg_free_inodes_count_lo = (free as u16).into();
-            desc.bg_free_inodes_count_hi = ((free >> 16) as u16).into();
-            desc.bg_itable_unused_lo = desc.bg_free_inodes_count_lo;
-            desc.bg_itable_unused_hi = desc.bg_free_inodes_count_hi;
-            if group == 0 {
-                desc.bg_used_dirs_count_lo = 2.into();
-                let mut bitmap = vec![0_u8; self.geometry.block_size as usize];
-                (0..u64::from(taken)).for_each(|bit| set_bit(&mut bitmap, bit));
-                (u64::from(per_group)..bitmap.len() as u64 * 8).for_each(|bit| set_bit(&mut bitmap, bit));
-                let csum = crc32c(self.sb.csum_seed, &bitmap[..per_group as usize / 8]);
-                desc.bg_inode_bitmap_csum_lo = (csum as u16).into();
-                desc.bg_inode_bitmap_csum_hi = ((csum >> 16) as u16).into();
-                self.put(inode_bitmap, &bitmap)?;
-            } else {
-                flags |= INODE_UNINIT;
-            }
-            self.descs[index].bg_flags = flags.into();
-            let csum = desc_csum(&self.sb, group, self.descs[index].as_bytes());
-            self.descs[index].bg_checksum = csum.into();
+            bytes.copy_from_slice(&new.desc);
+            free_blocks += u64::from(new.free_blocks);
         }
-        Ok((free_blocks, self.geometry.inodes() - FIRST_INO))
+        Ok((table, free_blocks, self.geometry.inodes() - FIRST_INO))
     }
 
     /// Writes descriptors and superblocks, copies first. Writes the primary superblock last, after a flush:
     /// an incomplete filesystem is not recognized.
-    fn write_tables_and_copies(&self, raw: &mut RawSuperblock) -> Result<()> {
-        let mut table = vec![0; self.geometry.desc_blocks as usize * self.block_size()];
-        for (bytes, desc) in table.chunks_exact_mut(64).zip(&self.descs) {
-            bytes.copy_from_slice(desc.as_bytes());
-        }
+    fn write_tables_and_copies(&self, raw: &mut RawSuperblock, table: &[u8]) -> Result<()> {
         for group in (0..self.geometry.groups).filter(|&group| self.sb.has_super(group)) {
             let block = self.sb.group_first_block(group);
-            self.put(block + 1, &table)?;
+            self.put(block + 1, table)?;
             if group > 0 {
                 raw.s_block_group_nr = (group as u16).into();
                 seal(raw);
@@ -389,8 +327,4 @@ impl Maker<'_> {
         self.device.flush()?;
         Ok(())
     }
-}
-
-fn set_bit(bitmap: &mut [u8], bit: u64) {
-    bitmap[(bit / 8) as usize] |= 1 << (bit % 8);
 }

@@ -1,0 +1,64 @@
+//! `label`: shows or sets the label of a filesystem.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use ivers_vfs::MountOptions;
+use serde_json::json;
+
+use crate::image::mount_options::ImageArgs;
+use crate::image::open::{open_image, open_on};
+use crate::image::open_options::ImageOptions;
+use crate::image::sandbox;
+use crate::output::failure::{REFUSED, failure};
+use crate::output::{format, print};
+
+const HELP: &str = "\
+A label has at most 16 bytes on ext2, ext3 and ext4, 11 characters on FAT (stored in upper case) and 30 \
+characters on Amiga volumes. An empty NEW removes the label, except on Amiga volumes, which must have one. \
+After a crash the image has the old label or the new one.
+
+JSON: path, label.
+
+Examples:
+  ivers label disk.img
+  ivers label disk.img backup";
+
+/// Options of `label`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// The image
+    image: PathBuf,
+    /// The new label
+    new: Option<String>,
+    #[command(flatten)]
+    options: ImageArgs,
+}
+
+/// Runs `ivers label`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    let image = args.image.as_path();
+    let name = image.display().to_string();
+    let options = ImageOptions { read_only: args.new.is_none(), ..args.options.options()? };
+    let device = open_image(image, &options)?;
+    sandbox::enter(options.sandbox);
+    let mount_options = MountOptions { background: false, ..MountOptions::default() };
+    let vfs = open_on(Some(device), image, &options, mount_options)?;
+    let Some(new) = &args.new else {
+        let label = vfs.info().label.clone();
+        return if json {
+            print::json_line(&json!({ "path": image.to_string_lossy(), "label": label }))
+        } else {
+            print::line(format::name(label.as_bytes()))
+        };
+    };
+    if let Some(why) = vfs.health().read_only {
+        return Err(failure(REFUSED, format!("{name}: cannot be written: {why}")));
+    }
+    let set = vfs.set_label(new);
+    // Closed also after a refused label: an image that is left open counts as crashed.
+    let closed = vfs.unmount();
+    set.and(closed).with_context(|| name)?;
+    if json { print::json_line(&json!({ "path": image.to_string_lossy(), "label": new })) } else { Ok(()) }
+}

@@ -1,0 +1,90 @@
+//! The arguments of `mkfs`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+const HELP: &str = "\
+ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
+type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
+(DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0).
+
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, --uuid, for FAT, \
+--volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file reads as zeros; \
+the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
+refused (exit code 4), and so is a filesystem that has no space for its journal.
+
+JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
+cluster_size, clusters, root_entries. For the Amiga: block_size, blocks.
+
+Examples:
+  ivers mkfs disk.img --size 1G --root-owner
+  ivers mkfs --type fat32 --label BOOT --size 64M boot.img
+  ivers mkfs -L data -m 0 /dev/sdx1";
+
+/// A format that `mkfs` makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FsType {
+    Ext2,
+    Ext3,
+    Ext4,
+    #[value(aliases = ["vfat", "msdos"])]
+    Fat,
+    Fat12,
+    Fat16,
+    Fat32,
+    Affs,
+    Ofs,
+    Ffs,
+}
+
+/// Options of `mkfs`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// The image file or block device
+    pub image: PathBuf,
+    /// The format
+    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]
+    pub fs_type: FsType,
+    /// Create the file with this size or grow it to this size, as 512M or 10G
+    #[arg(short, long)]
+    pub size: Option<String>,
+    /// Block size; of FAT: cluster size. ext: 1024, 2048 or 4096 (default: 1024 below 512 MiB, else 4096);
+    /// FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096 (default: 512)
+    #[arg(short, long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// ext: inode size, 256 or a larger power of two up to the block size (default: 256)
+    #[arg(short = 'I', long, value_name = "BYTES")]
+    pub inode_size: Option<u32>,
+    /// ext: create one inode per this many bytes (default: by size)
+    #[arg(short = 'i', long, value_name = "BYTES")]
+    pub bytes_per_inode: Option<u32>,
+    /// ext: reserve this part of the blocks for the superuser (default: 5)
+    #[arg(short = 'm', long, value_name = "PERCENT")]
+    pub reserved_percent: Option<u32>,
+    /// The label: at most 16 bytes (ext), 11 characters (FAT) or 30 characters (Amiga)
+    #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
+    pub label: String,
+    /// ext: the UUID (default: random)
+    #[arg(short = 'U', long)]
+    pub uuid: Option<String>,
+    /// FAT: the serial number, as 1234-ABCD (default: random)
+    #[arg(long, value_name = "ID")]
+    pub volume_id: Option<String>,
+    /// ext: the seed of hashed directories, as a UUID (default: derived from the UUID)
+    #[arg(long, value_name = "UUID")]
+    pub hash_seed: Option<String>,
+    /// The time of creation in seconds since 1970 (default: $SOURCE_DATE_EPOCH, else now)
+    #[arg(long, value_name = "SECONDS")]
+    pub timestamp: Option<u32>,
+    /// ext: the owner of the root directory (default: 0:0; without a value: the calling user)
+    #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub root_owner: Option<String>,
+    /// ext3, ext4: make no journal
+    #[arg(long)]
+    pub no_journal: bool,
+    /// Overwrite existing contents
+    #[arg(short = 'F', long)]
+    pub force: bool,
+}

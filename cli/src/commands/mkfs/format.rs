@@ -1,0 +1,293 @@
+//! Making each format: its options from the arguments, its sizes, its report.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use ivers_block::Device;
+use ivers_ext4::mkfs::ExtType;
+use ivers_fat::mkfs::FatType;
+use ivers_vfs::{Error, Timestamp};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::args::{Args, FsType};
+use crate::output::failure::usage;
+
+/// A filesystem that is going to be made.
+#[derive(Debug, Clone)]
+pub enum NewFilesystem {
+    /// ext2, ext3 or ext4.
+    Ext(ivers_ext4::mkfs::MkfsOptions),
+    /// FAT12, FAT16 or FAT32.
+    Fat(ivers_fat::mkfs::MkfsOptions),
+    /// An AmigaDOS volume.
+    Affs {
+        /// The last byte of the DOS word.
+        low_byte: u8,
+        /// Bytes of a block.
+        block_size: u32,
+        /// The label.
+        label: String,
+        /// The time of creation.
+        time: Timestamp,
+    },
+}
+
+/// What was made.
+pub struct Made {
+    /// The format, its sizes and its identity, in words.
+    pub text: String,
+    /// The same for `--json`.
+    pub json: serde_json::Value,
+}
+
+impl NewFilesystem {
+    /// Reads the arguments. An option that the format does not have is a usage error.
+    pub fn new(args: &Args) -> Result<Self> {
+        let seconds = timestamp(args)?;
+        let time = Timestamp { sec: i64::from(seconds), nsec: 0 };
+        let ext = |fs_type| ext_options(args, fs_type, seconds).map(Self::Ext);
+        let fat = |fat_type| fat_options(args, fat_type, time).map(Self::Fat);
+        let affs = |low_byte| {
+            refuse_options("an AmigaDOS volume", &ext_only(args))?;
+            refuse_options("an AmigaDOS volume", &[("volume-id", args.volume_id.is_some())])?;
+            let label = if args.label.is_empty() { "Empty" } else { &args.label };
+            let block_size = args.block_size.unwrap_or(512);
+            Ok(Self::Affs { low_byte, block_size, label: label.to_owned(), time })
+        };
+        match args.fs_type {
+            FsType::Ext2 => ext(ExtType::Ext2),
+            FsType::Ext3 => ext(ExtType::Ext3),
+            FsType::Ext4 => ext(ExtType::Ext4),
+            FsType::Fat => fat(None),
+            FsType::Fat12 => fat(Some(FatType::Fat12)),
+            FsType::Fat16 => fat(Some(FatType::Fat16)),
+            FsType::Fat32 => fat(Some(FatType::Fat32)),
+            FsType::Ofs => affs(0),
+            FsType::Affs | FsType::Ffs => affs(3),
+        }
+    }
+
+    /// Says that the device reads as zeros, so that nothing needs zeroing.
+    pub fn set_zeroed(&mut self) {
+        match self {
+            Self::Ext(options) => options.zeroed = true,
+            Self::Fat(options) => options.zeroed = true,
+            // It has no large tables of zeros.
+            Self::Affs { .. } => {}
+        }
+    }
+
+    /// Checks the options against the size. An option that does not fit is a usage error.
+    pub fn plan(&self, bytes: u64, image_name: &str) -> Result<()> {
+        let planned = match self {
+            Self::Ext(options) => ivers_ext4::mkfs::plan(bytes, options),
+            Self::Fat(options) => ivers_fat::mkfs::plan(bytes, options).map(drop),
+            Self::Affs { low_byte, block_size, label, .. } => {
+                ivers_affs::mkfs::plan(bytes, *low_byte, *block_size, label)
+            }
+        };
+        planned.map_err(|error| match error {
+            Error::Incompatible(why) if self.fits_without_journal(bytes) => {
+                usage(format!("{image_name}: {why}; choose a larger size, --no-journal or --type ext2"))
+            }
+            Error::Incompatible(why) => usage(format!("{image_name}: {why}")),
+            error => error.into(),
+        })
+    }
+
+    fn fits_without_journal(&self, bytes: u64) -> bool {
+        let Self::Ext(options) = self else { return false };
+        let without = ivers_ext4::mkfs::MkfsOptions { journal: false, ..options.clone() };
+        options.journal && ivers_ext4::mkfs::plan(bytes, &without).is_ok()
+    }
+
+    /// Makes the filesystem.
+    pub fn make(&self, device: &Arc<dyn Device>) -> ivers_vfs::Result<Made> {
+        match self {
+            Self::Ext(options) => {
+                let made = ivers_ext4::mkfs::mkfs(device, options)?;
+                let (name, uuid) = (options.fs_type.name(), Uuid::from_bytes(options.uuid));
+                let journal = match made.journal_blocks {
+                    0 => "no journal".to_owned(),
+                    blocks => format!("journal of {blocks} blocks"),
+                };
+                Ok(Made {
+                    text: format!(
+                        "{name}, {} blocks of {} bytes, {} inodes, {} {}, {journal}, UUID {uuid}",
+                        made.blocks,
+                        made.block_size,
+                        made.inodes,
+                        made.groups,
+                        if made.groups == 1 { "group" } else { "groups" },
+                    ),
+                    json: json!({
+                        "fs": name,
+                        "uuid": uuid.to_string(),
+                        "block_size": made.block_size,
+                        "blocks": made.blocks,
+                        "inodes": made.inodes,
+                        "groups": made.groups,
+                        "journal_blocks": made.journal_blocks,
+                    }),
+                })
+            }
+            Self::Fat(options) => {
+                let made = ivers_fat::mkfs::mkfs(device.as_ref(), options)?;
+                let (name, id) = (made.fat_type.name(), options.volume_id);
+                let id = format!("{:04X}-{:04X}", id >> 16, id & 0xFFFF);
+                Ok(Made {
+                    text: format!(
+                        "{name}, {} clusters of {} bytes, volume id {id}",
+                        made.clusters, made.cluster_bytes
+                    ),
+                    json: json!({
+                        "fs": name,
+                        "volume_id": id,
+                        "cluster_size": made.cluster_bytes,
+                        "clusters": made.clusters,
+                        "root_entries": made.root_entries,
+                    }),
+                })
+            }
+            Self::Affs { low_byte, block_size, label, time } => {
+                ivers_affs::mkfs::format(device.as_ref(), *low_byte, *block_size, label, *time)?;
+                let blocks = device.size_bytes() / u64::from(*block_size);
+                let name = if low_byte & 1 == 0 { "ofs" } else { "ffs" };
+                Ok(Made {
+                    text: format!("{name}, {blocks} blocks of {block_size} bytes, label {label}"),
+                    json: json!({ "fs": name, "block_size": block_size, "blocks": blocks }),
+                })
+            }
+        }
+    }
+}
+
+/// Options of ext that were given.
+fn ext_only(args: &Args) -> [(&'static str, bool); 7] {
+    [
+        ("inode-size", args.inode_size.is_some()),
+        ("bytes-per-inode", args.bytes_per_inode.is_some()),
+        ("reserved-percent", args.reserved_percent.is_some()),
+        ("uuid", args.uuid.is_some()),
+        ("hash-seed", args.hash_seed.is_some()),
+        ("root-owner", args.root_owner.is_some()),
+        ("no-journal", args.no_journal),
+    ]
+}
+
+fn refuse_options(format: &str, given: &[(&str, bool)]) -> Result<()> {
+    match given.iter().find(|(_, given)| *given) {
+        Some((name, _)) => Err(usage(format!("--{name}: {format} has no such property; remove it"))),
+        None => Ok(()),
+    }
+}
+
+fn ext_options(args: &Args, fs_type: ExtType, timestamp: u32) -> Result<ivers_ext4::mkfs::MkfsOptions> {
+    refuse_options("ext", &[("volume-id", args.volume_id.is_some())])?;
+    let uuid = uuid_of(args.uuid.as_deref(), "uuid")?.unwrap_or_else(|| Uuid::new_v4().into_bytes());
+    Ok(ivers_ext4::mkfs::MkfsOptions {
+        fs_type,
+        block_size: args.block_size,
+        inode_size: args.inode_size.unwrap_or(256),
+        bytes_per_inode: args.bytes_per_inode,
+        reserved_percent: args.reserved_percent.unwrap_or(5),
+        label: args.label.clone().into_bytes(),
+        uuid,
+        hash_seed: uuid_of(args.hash_seed.as_deref(), "hash-seed")?,
+        timestamp,
+        root_owner: owner_of(args.root_owner.as_deref())?,
+        journal: !args.no_journal && fs_type != ExtType::Ext2,
+        zeroed: false,
+    })
+}
+
+fn fat_options(
+    args: &Args,
+    fat_type: Option<FatType>,
+    time: Timestamp,
+) -> Result<ivers_fat::mkfs::MkfsOptions> {
+    if args.uuid.is_some() {
+        return Err(usage("--uuid: FAT has none; choose its serial number with --volume-id"));
+    }
+    refuse_options("FAT", &ext_only(args))?;
+    let volume_id = match &args.volume_id {
+        None => Uuid::new_v4().as_fields().0,
+        Some(text) => volume_id_of(text)
+            .ok_or_else(|| usage(format!("--volume-id {text}: must be eight hexadecimal digits")))?,
+    };
+    Ok(ivers_fat::mkfs::MkfsOptions {
+        fat_type,
+        cluster_bytes: args.block_size,
+        label: args.label.clone(),
+        volume_id,
+        time,
+        zeroed: false,
+    })
+}
+
+fn uuid_of(text: Option<&str>, what: &str) -> Result<Option<[u8; 16]>> {
+    let Some(text) = text else { return Ok(None) };
+    let uuid = Uuid::parse_str(text).map_err(|error| usage(format!("--{what} {text}: {error}")))?;
+    Ok(Some(uuid.into_bytes()))
+}
+
+/// Parses `1234-ABCD` or `1234ABCD`.
+fn volume_id_of(text: &str) -> Option<u32> {
+    let digits = match text.split_once('-') {
+        Some((high, low)) if high.len() == 4 => format!("{high}{low}"),
+        Some(_) => return None,
+        None => text.to_owned(),
+    };
+    let valid = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    valid.then(|| u32::from_str_radix(&digits, 16).ok()).flatten()
+}
+
+/// Parses `UID:GID`. Without a value: those of this process.
+fn owner_of(text: Option<&str>) -> Result<(u32, u32)> {
+    match text {
+        None => Ok((0, 0)),
+        Some("") => {
+            use rustix::process::{getegid, geteuid};
+            Ok((geteuid().as_raw(), getegid().as_raw()))
+        }
+        Some(text) => {
+            let numbers =
+                text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+            numbers.ok_or_else(|| usage(format!("--root-owner {text}: must be two numbers, as 1000:1000")))
+        }
+    }
+}
+
+/// The time of creation: `--timestamp`, else that of the environment (reproducible-builds.org), else now.
+fn timestamp(args: &Args) -> Result<u32> {
+    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
+    if let Some(seconds) = args.timestamp {
+        return Ok(seconds);
+    }
+    match std::env::var_os(VARIABLE) {
+        Some(value) => value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
+            let value = value.display();
+            usage(format!("{VARIABLE}={value}: must be seconds since 1970; correct it or unset it"))
+        }),
+        None => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+            Ok(u32::try_from(now).unwrap_or(u32::MAX))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volume_ids_parse() {
+        assert_eq!(volume_id_of("1234-abCD"), Some(0x1234_ABCD));
+        assert_eq!(volume_id_of("00000001"), Some(1));
+        for bad in ["", "1", "123-45678", "1234-567", "1234567g", "+1234567"] {
+            assert_eq!(volume_id_of(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `mkfs`: makes a filesystem in a file or on a block device.
+
+mod args;
+mod format;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use ivers_block::{ByteOffset, Device, OpenMode};
+
+pub use args::Args;
+use format::{Made, NewFilesystem};
+
+use crate::arguments::parse_size;
+use crate::image::foreign_formats;
+use crate::image::image_lock::open_when_closed;
+use crate::output::failure::{REFUSED, failure, usage};
+use crate::output::print;
+use crate::output::progress::{self, Progress};
+
+/// Bytes at the start of a device that must be zero: ISO 9660 starts at 32 KiB and btrfs at 64 KiB, with
+/// zeros before; the labels of ZFS end at 512 KiB.
+const HEAD_BYTES: u64 = 512 << 10;
+
+/// Opens a device. Without `--force` it must contain only zeros at its start. Returns also whether it does.
+fn open(args: &Args) -> Result<(Arc<dyn Device>, bool)> {
+    let device: Arc<dyn Device> = Arc::new(open_when_closed(&args.image, OpenMode::ReadWrite)?);
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(ByteOffset(0), &mut head)?;
+    let is_empty = head.iter().all(|&byte| byte == 0);
+    if !args.force && !is_empty {
+        let name = args.image.display();
+        let found = foreign_formats::contents(&*device);
+        return Err(failure(
+            REFUSED,
+            format!("{name} is not empty: it contains {found}; --force overwrites it"),
+        ));
+    }
+    Ok((device, is_empty))
+}
+
+/// Erases what programs recognise at the start of a device, so that they do not find the old contents.
+fn erase_head(device: &dyn Device) -> Result<()> {
+    let len = device.size_bytes().min(HEAD_BYTES);
+    device.write_at(ByteOffset(0), &vec![0; len as usize])?;
+    Ok(device.flush()?)
+}
+
+/// A device that shows how much was written: inode tables and the journal take a while.
+struct WithProgress {
+    device: Arc<dyn Device>,
+    progress: Progress,
+}
+
+impl Device for WithProgress {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> ivers_block::Result<()> {
+        self.device.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
+        self.progress.step(buf.len() as u64, |written| format!("{} written", progress::bytes(written)));
+        self.device.write_at(offset, buf)
+    }
+
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
+        self.device.write_fua(offset, buf)
+    }
+
+    fn flush(&self) -> ivers_block::Result<()> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: ByteOffset, len: u64) -> ivers_block::Result<()> {
+        self.device.discard(offset, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+/// Makes the filesystem. `new_len`: first creates the file with this length, or extends it.
+fn write(args: &Args, new: &NewFilesystem, new_len: Option<u64>, has_contents: bool) -> Result<Made> {
+    let name = args.image.display().to_string();
+    if let Some(bytes) = new_len {
+        if has_contents {
+            // Checked before the file grows: a refused file stays as it was.
+            open(args)?;
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
+        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {name}"))?;
+    }
+    let (device, is_empty) = open(args)?;
+    new.plan(device.size_bytes(), &name)?;
+    if !is_empty {
+        erase_head(&*device).with_context(|| name.clone())?;
+    }
+    let with_progress: Arc<dyn Device> = Arc::new(WithProgress { device, progress: Progress::unbounded() });
+    new.make(&with_progress).with_context(|| name)
+}
+
+/// Runs `ivers mkfs`.
+pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
+    let name = args.image.display().to_string();
+    let mut new = NewFilesystem::new(args)?;
+    let size = match &args.size {
+        None => None,
+        Some(text) => Some(
+            parse_size(text)
+                .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
+        ),
+    };
+    let found = std::fs::metadata(&args.image).ok();
+    if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        return Err(usage(format!("{name} is a directory")));
+    }
+    let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+    // Opening a FIFO would wait for its other end.
+    if found.as_ref().is_some_and(|meta| !meta.is_file()) && !is_device {
+        return Err(usage(format!("{name} is neither a file nor a block device")));
+    }
+    let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
+    match (&found, size) {
+        (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
+        (Some(_), Some(_)) if is_device => {
+            return Err(usage(format!("{name} is a device, which has a fixed size; remove --size")));
+        }
+        (Some(_), Some(size)) if size < old_len => {
+            return Err(usage(format!("{name} has {old_len} bytes: --size cannot shrink a file")));
+        }
+        _ => {}
+    }
+    // Checked for the final size before the file is created or changed.
+    let bytes = size.unwrap_or(old_len);
+    if !is_device {
+        new.plan(bytes, &name)?;
+    }
+    // A new file reads as zeros, so tables and journal need no zeroing.
+    if old_len == 0 && !is_device {
+        new.set_zeroed();
+    }
+    let new_len = (bytes > old_len && !is_device).then_some(bytes);
+    let made = write(args, &new, new_len, old_len > 0).inspect_err(|_| {
+        if found.is_none() && !args.image.is_symlink() {
+            // This command created the file. Half a filesystem is of no use.
+            let _ = std::fs::remove_file(&args.image);
+        }
+    })?;
+    if quiet && !json {
+        return Ok(());
+    }
+    if json {
+        let mut report = made.json;
+        report["path"] = args.image.to_string_lossy().into();
+        print::json_line(&report)
+    } else {
+        print::line(format_args!("{name}: {}", made.text))
+    }
+}

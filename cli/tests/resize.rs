@@ -1,0 +1,63 @@
+//! `ivers resize`: files grow with their filesystem, and refused files stay as they were.
+
+mod common;
+
+use common::*;
+use std::fs;
+
+#[test]
+fn an_image_grows_and_keeps_its_files() {
+    if !ivers_oracle::have_programs(&["e2fsck", "dumpe2fs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    let works = |words: &[&str]| {
+        let output = ivers(words);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        ivers_oracle::said(&output)
+    };
+    for kind in ["ext2", "ext3", "ext4"] {
+        works(&["mkfs", "-qF", "-t", kind, "--size", "20M", word]);
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        works(&["cp", "-r", source, &format!("{word}:/")]);
+        let before = works(&["tree", word]);
+        let text = works(&["resize", word, "100M"]);
+        assert!(text.contains("102400 blocks of 1024 bytes (before: 20480)"), "{text}");
+        ivers_oracle::e2fsck(&image).unwrap();
+        assert_eq!(fs::metadata(&image).unwrap().len(), 100 << 20);
+        assert_eq!(works(&["tree", word]), before);
+        // The file is larger already.
+        fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(150 << 20).unwrap();
+        works(&["resize", "--grow-to-fill", word]);
+        ivers_oracle::e2fsck(&image).unwrap();
+        assert!(works(&["resize", word, "150M"]).contains("(before: 153600)"));
+        assert_eq!(works(&["tree", word]), before);
+        fs::remove_file(&image).unwrap();
+    }
+}
+
+#[test]
+fn refused_images_are_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    for (kind, size, code, named) in [
+        ("ext4", "10M", 4, "use resize2fs"),
+        ("ext4", "x", 2, "must be a size"),
+        ("ext4", "9999T", 4, "cannot grow"),
+        ("fat16", "40M", 4, "FAT filesystem"),
+        ("affs", "40M", 4, "AmigaDOS volume"),
+    ] {
+        assert!(ivers(["mkfs", "-qF", "-t", kind, "--size", "20M", word]).status.success());
+        let before = fs::read(&image).unwrap();
+        let output = ivers(["resize", word, size]);
+        assert_eq!(output.status.code(), Some(code), "{kind} {size}: {}", said(&output));
+        assert!(said(&output).contains(named), "{kind} {size}: {}", said(&output));
+        assert!(fs::read(&image).unwrap() == before, "{kind} {size}: written to");
+        fs::remove_file(&image).unwrap();
+    }
+    assert_eq!(ivers(["resize", word, "10M"]).status.code(), Some(3));
+    assert_eq!(ivers(["resize", word]).status.code(), Some(2));
+}
