@@ -19,8 +19,8 @@ use crate::output::print;
 
 const HELP: &str = "\
 Works on ext2, ext3 and ext4 that are not mounted, and only makes them larger. An image file is extended \
-first, if it is smaller than SIZE. After a crash the filesystem has the old size or the new one; a second call \
-completes what was left. What cannot be resized is refused by name and unchanged (exit code 4).
+first, if it is smaller than SIZE. After a crash the filesystem has the old size or the new one; a second \
+call completes what was left. What cannot be resized is refused by name and unchanged (exit code 4).
 
 JSON: path, block_size, old_blocks, blocks, inodes, groups.
 

@@ -193,8 +193,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
             ),
             (
                 "commands",
-                "stat ls cat tree info label mkfs resize unmount changed measure cp mount serve stats fuse2fs \
-                 manpages image_process",
+                "stat ls cat tree info label mkfs resize unmount changed measure cp mount serve stats \
+                 fuse2fs manpages image_process",
             ),
             ("commands/changed", "saved_state walk compare"),
             ("commands/cp", "stream reader writer"),

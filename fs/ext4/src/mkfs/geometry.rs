@@ -191,8 +191,8 @@ impl Geometry {
             let journal_blocks = if journalled { journal_blocks(blocks) as u32 } else { 0 };
             if journalled && journal_blocks == 0 {
                 return Err(refuse(format!(
-                    "{blocks} blocks of {block_size} bytes are too few for a journal ({JOURNAL_MIN_BLOCKS} are \
-                     needed)"
+                    "{blocks} blocks of {block_size} bytes are too few for a journal ({JOURNAL_MIN_BLOCKS} \
+                     are needed)"
                 )));
             }
             let mut geometry = Self {

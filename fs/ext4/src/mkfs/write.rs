@@ -175,7 +175,9 @@ impl Maker<'_> {
             return Ok(None);
         }
         let goal = self.sb.group_first_block(self.geometry.groups / 2);
-        let runs = self.space.allocate_pieces(goal, u64::from(blocks), 4, u64::from(MAX_LEN))?;
+        // Extents must fit into the inode; indirect blocks map any number of runs.
+        let pieces = if self.uses_extents() { 4 } else { usize::MAX };
+        let runs = self.space.allocate_pieces(goal, u64::from(blocks), pieces, u64::from(MAX_LEN))?;
         for &(start, len) in &runs {
             self.zero(start, len)?;
         }
