@@ -47,8 +47,8 @@ fn refused_images_are_unchanged() {
         ("ext4", "10M", 4, "use resize2fs"),
         ("ext4", "x", 2, "must be a size"),
         ("ext4", "9999T", 4, "cannot grow"),
-        ("fat16", "40M", 4, "FAT filesystem"),
-        ("affs", "40M", 4, "AmigaDOS volume"),
+        ("fat16", "40M", 4, "contains a FAT filesystem: only ext2"),
+        ("affs", "40M", 4, "contains an AmigaDOS volume: only ext2"),
     ] {
         assert!(ivers(["mkfs", "-qF", "-t", kind, "--size", "20M", word]).status.success());
         let before = fs::read(&image).unwrap();

@@ -10,10 +10,10 @@ use ivers_vfs::{DriverOptions, Error};
 use serde_json::json;
 
 use crate::arguments::parse_size;
-use crate::image::formats;
 use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
 use crate::image::sandbox;
+use crate::image::{foreign_formats, formats};
 use crate::output::failure::{REFUSED, failure, usage};
 use crate::output::print;
 
@@ -78,7 +78,10 @@ fn resize(device: &Arc<FileDevice>, wanted: Option<u64>, name: &str) -> Result<R
     match formats::recognise(&**device)? {
         Some(format) if format.names.contains(&"ext4") => {}
         found => {
-            let found = found.map_or("no filesystem that ivers knows", |format| format.title);
+            let found = match found {
+                Some(_) => foreign_formats::contents(&**device),
+                None => foreign_formats::recognise(&**device).unwrap_or("no known filesystem".to_owned()),
+            };
             return Err(failure(
                 REFUSED,
                 format!("{name} contains {found}: only ext2, ext3 and ext4 can be resized"),

@@ -166,7 +166,7 @@ fn what_cannot_grow_is_refused_by_name_and_unchanged() {
         (&["-O", "sparse_super2"], 100, "sparse_super2"),
         (&["-O", "^resize_inode"], 4000, "resize_inode"),
         (&["-b", "1024"], 40_000, "resize_inode"),
-        (&[], 10, "already"),
+        (&[], 10, "smaller"),
     ] {
         mkfs(&image, args, 20 * MIB);
         let plan = plan_grow(&*device(&image, OpenMode::ReadOnly), mib * MIB, "test image");
@@ -174,6 +174,22 @@ fn what_cannot_grow_is_refused_by_name_and_unchanged() {
         assert!(error.contains(named), "{args:?}: {error}");
         assert!(matches!(grow_file(&image, mib * MIB), Err(Error::Incompatible(_))), "{args:?}");
         fsck(&image, named);
+    }
+}
+
+/// Its map says which blocks become descriptors.
+#[test]
+fn a_damaged_resize_inode_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    // Its own inode table, a block past the end, none, and a free block of zeros.
+    for block in [300, 30_000, 0, 9_000] {
+        mkfs(&image, &["-b", "1024"], 20 * MIB);
+        debugfs_write(&image, &format!("sif <7> block[DIND] {block}"));
+        let error = grow_file(&image, 100 * MIB).unwrap_err();
+        assert!(matches!(error, Error::Corrupt { .. }), "{block}: {error}");
+        assert!(error.to_string().contains("inode 7"), "{block}: {error}");
+        assert_eq!(open_blocks(&image), 20_480, "{block}");
     }
 }
 

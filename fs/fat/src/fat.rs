@@ -449,7 +449,8 @@ impl AllocationTable {
         self.set_entry(change, Stage::Fresh, Cluster(1), if dirty { value & !clean } else { value | clean })
     }
 
-    /// Sets the label in the boot sector and its backup, after that in the root directory, which counts.
+    /// Sets the label in the boot sector and its backup. They are written after the entry of the root
+    /// directory, which counts.
     pub fn put_label(&self, change: &Change<'_>, label: [u8; 11]) -> Result<()> {
         let backup = self.geometry.backup_boot.map(|sector| self.cache.get(sector)).transpose()?;
         for buffer in [Some(self.boot_sector()?), backup].into_iter().flatten() {

@@ -18,6 +18,7 @@
 use super::plan::{Plan, decode};
 use crate::fs::{Ext4, Handle};
 use crate::groups::fill;
+use crate::layout::features::Compat;
 use crate::layout::group::BLOCK_UNINIT;
 use crate::layout::superblock::{SUPERBLOCK_LEN, SUPERBLOCK_OFFSET};
 use crate::mkfs::space::Space;
@@ -125,11 +126,14 @@ fn grow_open(fs: &Ext4, new_bytes: u64, zeroed_from: ByteOffset) -> Result<Plan>
             fs.place
         )));
     }
+    let double = new.checked_double()?;
     let (descs, free_blocks) = new.write_groups(zeroed_from)?;
     fs.dev.flush()?;
     let mut h = fs.begin(4)?;
-    new.extend_lists(&mut h)?;
-    new.commit_sizes(&mut h, &descs)?;
+    if double.is_some() {
+        new.extend_lists(&mut h)?;
+    }
+    new.commit_sizes(&mut h, &descs, double)?;
     drop(h);
     fs.groups.free_blocks.fetch_add(free_blocks as i64, Ordering::Relaxed);
     let inodes = plan.new.inodes_count - plan.old.inodes_count;
@@ -188,9 +192,33 @@ impl Growth<'_> {
         Ok((descs, free))
     }
 
-    fn resize_inode(&self) -> bool {
-        self.plan.old.compat.contains(crate::layout::features::Compat::RESIZE_INODE)
-            && self.plan.old.reserved_gdt_blocks > 0
+    /// Returns the double-indirect block of the resize inode, which must map exactly the reserved blocks.
+    /// `None`: no blocks are reserved.
+    fn checked_double(&self) -> Result<Option<BlockNo>> {
+        let (fs, old) = (self.fs, &self.plan.old);
+        if !old.compat.contains(Compat::RESIZE_INODE) || old.reserved_gdt_blocks == 0 {
+            return Ok(None);
+        }
+        let wrong = || {
+            let place = format!("{}, inode {RESIZE_INO}", fs.place);
+            Error::corrupt("it does not map the blocks reserved for descriptors: run e2fsck", place)
+        };
+        let slot = fs.raw_inode(RESIZE_INO)?;
+        let at = I_BLOCK + DOUBLE_INDIRECT;
+        let double = BlockNo(u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]).into());
+        if !old.is_valid_block(double) || fs.own_block_in(double, 1).is_some() {
+            return Err(wrong());
+        }
+        let bytes = fs.block(double)?.read();
+        let pointers: Vec<u32> = bytes
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            .collect();
+        let first = old.superblock_place().0 + 1;
+        let mut reserved = u64::from(old.desc_blocks)..u64::from(old.desc_blocks + old.reserved_gdt_blocks);
+        let maps_all =
+            reserved.all(|nth| u64::from(pointers[nth as usize % pointers.len()]) == (first + nth).0);
+        if maps_all { Ok(Some(double)) } else { Err(wrong()) }
     }
 
     /// The groups that hold copies, and their number before.
@@ -204,7 +232,7 @@ impl Growth<'_> {
     /// Adds the copies in new groups to the list of each block that stays reserved.
     fn extend_lists(&self, h: &mut Handle) -> Result<()> {
         let (copies, before) = self.copies();
-        if !self.resize_inode() || copies.len() == before {
+        if copies.len() == before {
             return Ok(());
         }
         let new = &self.plan.new;
@@ -230,7 +258,7 @@ impl Growth<'_> {
     }
 
     /// Everything that takes effect at once.
-    fn commit_sizes(&self, h: &mut Handle, descs: &[Vec<u8>]) -> Result<()> {
+    fn commit_sizes(&self, h: &mut Handle, descs: &[Vec<u8>], double: Option<BlockNo>) -> Result<()> {
         let Plan { old, new, .. } = self.plan;
         h.ensure(self.final_credits())?;
         self.extend_last_group(h)?;
@@ -248,8 +276,8 @@ impl Growth<'_> {
             };
             h.modify(&buffer, |bytes| bytes[byte..byte + desc.len()].copy_from_slice(desc))?;
         }
-        if self.resize_inode() {
-            self.update_resize_inode(h)?;
+        if let Some(double) = double {
+            self.update_resize_inode(h, double)?;
         }
         self.fs.modify_super(h, |raw| self.plan.apply(raw))
     }
@@ -273,17 +301,14 @@ impl Growth<'_> {
     }
 
     /// Removes the blocks that became descriptors from the map of the resize inode, and counts the copies.
-    fn update_resize_inode(&self, h: &mut Handle) -> Result<()> {
+    fn update_resize_inode(&self, h: &mut Handle, double: BlockNo) -> Result<()> {
         let Plan { old, new, .. } = self.plan;
         let pointers = u64::from(new.block_size / 4);
-        let double = self.fs.modify_slot(h, RESIZE_INO, |slot| {
-            let at = I_BLOCK + DOUBLE_INDIRECT;
-            let number = u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
+        self.fs.modify_slot(h, RESIZE_INO, |slot| {
             let copies = self.copies().0.len() as u64;
             let blocks = 1 + u64::from(new.reserved_gdt_blocks) * (1 + copies);
             let sectors = (blocks << (new.block_bits - 9)) as u32;
             slot[I_BLOCKS_LO..I_BLOCKS_LO + 4].copy_from_slice(&sectors.to_le_bytes());
-            BlockNo(number.into())
         })?;
         let buffer = self.fs.block(double)?;
         h.modify(&buffer, |bytes| {

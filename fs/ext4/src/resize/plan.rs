@@ -34,9 +34,9 @@ impl Plan {
         }
         loop {
             if blocks < old.blocks_count {
-                return Err(refuse(format!(
-                    "it has {} blocks of {} bytes already, and {new_bytes} bytes are {blocks}; to make it \
-                     smaller, use resize2fs",
+                return Err(Error::Incompatible(format!(
+                    "{place} has {} blocks of {} bytes, and {new_bytes} bytes are {blocks}: ivers cannot make \
+                     it smaller; use resize2fs",
                     old.blocks_count, old.block_size
                 )));
             }
