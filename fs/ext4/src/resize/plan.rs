@@ -35,8 +35,8 @@ impl Plan {
         loop {
             if blocks < old.blocks_count {
                 return Err(Error::Incompatible(format!(
-                    "{place} has {} blocks of {} bytes, and {new_bytes} bytes are {blocks}: ivers cannot make \
-                     it smaller; use resize2fs",
+                    "{place} has {} blocks of {} bytes, and {new_bytes} bytes are {blocks}: ivers cannot \
+                     make it smaller; use resize2fs",
                     old.blocks_count, old.block_size
                 )));
             }
