@@ -58,6 +58,10 @@ fn refused_images_are_unchanged() {
         assert!(fs::read(&image).unwrap() == before, "{kind} {size}: written to");
         fs::remove_file(&image).unwrap();
     }
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let output = ivers(["resize", word, "2M"]);
+    assert!(said(&output).contains("zeros at its start: only ext2"), "{}", said(&output));
+    fs::remove_file(&image).unwrap();
     assert_eq!(ivers(["resize", word, "10M"]).status.code(), Some(3));
     assert_eq!(ivers(["resize", word]).status.code(), Some(2));
 }

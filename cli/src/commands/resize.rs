@@ -82,6 +82,8 @@ fn resize(device: &Arc<FileDevice>, wanted: Option<u64>, name: &str) -> Result<R
                 Some(_) => foreign_formats::contents(&**device),
                 None => foreign_formats::recognise(&**device).unwrap_or("no known filesystem".to_owned()),
             };
+            // What follows a colon is a hint for mounting.
+            let found = found.split(':').next().unwrap_or_default();
             return Err(failure(
                 REFUSED,
                 format!("{name} contains {found}: only ext2, ext3 and ext4 can be resized"),
