@@ -23,7 +23,7 @@ Exit codes of all commands:
   4  refused: the image requires an unsupported feature or contains no
      supported filesystem; the directory is not on a mount of ivers
   5  the image is damaged; the checker of its format may repair it (e2fsck,
-     fsck.fat; xdfscan finds damage of AFFS)
+     fsck.fat, xfs_repair; xdfscan finds damage of AFFS)
   6  the image or the mount is in use
 
 Getting started:

@@ -59,10 +59,19 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_affs::probe,
         open: open_affs,
     },
+    Format {
+        names: &["xfs"],
+        title: "XFS filesystem",
+        stores_owners: true,
+        stores_security_xattrs: true,
+        has_partitions: false,
+        probe: ivers_xfs::probe,
+        open: open_xfs,
+    },
 ];
 
 /// All formats, in words.
-pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS or FFS filesystem";
+pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS or XFS filesystem";
 
 /// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
@@ -152,6 +161,19 @@ fn open_affs(
         partition: options.partition.clone(),
     };
     Ok(ivers_affs::Affs::open(device, options)?)
+}
+
+fn open_xfs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    image_name: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let options = ivers_xfs::OpenOptions {
+        common: common_options(options, budget, image_name),
+        no_replay: options.no_replay,
+    };
+    Ok(ivers_xfs::Xfs::open(device, options)?)
 }
 
 #[cfg(test)]

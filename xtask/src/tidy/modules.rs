@@ -139,7 +139,7 @@ fn folders_with_modules(source: &Path, folder: &str, found: &mut Vec<String>) {
 
 /// Crates whose modules are ordered: each folder has an order here, from the lowest module to the highest, or
 /// is in [`NOT_YET_ORDERED`].
-const ORDERS: [(&str, &[(&str, &str)]); 8] = [
+const ORDERS: [(&str, &[(&str, &str)]); 9] = [
     (
         "serve/nfsd/src",
         &[
@@ -220,6 +220,16 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
     ),
     ("fs/fat/src", &[("mkfs", "options geometry")]),
     ("fs/affs/src", &[]),
+    (
+        "fs/xfs/src",
+        &[
+            ("", "layout search volume btree fork inode ag da dir attr symlink file log open driver"),
+            ("layout", "bytes features raw checksum superblock"),
+            ("dir", "entry names data short"),
+            ("attr", "acl attribute short leaf"),
+            ("log", "refusal ring scan items convert replay"),
+        ],
+    ),
 ];
 
 /// Folders without an order, because their modules use each other in a circle or use the folder's own file.

@@ -13,8 +13,8 @@ pub struct Args {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga), or
-    /// mem (in memory)
+    /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
+    /// xfs (read-only), or mem (in memory)
     #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
     pub fs_type: String,
     /// Stay in the foreground until unmounted

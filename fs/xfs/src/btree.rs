@@ -1,0 +1,123 @@
+//! B-trees: the inode B-tree of a group, and the extent B-tree of a fork.
+
+use crate::layout::bytes::{number, read};
+use crate::layout::checksum::{LONG_BTREE, SHORT_BTREE};
+use crate::layout::raw::{RawInobtRec, RawLongBlock, RawShortBlock};
+use crate::layout::superblock::FsBlock;
+use crate::search::last_at_most;
+use crate::volume::{Unit, Whose, Xfs};
+use ivers_block::BlockNo;
+use ivers_vfs::Result;
+use std::mem::{offset_of, size_of};
+
+/// The most levels of any B-tree; the format has at most 12.
+pub(crate) const MAX_LEVELS: u32 = 16;
+const KEY_AND_POINTER_BYTES: usize = 8 + 8;
+const RECORD_BYTES: usize = 16;
+
+/// A B-tree block whose header is checked.
+pub(crate) struct TreeBlock {
+    bytes: Unit,
+    header: usize,
+    /// Keys or records in it.
+    pub records: usize,
+}
+
+impl TreeBlock {
+    /// The bytes of a record of a leaf.
+    pub(crate) fn record(&self, index: usize) -> &[u8] {
+        let at = self.header + index * RECORD_BYTES;
+        self.bytes.get(at..at + RECORD_BYTES).unwrap_or_default()
+    }
+
+    /// The key and the pointer of a node; both have `bytes` bytes.
+    fn node_entry(&self, index: usize, bytes: usize) -> (u64, u64) {
+        let most = (self.bytes.len() - self.header) / (2 * bytes);
+        let field = |at| number(&self.bytes, at, bytes).unwrap_or(0);
+        (field(self.header + index * bytes), field(self.header + (most + index) * bytes))
+    }
+
+    /// The key and the pointer of a node of an extent B-tree.
+    pub(crate) fn extent_node_entry(&self, index: usize) -> (u64, u64) {
+        self.node_entry(index, KEY_AND_POINTER_BYTES / 2)
+    }
+}
+
+impl Xfs {
+    fn check_tree_block(
+        &self,
+        bytes: Unit,
+        (header, entry): (usize, usize),
+        (magic, level): (u32, u32),
+        whose: Whose,
+        block: BlockNo,
+    ) -> Result<TreeBlock> {
+        let found = number(&bytes, 0, 4).unwrap_or(0) as u32;
+        let found_level = number(&bytes, 4, 2).unwrap_or(0) as u32;
+        let records = number(&bytes, 6, 2).unwrap_or(0) as usize;
+        let what = if found != magic {
+            format!("a B-tree block has the magic {found:#010x}")
+        } else if found_level != level {
+            format!("a B-tree block of level {level} says that it has level {found_level}")
+        } else if records > bytes.len().saturating_sub(header) / entry || (records == 0 && level > 0) {
+            format!("a B-tree block has {records} records")
+        } else {
+            return Ok(TreeBlock { bytes, header, records });
+        };
+        Err(self.corrupt_block(what, whose, block))
+    }
+
+    /// Reads a block of a fork's extent B-tree.
+    pub(crate) fn extent_tree_block(&self, pointer: u64, level: u32, ino: u64) -> Result<TreeBlock> {
+        let whose = Whose::Inode(ino);
+        let block = self
+            .sb
+            .run(FsBlock(pointer), 1)
+            .ok_or_else(|| self.corrupt(format!("the extent B-tree refers to block {pointer}"), whose))?;
+        let bytes = self.unit(&[block], &LONG_BTREE, whose)?;
+        let v5 = self.sb.is_v5();
+        let header = if v5 { size_of::<RawLongBlock>() } else { offset_of!(RawLongBlock, bb_blkno) };
+        let magic = u32::from_be_bytes(if v5 { *b"BMA3" } else { *b"BMAP" });
+        // Records and pairs of key and pointer have the same size.
+        self.check_tree_block(bytes, (header, RECORD_BYTES), (magic, level), whose, block)
+    }
+
+    /// Reads a block of a group's inode B-tree.
+    fn inode_tree_block(&self, ag: u32, pointer: u32, level: u32) -> Result<TreeBlock> {
+        let whose = Whose::Group(ag);
+        let block = self
+            .sb
+            .ag_block(ag, pointer)
+            .ok_or_else(|| self.corrupt(format!("the inode B-tree refers to block {pointer}"), whose))?;
+        let bytes = self.unit(&[block], &SHORT_BTREE, whose)?;
+        let v5 = self.sb.is_v5();
+        let header = if v5 { size_of::<RawShortBlock>() } else { offset_of!(RawShortBlock, bb_blkno) };
+        let magic = u32::from_be_bytes(if v5 { *b"IAB3" } else { *b"IABT" });
+        let entry = if level == 0 { RECORD_BYTES } else { KEY_AND_POINTER_BYTES / 2 };
+        self.check_tree_block(bytes, (header, entry), (magic, level), whose, block)
+    }
+
+    /// Returns the last record of a group's inode B-tree that starts at or before an inode.
+    pub(crate) fn inode_chunk(
+        &self,
+        ag: u32,
+        root: u32,
+        levels: u32,
+        agino: u32,
+    ) -> Result<Option<RawInobtRec>> {
+        if !(1..=MAX_LEVELS).contains(&levels) {
+            let what = format!("the inode B-tree has {levels} levels");
+            return Err(self.corrupt(what, Whose::Group(ag)));
+        }
+        let mut pointer = root;
+        for level in (1..levels).rev() {
+            let node = self.inode_tree_block(ag, pointer, level)?;
+            let found = last_at_most(node.records, agino.into(), |index| node.node_entry(index, 4).0);
+            let Some(index) = found else { return Ok(None) };
+            pointer = node.node_entry(index, 4).1 as u32;
+        }
+        let leaf = self.inode_tree_block(ag, pointer, 0)?;
+        let start = |index| number(leaf.record(index), 0, 4).unwrap_or(0);
+        Ok(last_at_most(leaf.records, agino.into(), start).and_then(|index| read(leaf.record(index), 0)))
+    }
+}

@@ -1,0 +1,89 @@
+//! Data blocks of directories: entries and free space, one after the other.
+
+use super::entry::{ADDRESS_UNIT, Entry, check_name, file_type};
+use crate::inode::Dinode;
+use crate::layout::bytes::number;
+use crate::layout::checksum::DIR_DATA;
+use crate::volume::{Unit, Xfs};
+use ivers_block::{BlockNo, FileBlock};
+use ivers_vfs::Result;
+
+/// Starts a range of free space.
+const FREE_TAG: u64 = 0xFFFF;
+const DATA_MAGICS: [&[u8; 4]; 2] = [b"XDD3", b"XD2D"];
+const BLOCK_MAGICS: [&[u8; 4]; 2] = [b"XDB3", b"XD2B"];
+
+/// A data block whose header is checked.
+pub(super) struct DataBlock {
+    pub bytes: Unit,
+    pub block: BlockNo,
+    block_form: bool,
+}
+
+impl DataBlock {
+    /// Whether the hashes are in the block as well.
+    pub(super) fn is_block_form(&self) -> bool {
+        self.block_form
+    }
+
+    /// Decodes the entry at an offset.
+    pub(super) fn entry_at(&self, xfs: &Xfs, at: usize) -> std::result::Result<Entry<'_>, String> {
+        if at < xfs.data_start() || number(&self.bytes, at, 2) == Some(FREE_TAG) {
+            return Err(format!("there is no entry at offset {at}"));
+        }
+        self.next(xfs, at, self.bytes.len())?.0.ok_or_else(|| format!("there is no entry at offset {at}"))
+    }
+
+    /// Decodes what is at an offset, up to `stop`: an entry or free space, and its length in bytes.
+    pub(super) fn next(
+        &self,
+        xfs: &Xfs,
+        at: usize,
+        stop: usize,
+    ) -> std::result::Result<(Option<Entry<'_>>, usize), String> {
+        let bytes = self.bytes.get(..stop).unwrap_or_default();
+        let cut = || format!("an entry at offset {at} ends past its block");
+        let (len, entry) = if number(bytes, at, 2) == Some(FREE_TAG) {
+            (number(bytes, at + 2, 2).ok_or_else(cut)? as usize, None)
+        } else {
+            let ino = number(bytes, at, 8).ok_or_else(cut)?;
+            let name_len = usize::from(*bytes.get(at + 8).ok_or_else(cut)?);
+            let name = bytes.get(at + 9..at + 9 + name_len).ok_or_else(cut)?;
+            let has_type = xfs.sb.has_ftype();
+            let kind =
+                if has_type { file_type(*bytes.get(at + 9 + name_len).ok_or_else(cut)?) } else { None };
+            // Inode number, length, name, type and the offset of the entry itself, padded.
+            let len = (8 + 1 + name_len + usize::from(has_type) + 2).next_multiple_of(ADDRESS_UNIT as usize);
+            (len, Some(Entry { ino, name, kind, address: at as u64 / ADDRESS_UNIT }))
+        };
+        let tag = number(bytes, (at + len).wrapping_sub(2), 2);
+        if len == 0 || len % ADDRESS_UNIT as usize != 0 || tag != Some(at as u64) {
+            return Err(format!("an entry at offset {at} of a directory block has a wrong length or tag"));
+        }
+        if let Some(entry) = &entry {
+            check_name(entry.name)?;
+        }
+        Ok((entry, len))
+    }
+}
+
+impl Xfs {
+    /// Reads a data block of a directory by its number.
+    pub(super) fn data_block(&self, dir: &Dinode, number: u64) -> Result<DataBlock> {
+        let unit = self.dir_unit();
+        let blocks = self.mapped_blocks(&dir.data, FileBlock(number.saturating_mul(unit)), unit, dir.ino)?;
+        let bytes = self.unit(&blocks, &DIR_DATA, dir.whose())?;
+        let block = blocks.first().copied().unwrap_or_default();
+        let version = usize::from(!self.sb.is_v5());
+        let block_form = bytes.starts_with(BLOCK_MAGICS[version]);
+        if !block_form && !bytes.starts_with(DATA_MAGICS[version]) {
+            let what = "a data block of a directory has a wrong magic";
+            return Err(self.corrupt_block(what, dir.whose(), block));
+        }
+        if block_form && (number != 0 || dir.attr.size != u64::from(self.sb.dir_block_size)) {
+            let what = "a block directory has another size";
+            return Err(self.corrupt_block(what, dir.whose(), block));
+        }
+        Ok(DataBlock { bytes, block, block_form })
+    }
+}

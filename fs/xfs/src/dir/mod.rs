@@ -1,0 +1,201 @@
+//! Directories: finding and listing names.
+//!
+//! | form | where |
+//! |---|---|
+//! | short form | in the inode |
+//! | block | one block with entries and, at its end, their hashes |
+//! | leaf, node | data blocks from byte 0, hashes from 32 GiB, free space from 64 GiB of the fork |
+//!
+//! Every entry has an address: its offset in the data blocks, in units of 8 bytes. Short-form entries keep
+//! the address that they had or will have in a block, and so a cursor stays valid when the form changes.
+
+mod data;
+mod entry;
+mod names;
+mod short;
+
+use crate::da::HashTree;
+use crate::fork::Fork;
+use crate::inode::Dinode;
+use crate::layout::bytes::number;
+use crate::layout::raw::{RawDirBlockTail, RawDirLeafEntry};
+use crate::search::partition;
+use crate::volume::Xfs;
+use data::DataBlock;
+use entry::{ADDRESS_UNIT, Emit, Entry};
+use ivers_block::FileBlock;
+use ivers_vfs::{FileType, Result};
+use std::mem::size_of;
+
+pub(crate) use names::same_name;
+use names::{hash, matches};
+
+/// The byte of the fork at which the hashes start.
+const LEAF_OFFSET: u64 = 1 << 35;
+const LEAF_ENTRY_BYTES: usize = size_of::<RawDirLeafEntry>();
+/// Magics of the one leaf of a leaf directory, and of the leaves of a node directory.
+const LEAF1_MAGICS: [u16; 2] = [0x3df1, 0xd2f1];
+const LEAFN_MAGICS: [u16; 2] = [0x3dff, 0xd2ff];
+
+impl Xfs {
+    /// Returns the inode that a directory has for a name.
+    pub(crate) fn find_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<u64>> {
+        if let Fork::Local(bytes) = &dir.data {
+            let short = self.short_form(dir, bytes)?;
+            if name == b".." {
+                return Ok(Some(short.parent));
+            }
+            let found = short.entries.iter().find(|entry| matches(&self.sb, entry.name, name));
+            return Ok(found.map(|entry| entry.ino));
+        }
+        let wanted = hash(&self.sb, name);
+        let first = self.data_block(dir, 0)?;
+        if first.is_block_form() {
+            let (count, leaf) = self.block_form_leaf(dir, &first)?;
+            let entry = |index: usize| leaf_entry(&first.bytes, leaf, index);
+            let from = partition(count, |index| entry(index).0 < wanted);
+            for index in (from..count).take_while(|index| entry(*index).0 == wanted) {
+                let found = self.entry_at(dir, Some(&first), entry(index).1)?;
+                if found.as_ref().is_some_and(|(found, _)| matches(&self.sb, found, name)) {
+                    return Ok(found.map(|(_, ino)| ino));
+                }
+            }
+            return Ok(None);
+        }
+        drop(first);
+        self.find_by_hash(dir, name, wanted)
+    }
+
+    /// Finds a name in a leaf or node directory.
+    fn find_by_hash(&self, dir: &Dinode, name: &[u8], wanted: u32) -> Result<Option<u64>> {
+        let root = FileBlock(LEAF_OFFSET / u64::from(self.sb.block_size));
+        let unit = self.dir_unit();
+        let tree = |leaf_magics| HashTree { ino: dir.ino, fork: &dir.data, root, unit, leaf_magics };
+        let version = usize::from(!self.sb.is_v5());
+        let magic = number(&self.hash_block(&tree(LEAFN_MAGICS), root)?.bytes, 8, 2).unwrap_or(0) as u16;
+        let tree = tree(if magic == LEAF1_MAGICS[version] { LEAF1_MAGICS } else { LEAFN_MAGICS });
+        let Some(leaf) = self.hash_leaf(&tree, wanted)? else { return Ok(None) };
+        let header = self.da_header_bytes();
+        let entries = header + if self.sb.is_v5() { 8 } else { 4 };
+        // `Some(None)`: the hashes that follow are larger.
+        let found = self.each_leaf_from(&tree, leaf, |leaf| {
+            let count = number(&leaf.bytes, header, 2).unwrap_or(0) as usize;
+            if entries + count * LEAF_ENTRY_BYTES > leaf.bytes.len() {
+                let what = format!("a leaf of a directory has {count} entries");
+                return Err(self.corrupt_block(what, dir.whose(), leaf.block));
+            }
+            let entry = |index: usize| leaf_entry(&leaf.bytes, entries, index);
+            let from = partition(count, |index| entry(index).0 < wanted);
+            for index in from..count {
+                let (hash, address) = entry(index);
+                if hash != wanted {
+                    return Ok(Some(None));
+                }
+                let found = self.entry_at(dir, None, address)?;
+                if found.as_ref().is_some_and(|(found, _)| matches(&self.sb, found, name)) {
+                    return Ok(Some(found.map(|(_, ino)| ino)));
+                }
+            }
+            Ok(None)
+        })?;
+        Ok(found.flatten())
+    }
+
+    /// Returns name and inode of the entry at an address. `None` for a removed entry.
+    fn entry_at(
+        &self,
+        dir: &Dinode,
+        block: Option<&DataBlock>,
+        address: u32,
+    ) -> Result<Option<(Vec<u8>, u64)>> {
+        if address == 0 {
+            return Ok(None);
+        }
+        let byte = u64::from(address) * ADDRESS_UNIT;
+        let size = u64::from(self.sb.dir_block_size);
+        let other;
+        let block = match block {
+            Some(block) if byte < size => block,
+            _ => {
+                other = self.data_block(dir, byte / size)?;
+                &other
+            }
+        };
+        let entry = block
+            .entry_at(self, (byte % size) as usize)
+            .map_err(|what| self.corrupt_block(what, dir.whose(), block.block))?;
+        Ok(Some((entry.name.to_vec(), entry.ino)))
+    }
+
+    /// Returns how many hashes a block directory has, and where they start.
+    fn block_form_leaf(&self, dir: &Dinode, block: &DataBlock) -> Result<(usize, usize)> {
+        let tail = block.bytes.len() - size_of::<RawDirBlockTail>();
+        let count = number(&block.bytes, tail, 4).unwrap_or(0) as usize;
+        let leaf = count.checked_mul(LEAF_ENTRY_BYTES).and_then(|bytes| tail.checked_sub(bytes));
+        match leaf.filter(|leaf| *leaf >= self.data_start()) {
+            Some(leaf) => Ok((count, leaf)),
+            None => {
+                let what = format!("a block directory has {count} entries");
+                Err(self.corrupt_block(what, dir.whose(), block.block))
+            }
+        }
+    }
+
+    /// Returns the parent of a directory.
+    pub(crate) fn parent_of(&self, dir: &Dinode) -> Result<u64> {
+        self.find_name(dir, b"..")?
+            .ok_or_else(|| self.corrupt("the directory has no entry for its parent", dir.whose()))
+    }
+
+    /// Emits the entries from a cursor on.
+    pub(crate) fn list(&self, dir: &Dinode, cursor: u64, emit: &mut Emit<'_>) -> Result<()> {
+        if let Fork::Local(bytes) = &dir.data {
+            let short = self.short_form(dir, bytes)?;
+            let start = self.data_start() as u64 / ADDRESS_UNIT;
+            let kind = Some(FileType::Directory);
+            let dots = [
+                Entry { ino: dir.ino, name: b".", kind, address: start },
+                Entry { ino: short.parent, name: b"..", kind, address: start + 2 },
+            ];
+            for entry in dots.iter().chain(&short.entries).filter(|entry| entry.address >= cursor) {
+                if entry.emit(emit).is_break() {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        let size = u64::from(self.sb.dir_block_size);
+        let mut block = cursor.saturating_mul(ADDRESS_UNIT) / size;
+        let end = dir.attr.size.min(LEAF_OFFSET).div_ceil(size);
+        while block < end {
+            let mapping = self.map(&dir.data, FileBlock(block * self.dir_unit()), dir.ino)?;
+            if mapping.block.is_none() {
+                block += (mapping.len / self.dir_unit()).max(1);
+                continue;
+            }
+            let data = self.data_block(dir, block)?;
+            let stop =
+                if data.is_block_form() { self.block_form_leaf(dir, &data)?.1 } else { data.bytes.len() };
+            let first = block * size / ADDRESS_UNIT;
+            let mut at = self.data_start();
+            while at < stop {
+                let item = data.next(self, at, stop);
+                let (entry, len) = item.map_err(|what| self.corrupt_block(what, dir.whose(), data.block))?;
+                at += len;
+                let Some(entry) = entry else { continue };
+                let entry = Entry { address: first + entry.address, ..entry };
+                if entry.address >= cursor && entry.emit(emit).is_break() {
+                    return Ok(());
+                }
+            }
+            block += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The hash and the address of an entry of a table of hashes.
+fn leaf_entry(bytes: &[u8], table: usize, index: usize) -> (u32, u32) {
+    let at = table + index * LEAF_ENTRY_BYTES;
+    (number(bytes, at, 4).unwrap_or(0) as u32, number(bytes, at + 4, 4).unwrap_or(0) as u32)
+}

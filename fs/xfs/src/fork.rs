@@ -1,0 +1,275 @@
+//! Forks: where the contents, entries and attributes of an inode are.
+
+use crate::btree::MAX_LEVELS;
+use crate::layout::bytes::{number, read};
+use crate::layout::raw::{RawBmbtRec, RawBmdrBlock};
+use crate::layout::superblock::{FsBlock, Superblock};
+use crate::search::last_at_most;
+use crate::volume::{Whose, Xfs};
+use ivers_block::{BlockNo, FileBlock};
+use ivers_vfs::Result;
+use std::mem::size_of;
+
+const FORMAT_LOCAL: u8 = 1;
+const FORMAT_EXTENTS: u8 = 2;
+const FORMAT_BTREE: u8 = 3;
+/// The first file block that no extent can have.
+pub(crate) const FILE_BLOCKS_END: u64 = 1 << 54;
+const EXTENT_BYTES: usize = size_of::<RawBmbtRec>();
+
+/// What the blocks of a fork belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ForkSpace {
+    Data,
+    Attributes,
+    /// Blocks of the realtime device, which is not there: they are not checked.
+    Realtime,
+}
+
+/// A fork of an inode.
+#[derive(Debug)]
+pub(crate) enum Fork {
+    /// There is none.
+    None,
+    /// In the inode itself.
+    Local(Box<[u8]>),
+    /// Extents in ascending order.
+    Extents(Box<[Extent]>),
+    /// A B-tree of extents.
+    Btree(TreeRoot),
+}
+
+/// A run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub file_block: FileBlock,
+    pub start: FsBlock,
+    pub len: u64,
+    /// Allocated, but it reads as zeros.
+    pub unwritten: bool,
+}
+
+/// The root of an extent B-tree, in the inode.
+#[derive(Debug)]
+pub(crate) struct TreeRoot {
+    level: u32,
+    /// Key and pointer of each child.
+    children: Box<[(u64, u64)]>,
+}
+
+/// What is at a file block, and for how many blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub len: u64,
+    /// The device block; `None` in a hole.
+    pub block: Option<BlockNo>,
+    pub unwritten: bool,
+}
+
+impl Extent {
+    pub(crate) fn decode(record: &[u8]) -> Option<Self> {
+        let raw: RawBmbtRec = read(record, 0)?;
+        let (l0, l1) = (raw.l0.get(), raw.l1.get());
+        Some(Self {
+            unwritten: l0 >> 63 != 0,
+            file_block: FileBlock(l0 >> 9 & (FILE_BLOCKS_END - 1)),
+            start: FsBlock((l0 & 0x1FF) << 43 | l1 >> 21),
+            len: l1 & 0x1F_FFFF,
+        })
+    }
+
+    fn end(&self) -> FileBlock {
+        self.file_block.saturating_add(self.len)
+    }
+}
+
+impl Fork {
+    /// Decodes a fork from its space in the inode. `local_bytes` is the size of local contents, if the fork
+    /// may be local.
+    pub(crate) fn decode(
+        sb: &Superblock,
+        format: u8,
+        space: &[u8],
+        extents: u64,
+        local_bytes: Option<u64>,
+        kind: ForkSpace,
+    ) -> std::result::Result<Self, String> {
+        match format {
+            FORMAT_LOCAL => {
+                let len = local_bytes.and_then(|len| usize::try_from(len).ok());
+                let local = len.and_then(|len| space.get(..len)).ok_or("local contents do not fit")?;
+                Ok(Self::Local(local.into()))
+            }
+            FORMAT_EXTENTS => {
+                let bytes = usize::try_from(extents).ok().and_then(|count| count.checked_mul(EXTENT_BYTES));
+                let records = bytes
+                    .and_then(|bytes| space.get(..bytes))
+                    .ok_or_else(|| format!("{extents} extents do not fit in the inode"))?;
+                let mut list: Vec<Extent> = Vec::with_capacity(records.len() / EXTENT_BYTES);
+                for record in records.chunks_exact(EXTENT_BYTES) {
+                    let extent = Extent::decode(record).ok_or("an extent is too short")?;
+                    check_extent(sb, &extent, kind)?;
+                    if list.last().is_some_and(|last| last.end() > extent.file_block) {
+                        return Err("extents overlap".into());
+                    }
+                    list.push(extent);
+                }
+                Ok(Self::Extents(list.into()))
+            }
+            FORMAT_BTREE => {
+                let raw: RawBmdrBlock = read(space, 0).ok_or("the extent B-tree's root does not fit")?;
+                let (level, records) = (u32::from(raw.bb_level.get()), usize::from(raw.bb_numrecs.get()));
+                let header = size_of::<RawBmdrBlock>();
+                let most = (space.len() - header) / 16;
+                if !(1..MAX_LEVELS).contains(&level) || records == 0 || records > most {
+                    return Err(format!("the extent B-tree's root has level {level} and {records} records"));
+                }
+                let field = |at| number(space, header + at * 8, 8).unwrap_or(0);
+                let children = (0..records).map(|index| (field(index), field(most + index))).collect();
+                Ok(Self::Btree(TreeRoot { level, children }))
+            }
+            _ => Err(format!("a fork has format {format}")),
+        }
+    }
+
+    /// Returns whether nothing is stored.
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Local(bytes) => bytes.is_empty(),
+            Self::Extents(list) => list.is_empty(),
+            Self::Btree(_) => false,
+        }
+    }
+}
+
+fn check_extent(sb: &Superblock, extent: &Extent, kind: ForkSpace) -> std::result::Result<(), String> {
+    if extent.len == 0 || extent.end().0 > FILE_BLOCKS_END {
+        return Err(format!("an extent at file block {} has {} blocks", extent.file_block, extent.len));
+    }
+    if kind != ForkSpace::Realtime && sb.run(extent.start, extent.len).is_none() {
+        return Err(format!("an extent refers to {} blocks at {}", extent.len, extent.start.0));
+    }
+    Ok(())
+}
+
+/// Returns the last of `count` extents that starts at or before a file block, and where the next one starts.
+fn find_extent(
+    count: usize,
+    at: FileBlock,
+    extent: impl Fn(usize) -> Option<Extent>,
+) -> (Option<Extent>, Option<FileBlock>) {
+    let start = |index| extent(index).map_or(u64::MAX, |extent| extent.file_block.0);
+    let index = last_at_most(count, at.0, start);
+    let next = index.map_or(0, |index| index + 1);
+    let next = (next < count).then(|| FileBlock(start(next)));
+    (index.and_then(extent), next)
+}
+
+impl Xfs {
+    /// Returns what is at a file block of a fork of blocks.
+    pub(crate) fn map(&self, fork: &Fork, at: FileBlock, ino: u64) -> Result<Mapping> {
+        let whose = Whose::Inode(ino);
+        let mut end = FileBlock(FILE_BLOCKS_END).max(at.saturating_add(1));
+        let extent = match fork {
+            Fork::None => None,
+            Fork::Local(_) => return Err(self.corrupt("contents in the inode have no blocks", whose)),
+            Fork::Extents(list) => {
+                let (extent, next) = find_extent(list.len(), at, |index| list.get(index).copied());
+                end = end.min(next.unwrap_or(end));
+                extent
+            }
+            Fork::Btree(root) => {
+                let (extent, next) = self.find_in_tree(root, at, ino)?;
+                if next.is_some_and(|next| next <= at) {
+                    return Err(self.corrupt("the keys of the extent B-tree are out of order", whose));
+                }
+                end = end.min(next.unwrap_or(end));
+                extent
+            }
+        };
+        let inside = extent.filter(|extent| extent.end() > at);
+        let hole = Mapping { len: end - at, block: None, unwritten: false };
+        let Some(extent) = inside else { return Ok(hole) };
+        let skipped = at - extent.file_block;
+        let first = self.sb.run(extent.start, extent.len).ok_or_else(|| {
+            let what = format!("an extent refers to {} blocks at {}", extent.len, extent.start.0);
+            self.corrupt(what, whose)
+        })?;
+        Ok(Mapping { len: extent.len - skipped, block: Some(first + skipped), unwritten: extent.unwritten })
+    }
+
+    fn find_in_tree(
+        &self,
+        root: &TreeRoot,
+        at: FileBlock,
+        ino: u64,
+    ) -> Result<(Option<Extent>, Option<FileBlock>)> {
+        let children = &root.children;
+        let mut next = None;
+        let index = last_at_most(children.len(), at.0, |index| children[index].0);
+        let mut follow = |index: Option<usize>, count: usize, key: &dyn Fn(usize) -> u64| {
+            let after = index.map_or(0, |index| index + 1);
+            if after < count {
+                next = Some(FileBlock(key(after)));
+            }
+        };
+        follow(index, children.len(), &|index| children[index].0);
+        let Some(index) = index else { return Ok((None, next)) };
+        let mut pointer = children[index].1;
+        for level in (1..root.level).rev() {
+            let node = self.extent_tree_block(pointer, level, ino)?;
+            let key = |index| node.extent_node_entry(index).0;
+            let index = last_at_most(node.records, at.0, key);
+            follow(index, node.records, &key);
+            let Some(index) = index else { return Ok((None, next)) };
+            pointer = node.extent_node_entry(index).1;
+        }
+        let leaf = self.extent_tree_block(pointer, 0, ino)?;
+        let (extent, after) = find_extent(leaf.records, at, |index| Extent::decode(leaf.record(index)));
+        if let Some(extent) = &extent {
+            check_extent(&self.sb, extent, ForkSpace::Data)
+                .map_err(|what| self.corrupt(what, Whose::Inode(ino)))?;
+        }
+        Ok((extent, after.or(next)))
+    }
+
+    /// Returns the device blocks of `count` file blocks that must all be mapped.
+    pub(crate) fn mapped_blocks(
+        &self,
+        fork: &Fork,
+        first: FileBlock,
+        count: u64,
+        ino: u64,
+    ) -> Result<Vec<BlockNo>> {
+        let mut blocks = Vec::new();
+        while (blocks.len() as u64) < count {
+            let at = first.saturating_add(blocks.len() as u64);
+            let mapping = self.map(fork, at, ino)?;
+            let start = mapping.block.ok_or_else(|| {
+                self.corrupt(format!("file block {at} should have a block and is a hole"), Whose::Inode(ino))
+            })?;
+            blocks.extend(start.run(mapping.len.min(count - blocks.len() as u64)));
+        }
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_decode() {
+        let (file_block, start, len) = (0x12_3456_789A_BCDE_u64, 0x8_7654_3210_FEDC_u64, 0x1F_FFFF_u64);
+        let l0 = 1u64 << 63 | file_block << 9 | start >> 43;
+        let l1 = start << 21 | len;
+        let bytes = [l0.to_be_bytes(), l1.to_be_bytes()].concat();
+        let extent = Extent::decode(&bytes).unwrap();
+        assert_eq!(
+            extent,
+            Extent { file_block: FileBlock(file_block), start: FsBlock(start), len, unwritten: true }
+        );
+        assert_eq!(Extent::decode(&bytes[1..]), None);
+    }
+}

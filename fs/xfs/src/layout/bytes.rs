@@ -1,0 +1,23 @@
+//! Magics, and reading of structures and numbers at an offset.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+pub(crate) const MAGIC_SUPERBLOCK: u32 = 0x5846_5342;
+pub(crate) const MAGIC_AGF: u32 = 0x5841_4746;
+pub(crate) const MAGIC_AGI: u32 = 0x5841_4749;
+pub(crate) const MAGIC_AGFL: u32 = 0x5841_464c;
+pub(crate) const MAGIC_INODE: u16 = 0x494e;
+
+/// No inode, in the lists of unlinked inodes.
+pub(crate) const NULL_AGINO: u32 = u32::MAX;
+
+/// Reads a structure at an offset, if the bytes reach that far.
+pub(crate) fn read<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8], at: usize) -> Option<T> {
+    Some(T::read_from_prefix(bytes.get(at..)?).ok()?.0)
+}
+
+/// Reads a big-endian number of up to 8 bytes at an offset.
+pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
+    let end = at.checked_add(len)?;
+    Some(bytes.get(at..end)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+}

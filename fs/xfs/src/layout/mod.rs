@@ -1,0 +1,10 @@
+//! On-disk structures: as bytes, and as values that are checked once. No I/O.
+//!
+//! Sources: "XFS Algorithms & Data Structures" (its field names are used here), the kernel's documentation of
+//! XFS, and images that mkfs.xfs and Linux made.
+
+pub(crate) mod bytes;
+pub mod checksum;
+pub mod features;
+pub mod raw;
+pub mod superblock;

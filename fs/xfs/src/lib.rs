@@ -1,0 +1,40 @@
+//! The XFS driver. It reads versions 4 and 5, and writes nothing yet.
+//!
+//! [`Xfs::open`] checks an image, replays a dirty log in memory, and returns a filesystem for
+//! `ivers_vfs::Vfs::mount`. `docs/xfs.md` explains the format's bits, what is refused, and the plan for
+//! writing.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
+//! | `search` | binary search |
+//! | `volume` | the open filesystem, and verified blocks of it |
+//! | `btree`, `fork` | B-trees of inodes and extents; where the blocks of a fork are |
+//! | `inode`, `ag` | inodes; heads of allocation groups and unlinked inodes |
+//! | `da` | hash trees of names, for directories and attributes |
+//! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
+//! | `log` | finding the log's end, and replay |
+//! | `open`, `driver` | opening; the interface to the VFS |
+//!
+//! The driver has no locks: nothing that it keeps changes after it is opened.
+
+#![forbid(unsafe_code)]
+
+mod ag;
+mod attr;
+mod btree;
+mod da;
+mod dir;
+mod driver;
+mod file;
+mod fork;
+mod inode;
+pub mod layout;
+mod log;
+mod open;
+mod search;
+mod symlink;
+mod volume;
+
+pub use open::{OpenOptions, probe};
+pub use volume::Xfs;

@@ -1,0 +1,129 @@
+//! Conversions between what is logged of an inode and what is stored.
+
+use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
+use crate::layout::raw::{RawBmdrBlock, RawDinode, RawLongBlock};
+use std::mem::{offset_of, size_of};
+
+/// Offset and size of the numbers of an inode's core, which the log has in little-endian. Times without the
+/// feature bigtime are two numbers of 4 bytes.
+const CORE_NUMBERS: [(usize, usize); 23] = [
+    (0, 2),
+    (2, 2),
+    (6, 2),
+    (8, 4),
+    (12, 4),
+    (16, 4),
+    (20, 2),
+    (22, 2),
+    (56, 8),
+    (64, 8),
+    (72, 4),
+    (76, 4),
+    (80, 2),
+    (84, 4),
+    (88, 2),
+    (90, 2),
+    (92, 4),
+    (96, 4),
+    (104, 8),
+    (112, 8),
+    (120, 8),
+    (128, 4),
+    (152, 8),
+];
+const CORE_TIMES: [usize; 4] = [32, 40, 48, 144];
+const FLAG_BIGTIME: u64 = 0x8;
+const FLAG_NREXT64: u64 = 0x10;
+
+/// Converts the core of an inode from the byte order of the log. `None` if it is none of version 3.
+pub(super) fn native_core(logged: &[u8]) -> Option<[u8; size_of::<RawDinode>()]> {
+    let mut core: [u8; size_of::<RawDinode>()] = logged.get(..size_of::<RawDinode>())?.try_into().ok()?;
+    for (at, len) in CORE_NUMBERS {
+        core[at..at + len].reverse();
+    }
+    let raw: RawDinode = read(&core, 0)?;
+    if raw.di_magic.get() != MAGIC_INODE || raw.di_version != 3 {
+        return None;
+    }
+    let flags2 = raw.di_flags2.get();
+    if flags2 & FLAG_NREXT64 != 0 {
+        core[offset_of!(RawDinode, di_pad)..][..8].reverse();
+    }
+    for at in CORE_TIMES {
+        if flags2 & FLAG_BIGTIME != 0 {
+            core[at..at + 8].reverse();
+        } else {
+            core[at..at + 4].reverse();
+            core[at + 4..at + 8].reverse();
+        }
+    }
+    Some(core)
+}
+
+/// Puts the root of an extent B-tree, which is logged as a block, into the space of a fork.
+pub(super) fn put_root(space: &mut [u8], block: &[u8]) -> Option<()> {
+    let header = size_of::<RawLongBlock>();
+    let small = size_of::<RawBmdrBlock>();
+    let records = usize::from(read::<RawLongBlock>(block, 0)?.bb_numrecs.get());
+    let (from, to) = ((block.len() - header) / 16, space.len().checked_sub(small)? / 16);
+    if records > from || records > to {
+        return None;
+    }
+    space[..small].copy_from_slice(&block[4..4 + small]);
+    let mut copy = |to: usize, from: usize| {
+        space[to..to + records * 8].copy_from_slice(&block[from..from + records * 8]);
+    };
+    copy(small, header);
+    copy(small + to * 8, header + from * 8);
+    Some(())
+}
+
+impl RawDinode {
+    /// A free inode.
+    pub(super) fn new_free(generation: u32, ino: u64) -> Self {
+        let mut inode: Self = zerocopy::FromZeros::new_zeroed();
+        inode.di_magic = MAGIC_INODE.into();
+        inode.di_version = 3;
+        inode.di_gen = generation.into();
+        inode.di_next_unlinked = NULL_AGINO.into();
+        inode.di_ino = ino.into();
+        inode
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn cores_convert() {
+        let mut inode = RawDinode::new_free(0x0102_0304, 131);
+        inode.di_atime = 0x0000_0001_0000_0002.into();
+        inode.di_changecount = 7.into();
+        let mut logged: Vec<u8> = inode.as_bytes().to_vec();
+        CORE_NUMBERS.iter().for_each(|(at, len)| logged[*at..at + len].reverse());
+        logged[32..36].reverse();
+        logged[36..40].reverse();
+        assert_eq!(native_core(&logged).unwrap()[..], *inode.as_bytes());
+        logged[4] = 2;
+        assert_eq!(native_core(&logged), None);
+        assert_eq!(native_core(&logged[1..]), None);
+    }
+
+    #[test]
+    fn roots_move_to_the_inode() {
+        let mut block = vec![0u8; 72 + 16 * 16];
+        block[4..8].copy_from_slice(&[0, 1, 0, 2]);
+        block[72..88].copy_from_slice(&[1; 16]);
+        block[72 + 16 * 8..72 + 16 * 8 + 16].copy_from_slice(&[2; 16]);
+        let mut space = vec![0u8; 100];
+        put_root(&mut space, &block).unwrap();
+        assert_eq!(space[..4], [0, 1, 0, 2]);
+        assert_eq!((&space[4..20], &space[4 + 48..4 + 64]), (&[1u8; 16][..], &[2u8; 16][..]));
+        assert_eq!(put_root(&mut space[..30], &block), None);
+        block[7] = 17;
+        assert_eq!(put_root(&mut space, &block), None);
+        assert_eq!(put_root(&mut space, &block[..50]), None);
+    }
+}

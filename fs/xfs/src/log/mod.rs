@@ -1,0 +1,56 @@
+//! The log: finding its end, and replay of what is not in place.
+//!
+//! A read-only mount replays into memory. The log is a ring of sectors of 512 bytes. Each sector starts with
+//! the number of its cycle around the ring; the words that these numbers replace are in the header of the
+//! record.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `refusal` | errors |
+//! | `ring` | sectors and records |
+//! | `scan` | the records from the tail to the head |
+//! | `items` | transactions and their items |
+//! | `convert` | inodes as they are logged |
+//! | `replay` | items put in place |
+
+mod convert;
+mod items;
+mod refusal;
+mod replay;
+mod ring;
+mod scan;
+
+use crate::layout::superblock::Superblock;
+use ivers_block::{Device, OverlayDevice};
+use ivers_vfs::Result;
+use refusal::dirty;
+use ring::Ring;
+use std::sync::Arc;
+
+/// What the log contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replayed {
+    /// Nothing: the filesystem was unmounted.
+    Clean,
+    /// Transactions that are now in effect.
+    Transactions(u64),
+}
+
+/// Makes the contents of the log effective, in memory. Returns the device to use.
+pub(crate) fn recover(
+    device: Arc<dyn Device>,
+    sb: &Superblock,
+    place: &str,
+) -> Result<(Arc<dyn Device>, Replayed)> {
+    let ring = Ring::new(&*device, sb, place)?;
+    let found = scan::scan(&ring)?;
+    if found.clean {
+        return Ok((device, Replayed::Clean));
+    }
+    if !sb.is_v5() {
+        return Err(dirty(place, "the log of a filesystem of version 4 is not replayed"));
+    }
+    let overlay = Arc::new(OverlayDevice::new(device.clone()));
+    let count = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+    Ok((overlay, Replayed::Transactions(count)))
+}

@@ -1,0 +1,155 @@
+//! The sectors of the log, and the records in them.
+
+use super::refusal::damaged;
+use crate::layout::bytes::{number, read};
+use crate::layout::checksum::checksum;
+use crate::layout::raw::RawLogRecord;
+use crate::layout::superblock::Superblock;
+use ivers_block::{ByteOffset, Device};
+use ivers_vfs::Result;
+use std::mem::{offset_of, size_of};
+
+/// Bytes of a sector of the log.
+pub(super) const SECTOR: usize = 512;
+const MAGIC: u32 = 0xFEED_BABE;
+/// Sectors whose first words fit in one header.
+const WORDS: usize = 64;
+/// Bytes of the words and the cycle in a further header.
+const FURTHER_BYTES: usize = 4 + WORDS * 4;
+/// Bytes of data for which a record has one header.
+const HEADER_COVERS: u32 = (WORDS * SECTOR) as u32;
+/// The longest record in bytes.
+const RECORD_MAX: u32 = 256 << 10;
+
+/// A position in the log: cycle and sector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lsn {
+    pub cycle: u32,
+    pub sector: u32,
+}
+
+impl From<u64> for Lsn {
+    fn from(lsn: u64) -> Self {
+        Self { cycle: (lsn >> 32) as u32, sector: lsn as u32 }
+    }
+}
+
+impl Lsn {
+    pub(super) fn raw(self) -> u64 {
+        u64::from(self.cycle) << 32 | u64::from(self.sector)
+    }
+}
+
+/// A record whose header and checksum are valid.
+pub(super) struct Record {
+    pub lsn: Lsn,
+    pub tail: Lsn,
+    pub operations: u32,
+    /// All sectors, headers included.
+    pub sectors: u32,
+    /// The operations, as they were before the log was written.
+    pub data: Vec<u8>,
+}
+
+/// The log on its device.
+pub(super) struct Ring<'a> {
+    device: &'a dyn Device,
+    start: ByteOffset,
+    /// The number of sectors.
+    pub len: u32,
+    uuid: [u8; 16],
+    pub place: &'a str,
+}
+
+impl<'a> Ring<'a> {
+    pub(super) fn new(device: &'a dyn Device, sb: &Superblock, place: &'a str) -> Result<Self> {
+        let start = sb
+            .run(sb.log_start, sb.log_blocks.into())
+            .ok_or_else(|| damaged(place, "the log lies outside the filesystem"))?;
+        let len = u64::from(sb.log_blocks) << (sb.block_bits - 9);
+        let len = u32::try_from(len).map_err(|_| damaged(place, "the log is too large"))?;
+        Ok(Self { device, start: start.offset(sb.block_size), len, uuid: sb.uuid, place })
+    }
+
+    /// Reads sectors from one on, around the end of the ring.
+    fn read(&self, sector: u32, count: u32) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; count as usize * SECTOR];
+        let before_end = ((self.len - sector).min(count) as usize) * SECTOR;
+        let (head, rest) = bytes.split_at_mut(before_end);
+        self.device.read_at(self.start + u64::from(sector) * SECTOR as u64, head)?;
+        if !rest.is_empty() {
+            self.device.read_at(self.start, rest)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the cycle of a sector.
+    pub(super) fn cycle(&self, sector: u32) -> Result<u32> {
+        let bytes = self.read(sector, 1)?;
+        let first = number(&bytes, 0, 4).unwrap_or(0) as u32;
+        // A header starts with its magic.
+        Ok(if first == MAGIC { number(&bytes, 4, 4).unwrap_or(0) as u32 } else { first })
+    }
+
+    /// Returns the record that starts at a sector, if there is a valid one.
+    pub(super) fn record(&self, sector: u32) -> Result<Option<Record>> {
+        let first = self.read(sector, 1)?;
+        let Some(head) = read::<RawLogRecord>(&first, 0).filter(|head| self.is_valid(head, sector)) else {
+            return Ok(None);
+        };
+        let (len, size) = (head.h_len.get(), head.h_size.get());
+        let headers = if head.h_version.get() & 2 != 0 { size.div_ceil(HEADER_COVERS).max(1) } else { 1 };
+        let sectors = headers + len.div_ceil(SECTOR as u32);
+        if sectors > self.len {
+            return Ok(None);
+        }
+        let mut bytes = self.read(sector, sectors)?;
+        let (heads, data) = bytes.split_at_mut(headers as usize * SECTOR);
+        data.get_mut(len as usize..).unwrap_or_default().fill(0);
+        let data = &mut data[..len as usize];
+        // mkfs.xfs and xfs_repair write records without a checksum.
+        if head.h_crc.get() != 0 && head.h_crc.get() != record_checksum(heads, data) {
+            return Ok(None);
+        }
+        for (index, sector) in data.chunks_mut(SECTOR).enumerate() {
+            // The first header has its words at another offset than further ones.
+            let at = match index / WORDS {
+                0 => offset_of!(RawLogRecord, h_cycle_data) + index * 4,
+                header => header * SECTOR + 4 + index % WORDS * 4,
+            };
+            // Records without a checksum may have more data than words.
+            let word = heads.get(at..at + 4).unwrap_or_default();
+            let len = word.len().min(sector.len());
+            sector[..len].copy_from_slice(&word[..len]);
+        }
+        let data = data.to_vec();
+        let lsn = Lsn { cycle: head.h_cycle.get(), sector };
+        let (tail, operations) = (Lsn::from(head.h_tail_lsn.get()), head.h_num_logops.get());
+        Ok(Some(Record { lsn, tail, operations, sectors, data }))
+    }
+
+    fn is_valid(&self, head: &RawLogRecord, sector: u32) -> bool {
+        let lsn = Lsn { cycle: head.h_cycle.get(), sector };
+        head.h_magicno.get() == MAGIC
+            && lsn.cycle != 0
+            && head.h_lsn.get() == lsn.raw()
+            && matches!(head.h_version.get(), 1 | 2)
+            // Only little-endian logs are read.
+            && head.h_fmt.get() == 1
+            && head.h_fs_uuid == self.uuid
+            && (1..=RECORD_MAX).contains(&head.h_len.get())
+            && head.h_size.get() <= RECORD_MAX
+            && Lsn::from(head.h_tail_lsn.get()) <= lsn
+            && Lsn::from(head.h_tail_lsn.get()).sector < self.len
+    }
+}
+
+/// The checksum of a record: its header, what is used of further headers, its data.
+fn record_checksum(heads: &[u8], data: &[u8]) -> u32 {
+    let first = &heads[..size_of::<RawLogRecord>()];
+    let mut sum = checksum(first, offset_of!(RawLogRecord, h_crc));
+    for head in heads.chunks_exact(SECTOR).skip(1) {
+        sum = crc32c::crc32c_append(sum, &head[..FURTHER_BYTES]);
+    }
+    crc32c::crc32c_append(sum, data)
+}

@@ -1,0 +1,106 @@
+//! Finding the records from the tail to the head.
+
+use super::refusal::damaged;
+use super::ring::{Lsn, Record, Ring};
+use crate::layout::bytes::number;
+use crate::layout::raw::RawLogOp;
+use ivers_vfs::Result;
+use std::mem::{offset_of, size_of};
+
+/// Sectors before the head in which records can be missing: Linux writes 8 records of up to 256 KiB at a
+/// time, in any order.
+const IN_FLIGHT: u32 = 8 * 512;
+/// Sectors that are searched for the last record.
+const SEARCHED: u32 = 2 * IN_FLIGHT + 1024;
+/// The flag of the operation that an unmount writes.
+const UNMOUNT: u8 = 0x20;
+
+/// What is in the log.
+pub(super) struct Found {
+    /// The filesystem was unmounted.
+    pub clean: bool,
+    /// The sectors at which records start, from the tail on.
+    pub records: Vec<u32>,
+}
+
+/// Returns the sector at which the newest cycle seems to end. Sectors are missing before it if the system
+/// stopped while it wrote the log.
+fn guess_head(ring: &Ring<'_>) -> Result<u32> {
+    let newest = ring.cycle(0)?;
+    let (mut low, mut high) = (1, ring.len);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if ring.cycle(middle)? == newest {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(low % ring.len)
+}
+
+/// Returns a valid record near the head.
+fn record_near(ring: &Ring<'_>, head: u32) -> Result<Option<Record>> {
+    for back in 1..=SEARCHED.min(ring.len) {
+        let sector = (head + ring.len - back) % ring.len;
+        if let Some(record) = ring.record(sector)? {
+            return Ok(Some(record));
+        }
+    }
+    Ok(None)
+}
+
+/// Finds the records to replay.
+pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
+    // A wrong guess leads to an older record. One before the end of the ring may be newer.
+    let near = record_near(ring, guess_head(ring)?)?;
+    let last = record_near(ring, 0)?;
+    let Some(near) = near.into_iter().chain(last).max_by_key(|record| record.lsn) else {
+        // Some tools clear a log with zeros.
+        if ring.cycle(0)? == 0 && ring.cycle(ring.len - 1)? == 0 {
+            return Ok(Found { clean: true, records: Vec::new() });
+        }
+        return Err(damaged(ring.place, "the log has no valid record at its head"));
+    };
+    let mut records: Vec<Lsn> = Vec::new();
+    let (mut at, mut walked) = (near.tail, 0u64);
+    let (mut tail, mut clean) = (Lsn::from(0), false);
+    while let Some(record) = ring.record(at.sector)?.filter(|record| record.lsn == at) {
+        walked += u64::from(record.sectors);
+        if walked > u64::from(ring.len) {
+            break;
+        }
+        // A tail only moves forward. Anything else was not written by a log.
+        if record.tail < tail {
+            return Err(damaged(ring.place, "the tail of the log moves back"));
+        }
+        tail = record.tail;
+        clean = is_unmount(&record);
+        records.push(at);
+        let next = at.sector + record.sectors;
+        at = if next < ring.len {
+            Lsn { sector: next, ..at }
+        } else {
+            Lsn { cycle: at.cycle.wrapping_add(1), sector: next - ring.len }
+        };
+    }
+    if records.is_empty() {
+        return Err(damaged(ring.place, "the log has no valid record at its tail"));
+    }
+    // Records that were being written when the system stopped may be damaged, those before them not.
+    if at <= near.lsn {
+        let missing = (near.lsn.sector + ring.len - at.sector) % ring.len;
+        if missing > IN_FLIGHT + 1024 {
+            let what = format!("the log record at sector {} is damaged, and later ones are not", at.sector);
+            return Err(damaged(ring.place, &what));
+        }
+    }
+    let needed = records.into_iter().filter(|lsn| *lsn >= tail);
+    let records = needed.map(|lsn| lsn.sector).collect();
+    Ok(Found { clean, records })
+}
+
+fn is_unmount(record: &Record) -> bool {
+    let flags = number(&record.data, offset_of!(RawLogOp, oh_flags), 1).unwrap_or(0) as u8;
+    record.operations == 1 && record.data.len() >= size_of::<RawLogOp>() && flags & UNMOUNT != 0
+}

@@ -1,0 +1,70 @@
+//! Targets of symbolic links.
+
+use crate::fork::Fork;
+use crate::inode::Dinode;
+use crate::layout::bytes::read;
+use crate::layout::checksum::REMOTE;
+use crate::layout::raw::RawRemoteHeader;
+use crate::volume::Xfs;
+use ivers_block::FileBlock;
+use ivers_vfs::Result;
+use std::mem::size_of;
+
+/// The longest target in bytes.
+const TARGET_MAX: u64 = 1024;
+
+impl Xfs {
+    /// Returns the target of a link: in the inode, or in extents that have a header each in version 5.
+    pub(crate) fn link_target(&self, link: &Dinode) -> Result<Vec<u8>> {
+        let size = link.attr.size;
+        if size == 0 || size > TARGET_MAX {
+            return Err(self.corrupt(format!("the target of the link has {size} bytes"), link.whose()));
+        }
+        let target = match &link.data {
+            Fork::Local(target) => target.to_vec(),
+            _ => self.remote_target(link, size as usize)?,
+        };
+        if target.contains(&0) {
+            return Err(self.corrupt("the target of the link is invalid", link.whose()));
+        }
+        Ok(target)
+    }
+
+    fn remote_target(&self, link: &Dinode, size: usize) -> Result<Vec<u8>> {
+        let header = if self.sb.is_v5() { size_of::<RawRemoteHeader>() } else { 0 };
+        let (mut target, mut at) = (Vec::with_capacity(size), FileBlock(0));
+        while target.len() < size {
+            let rest = size - target.len();
+            let mapping = self.map(&link.data, at, link.ino)?;
+            // The blocks that the rest of the target takes, at most.
+            let wanted = (rest + header).div_ceil(self.sb.block_size as usize) as u64;
+            let blocks = self.mapped_blocks(&link.data, at, mapping.len.min(wanted), link.ino)?;
+            at += blocks.len() as u64;
+            let room = (blocks.len() * self.sb.block_size as usize).saturating_sub(header).min(rest);
+            if !self.sb.is_v5() {
+                let mut bytes = Vec::new();
+                for block in blocks {
+                    bytes.extend_from_slice(&self.block(block)?);
+                }
+                target.extend_from_slice(&bytes[..room]);
+                continue;
+            }
+            let bytes = self.unit(&blocks, &REMOTE, link.whose())?;
+            let head = read::<RawRemoteHeader>(&bytes, 0).filter(|head| {
+                head.rm_magic.get().to_be_bytes() == *b"XSLM"
+                    && head.rm_offset.get() as usize == target.len()
+                    && head.rm_bytes.get() as usize == room
+            });
+            if head.is_none() {
+                let what = "a block of a link's target has a wrong magic, offset or length";
+                return Err(self.corrupt_block(
+                    what,
+                    link.whose(),
+                    blocks.first().copied().unwrap_or_default(),
+                ));
+            }
+            target.extend_from_slice(&bytes[header..header + room]);
+        }
+        Ok(target)
+    }
+}

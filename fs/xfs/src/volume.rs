@@ -1,0 +1,114 @@
+//! The open filesystem, and verified blocks of it.
+
+use crate::layout::checksum::{Expected, SelfDescription};
+use crate::layout::superblock::{Counts, Superblock};
+use ivers_block::{BlockNo, BufferCache, BufferRead};
+use ivers_vfs::{Error, Result};
+use std::ops::Deref;
+
+/// An open XFS filesystem. It is only read.
+pub struct Xfs {
+    pub(crate) sb: Superblock,
+    /// The image's name in errors.
+    pub(crate) place: String,
+    pub(crate) cache: BufferCache,
+    /// Why nothing can be changed.
+    pub(crate) read_only: String,
+    pub(crate) counts: Counts,
+    /// What was found in the log, for `ivers info`.
+    pub(crate) log_state: String,
+}
+
+/// The bytes of a structure of one or several blocks.
+pub(crate) enum Unit {
+    One(BufferRead),
+    Several(Box<[u8]>),
+}
+
+impl Deref for Unit {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::One(block) => block,
+            Self::Several(bytes) => bytes,
+        }
+    }
+}
+
+/// Whose structure it is, for errors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Whose {
+    Inode(u64),
+    Group(u32),
+}
+
+impl Whose {
+    fn number(self) -> u64 {
+        match self {
+            Self::Inode(ino) => ino,
+            Self::Group(ag) => ag.into(),
+        }
+    }
+}
+
+impl Xfs {
+    /// Damage of an inode or of an allocation group.
+    pub(crate) fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
+        let place = match whose {
+            Whose::Inode(ino) => format!("{}, inode {ino}", self.place),
+            Whose::Group(ag) => format!("{}, group {ag}", self.place),
+        };
+        Error::corrupt(what, place)
+    }
+
+    /// Damage of a block.
+    pub(crate) fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
+        let place = match whose {
+            Whose::Inode(ino) => format!("{}, inode {ino}, block {block}", self.place),
+            Whose::Group(ag) => format!("{}, group {ag}, block {block}", self.place),
+        };
+        Error::corrupt(what, place)
+    }
+
+    /// Reads one block without checks.
+    pub(crate) fn block(&self, block: BlockNo) -> Result<BufferRead> {
+        Ok(self.cache.get(block)?.read())
+    }
+
+    /// Reads a structure of one or several blocks, and checks in version 5 that it describes itself as
+    /// expected. The magic is the caller's to check.
+    pub(crate) fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
+        let mut buffers = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            buffers.push(self.cache.get(*block)?);
+        }
+        let bytes = match &buffers[..] {
+            [one] => Unit::One(one.read()),
+            several => {
+                let mut bytes = Vec::with_capacity(several.len() * self.sb.block_size as usize);
+                several.iter().for_each(|buffer| bytes.extend_from_slice(&buffer.read()));
+                Unit::Several(bytes.into())
+            }
+        };
+        let Some(first) = blocks.first().filter(|_| self.sb.is_v5()) else { return Ok(bytes) };
+        // A block belongs to one structure: the flag says that its checksum was right. What else the
+        // structure says is checked in each case, since damaged pointers may lead here from elsewhere.
+        if !buffers.iter().all(|buffer| buffer.is_verified()) {
+            if !kind.has_valid_crc(&bytes) {
+                return Err(self.corrupt_block("bad checksum; run xfs_repair", whose, *first));
+            }
+            buffers.iter().for_each(|buffer| buffer.set_verified());
+        }
+        let expected =
+            Expected { uuid: self.sb.meta_uuid, blkno: self.sb.sector_of(*first), owner: whose.number() };
+        kind.check_place(&bytes, &expected).map_err(|what| self.corrupt_block(what, whose, *first))?;
+        Ok(bytes)
+    }
+
+    /// Reads from the device, past the cache.
+    pub(crate) fn read_data(&self, at: BlockNo, skip: u64, buf: &mut [u8]) -> Result<()> {
+        let offset = at.offset(self.sb.block_size) + skip;
+        self.cache.device().read_at(offset, buf).map_err(Error::file_data)
+    }
+}

@@ -1,0 +1,205 @@
+//! Trees that the kernel wrote: closed cleanly, and with a dirty log that is replayed in memory. Needs root
+//! and loop devices; without them, prints a note and passes.
+
+mod common;
+
+use common::*;
+use ivers_oracle::LoopMount;
+use ivers_oracle::kernel::can_loop_mount;
+use ivers_vfs::*;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// Makes files of all kinds. Blocks may have 1 to 64 KiB.
+const FILL: &str = r#"
+set -e
+mkdir -p d/e/f many names
+for i in $(seq 1 1200); do echo $i > many/file-with-a-rather-long-name-$i; done
+rm many/file-with-a-rather-long-name-*7*
+for i in $(seq 1 30); do : > names/$i; done
+head -c 6000000 /dev/urandom > big; ln big d/hard
+truncate -s 5M sparse; head -c 3000 /dev/urandom | dd of=sparse bs=1 seek=3000000 conv=notrunc status=none
+# A file of many extents: every second block.
+xfs_io -f -c 'truncate 64m' fragments
+for i in $(seq 0 2 600); do echo "pwrite -q -S $((i % 250 + 1)) $((i * 65536)) 65536"; done | xfs_io fragments
+xfs_io -f -c 'falloc 0 1m' -c 'pwrite -q 300000 1000' -c 'falloc -k 2m 4m' unwritten
+cp --reflink=auto big clone
+ln -s short s1; ln -s $(printf 'x%.0s' $(seq 1 1023)) s2
+mkfifo fifo; mknod null c 1 3; mknod large b 259 70000
+chown 70000:80000 -h s1; chmod 6751 d/e; touch -d '1969-12-31 12:00:00.5' d/old; touch -d '2037-01-01' d/later
+"#;
+
+fn in_dir(dir: &Path, script: &str) {
+    let output = Command::new("sh").args(["-c", script]).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Sets attributes of all forms.
+fn set_xattrs(root: &Path) {
+    let set = |path: &str, name: &str, value: &[u8]| {
+        xattr::set(root.join(path), name, value).unwrap_or_else(|error| panic!("{path} {name}: {error}"));
+    };
+    set("d", "user.short", b"value");
+    set("d", "trusted.t", b"");
+    set("d/e", "security.capability", &[1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    // A block of attributes, and values in blocks of their own.
+    for (number, len) in [10, 200, 1500, 3000, 5000, 65536].into_iter().enumerate() {
+        set("many", &format!("user.value-{number}"), &vec![b'a' + number as u8; len]);
+    }
+    // A tree of blocks.
+    for number in 0..1200 {
+        set(
+            "names",
+            &format!("user.{number}-{}", "n".repeat(number % 30)),
+            &vec![number as u8; number % 300],
+        );
+    }
+    let acl = [
+        &[2, 0, 0, 0][..],
+        &[1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 232, 3, 0, 0, 4, 0, 4, 0, 255, 255, 255, 255],
+        &[16, 0, 6, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255],
+    ];
+    set("big", "system.posix_acl_access", &acl.concat());
+    set("d/e", "system.posix_acl_default", &acl.concat());
+}
+
+fn fill(root: &Path) {
+    in_dir(root, FILL);
+    set_xattrs(root);
+}
+
+fn tree_of_kernel(image: &Path) -> Tree {
+    let mounted = LoopMount::new(image, "ro").unwrap();
+    let tree = kernel_tree(mounted.path());
+    mounted.unmount().unwrap();
+    tree
+}
+
+fn has_tools() -> bool {
+    have_xfsprogs() && ivers_oracle::have_programs(&["xfs_io"]) && can_loop_mount()
+}
+
+#[test]
+fn the_kernel_and_ivers_see_the_same_tree() {
+    if !has_tools() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, args) in V5 {
+        let image = dir.path().join("image");
+        mkfs(&image, args, None);
+        let mounted = LoopMount::new(&image, "").unwrap();
+        fill(mounted.path());
+        mounted.unmount().unwrap();
+        let theirs = tree_of_kernel(&image);
+        let vfs = mount(&image);
+        assert_eq!(log_state(&vfs), "clean", "{name}");
+        assert_same(&our_tree(&vfs, true).unwrap(), &theirs, name);
+        holes_are_known(&vfs, name);
+        vfs.unmount().unwrap();
+    }
+}
+
+fn log_state(vfs: &Arc<Vfs>) -> String {
+    let facts = vfs.fs().describe();
+    let (_, log) = facts.into_iter().find(|(name, _)| name == "log").unwrap();
+    log.rsplit_once("; ").unwrap().1.to_owned()
+}
+
+fn holes_are_known(vfs: &Arc<Vfs>, what: &str) {
+    let cred = Cred::root();
+    let sparse = vfs.resolve(&cred, "/sparse", false).unwrap();
+    let data = vfs.seek_data(&sparse, 0).unwrap();
+    assert!(data > 2_900_000 && data <= 3_000_000, "{what}: {data}");
+    let fragments = vfs.resolve(&cred, "/fragments", false).unwrap();
+    let (mut at, mut runs) = (0, 0);
+    while let Ok(data) = vfs.seek_data(&fragments, at) {
+        at = vfs.seek_hole(&fragments, data).unwrap();
+        runs += 1;
+    }
+    assert_eq!(runs, 301, "{what}");
+}
+
+#[test]
+fn a_dirty_log_is_replayed_in_memory() {
+    if !has_tools() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    const KINDS: [&str; 6] = [
+        "default",
+        "all features of 6.1",
+        "blocks of 1 KiB",
+        "blocks of 64 KiB",
+        "sectors of 4096",
+        "log records of 256 KiB",
+    ];
+    for (name, args) in V5.iter().filter(|(name, _)| KINDS.contains(name)) {
+        for how in ["shutdown -f", "shutdown"] {
+            let image = dir.path().join("image");
+            mkfs(&image, args, None);
+            // Something is in place before, and everything else in the log.
+            let mounted = LoopMount::new(&image, "").unwrap();
+            in_dir(mounted.path(), "mkdir old; for i in $(seq 400); do echo $i > old/$i; done");
+            mounted.unmount().unwrap();
+            let mounted = LoopMount::new(&image, "").unwrap();
+            fill(mounted.path());
+            let more = "rm -r old/1* big many/*3*; mkdir old/new; mv names old/new; \
+                for i in $(seq 300); do ln d/hard old/new/$i; done; sync";
+            in_dir(mounted.path(), more);
+            in_dir(
+                mounted.path(),
+                "for i in $(seq 500); do echo $i > d/late-$i; done; rm d/late-1*; chmod 700 d",
+            );
+            let path = mounted.path().to_str().unwrap().to_owned();
+            ivers_oracle::run("xfs_io", ["-x", "-c", how, &path]).unwrap();
+            mounted.unmount().unwrap();
+            let copy = dir.path().join("copy");
+            ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()])
+                .unwrap();
+            // The kernel replays the log when it mounts for writing.
+            LoopMount::new(&copy, "").unwrap().unmount().unwrap();
+            let theirs = tree_of_kernel(&copy);
+            let vfs = mount(&image);
+            assert!(log_state(&vfs).starts_with("dirty: "), "{name}: {}", log_state(&vfs));
+            assert_same(&our_tree(&vfs, true).unwrap(), &theirs, &format!("{name}, {how}"));
+            vfs.unmount().unwrap();
+        }
+    }
+}
+
+#[test]
+fn files_that_were_open_without_a_name_are_hidden() {
+    if !has_tools() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let mounted = LoopMount::new(&image, "").unwrap();
+    let files: Vec<_> = (0..100)
+        .map(|number| {
+            let path = mounted.path().join(number.to_string());
+            std::fs::write(&path, "text").unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            (std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()), file)
+        })
+        .collect();
+    let path = mounted.path().to_str().unwrap().to_owned();
+    ivers_oracle::run("xfs_io", ["-x", "-c", "shutdown -f", &path]).unwrap();
+    let numbers: Vec<u64> = files.iter().map(|(ino, _)| *ino).collect();
+    drop(files);
+    mounted.unmount().unwrap();
+    let vfs = mount(&image);
+    let facts = vfs.fs().describe();
+    assert!(facts.contains(&("unlinked inodes".to_owned(), "100".to_owned())), "{facts:?}");
+    for ino in numbers {
+        assert!(matches!(vfs.get(Ino(ino)), Err(Error::Name(NameError::Stale))), "{ino}");
+    }
+    assert!(our_tree(&vfs, true).unwrap().is_empty());
+    let name = std::ffi::OsStr::from_bytes(b"0");
+    assert!(vfs.lookup(&Cred::root(), &vfs.root().unwrap(), name.as_bytes()).is_err());
+}
