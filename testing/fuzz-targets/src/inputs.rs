@@ -72,6 +72,7 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
             }
         }
         "affs" => inputs.extend(crate::affs::inputs()),
+        "xfs" => inputs.extend(crate::xfs::inputs()),
         "saved_state" => inputs.extend(crate::plain::states()),
         "measure" => inputs.extend(crate::measure::inputs()),
         "nfs_wire" => inputs.extend(crate::nfs::wire::inputs()),
