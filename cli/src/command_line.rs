@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     cat, changed, cp, image_process, info, label, ls, manpages, measure, mkfs, mount, resize, serve, stat,
-    stats, tree, unmount,
+    stats, tar, tree, unmount,
 };
 use crate::output::failure::usage;
 use crate::output::progress;
@@ -74,6 +74,8 @@ enum Command {
     Cat(cat::Args),
     /// Copy files out of an image, into it, or between images
     Cp(cp::Args),
+    /// Write an archive of files of an image, or create the files of an archive in an image
+    Tar(tar::Args),
     /// Show a directory of an image as a tree
     Tree(tree::Args),
     /// Show format, size, features and promises of an image or a mount
@@ -129,6 +131,7 @@ impl CommandLine {
             Command::Ls(args) => ls::run(&args, json),
             Command::Cat(args) => cat::run(&args, json),
             Command::Cp(args) => cp::run(&args, json),
+            Command::Tar(args) => tar::run(&args, json),
             Command::Tree(args) => tree::run(&args, json),
             Command::Info(args) => info::run(&args, json),
             Command::Stats(args) => stats::run(&args, json),

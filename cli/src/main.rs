@@ -9,6 +9,7 @@
 //! | [`arguments`] | operands such as IMAGE:/path, lists of options, sizes |
 //! | [`process`] | starting this program again |
 //! | [`file_info`] | information on one file of a mount or an image |
+//! | [`archive`] | tar archives |
 //! | [`image`] | images that are opened in a sandboxed process |
 //! | [`commands`] | one module per command, with its arguments |
 //! | [`command_line`] | the command line |
@@ -17,6 +18,7 @@
 // These macros panic if nothing can be written. A closed pipe must not end a command: see `output`.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod archive;
 mod arguments;
 mod command_line;
 mod commands;

@@ -85,6 +85,7 @@ fn json_of_commands_on_images_has_the_documented_names() {
     assert!(changed[1]["status"] == "new" && is_decimal(&changed[1]["change"]), "{changed:?}");
     holds("ls", &ask(&["ls", &image]));
     holds("cat", &ask(&["cat", &file]));
+    holds("tar", &ask(&["tar", "-c", &image, "-f", &path("tar")]));
     holds("tree", &ask(&["tree", &image]));
     holds("info", &ask(&["info", &image]));
 }

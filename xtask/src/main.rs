@@ -96,6 +96,7 @@ fn test() -> bool {
         ("nfs-ls", "libnfs-utils"),
         ("restic", "restic"),
         ("tar", "tar"),
+        ("bsdtar", "libarchive-tools"),
         ("gcc", "gcc"),
         ("fio", "fio"),
         ("fuse2fs", "fuse2fs libfuse3-dev pkgconf"),

@@ -18,6 +18,7 @@ use super::cp::reader::{self, ReadOptions, Reader};
 use super::cp::stream::{FileId, Sender, Truncated};
 use super::cp::writer;
 use super::measure;
+use super::mkfs::{fill, spec};
 use crate::arguments::{image_path, last_name};
 use crate::image::channel::Channel;
 use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, descriptor};
@@ -65,7 +66,8 @@ fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
     }
     channel.send(&Reply::Done, &[])?;
-    let mut jobs = Jobs { vfs: vfs.clone(), image, reader: None, exclude: None, writer: None };
+    let mut jobs =
+        Jobs { vfs: vfs.clone(), image, reader: None, exclude: None, writer: None, spec: Vec::new() };
     let served = jobs.run(channel);
     let written = jobs.writer.map(|writer| writer.join().unwrap_or_else(|_| bail!("the writer panicked")));
     // Unmount also on error, so that earlier writes reach the image.
@@ -87,37 +89,43 @@ struct Jobs {
     /// The directory that a copy is written to.
     exclude: Option<FileId>,
     writer: Option<JoinHandle<Result<CopyOutcome>>>,
+    /// What the next request applies to a new filesystem.
+    spec: Vec<spec::Entry>,
 }
 
 impl Jobs {
     fn run(&mut self, channel: &Channel) -> Result<()> {
         while let Some((request, fds)) = channel.receive()? {
-            self.execute(request, descriptor(fds)?)?;
-            channel.send(&Reply::Done, &[])?;
+            let reply = self.execute(request, descriptor(fds)?)?;
+            channel.send(&reply, &[])?;
         }
         Ok(())
     }
 
-    fn execute(&mut self, request: Request, pipe: File) -> Result<()> {
+    fn execute(&mut self, request: Request, pipe: File) -> Result<Reply> {
         match request {
+            Request::Spec => self.spec = fill::read_spec(pipe)?,
+            Request::Fill(options) => {
+                return fill::from_archive(&self.vfs, pipe, &self.spec, &options).map(Reply::Filled);
+            }
             Request::Open { .. } => bail!("an image is open already"),
-            Request::Walk { path, to_save } => write_state(&self.vfs, &self.image, &path, to_save, pipe),
-            Request::Measure { path } => measure::image::measure(&self.vfs, &self.image, &path, pipe),
+            Request::Walk { path, to_save } => write_state(&self.vfs, &self.image, &path, to_save, pipe)?,
+            Request::Measure { path } => measure::image::measure(&self.vfs, &self.image, &path, pipe)?,
             Request::WriteCopy(WriteCopy { path, many, preserve, origin }) => {
                 let shown = image_path(&self.image, &path);
                 let target = writer::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;
                 self.exclude = Some(target.dir_id());
                 let thread = std::thread::Builder::new().name("ivers-writer".into());
                 self.writer = Some(thread.spawn(move || writer::write_copy(&target, pipe))?);
-                Ok(())
             }
             Request::ReadCopy(ReadCopy { origin, operand, path, recursive, preserve }) => {
                 let options = ReadOptions { recursive, preserve, exclude: self.exclude };
                 let reader = self.reader.get_or_insert_with(|| Reader::new(origin, options));
                 let source = reader::Image(self.vfs.clone());
                 let file = self.vfs.resolve(&Cred::root(), &path, !recursive).map_err(Into::into);
-                reader.read_operand(&source, file, &operand, last_name(&path), &mut Sender::new(pipe))
+                reader.read_operand(&source, file, &operand, last_name(&path), &mut Sender::new(pipe))?;
             }
         }
+        Ok(Reply::Done)
     }
 }

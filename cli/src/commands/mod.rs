@@ -4,11 +4,13 @@
 //!
 //! | module | command |
 //! |---|---|
-//! | [`stat`], [`ls`], [`cat`], [`tree`], [`info`], [`label`], [`mkfs`], [`resize`],
+//! | [`stat`], [`ls`], [`cat`], [`tree`], [`info`], [`label`], [`resize`],
 //! [`unmount`] | the command of that name |
 //! | [`changed`] | `changed`, and the walks that it shares with the image process |
 //! | [`measure`] | `measure` |
 //! | [`cp`] | `cp` |
+//! | [`tar`] | `tar`, and the reading of archives that it shares with `mkfs` |
+//! | [`mkfs`] | `mkfs`, and the filling of a new filesystem that it shares with the image process |
 //! | [`mount`] | `mount`: supervisor and worker |
 //! | [`serve`] | `serve` and its helper |
 //! | [`stats`] | `stats`, of a mount or a server |
@@ -32,5 +34,6 @@ pub mod resize;
 pub mod serve;
 pub mod stat;
 pub mod stats;
+pub mod tar;
 pub mod tree;
 pub mod unmount;

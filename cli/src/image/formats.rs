@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
-use ivers_vfs::{DriverOptions, FileSystem, Result};
+use ivers_vfs::{DriverOptions, FileSystem, Result, Timestamp};
 
 use super::open_options::{ImageOptions, Owners};
 
@@ -128,6 +128,7 @@ fn open_ext4(
         common: common_options(options, budget, image_name),
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
+        filling: options.filling.map(|sec| Timestamp { sec, nsec: 0 }),
     };
     Ok(ivers_ext4::Ext4::open(device, options)?)
 }

@@ -11,14 +11,17 @@
 //! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
 //! | [`open`] | opening an image file and the filesystem in it |
 //! | [`cycle_guard`], [`sorted_names`], [`directory`] | walks over damaged trees; sorted listings |
+//! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
 //! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
 
 pub mod channel;
 pub mod cycle_guard;
 pub mod directory;
+pub mod filler;
 pub mod foreign_formats;
 pub mod formats;
 pub mod image_lock;
+pub mod inode_handle;
 pub mod mount_options;
 pub mod open;
 pub mod open_options;

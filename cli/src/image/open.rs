@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use ivers_block::{BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, OffsetDevice};
 use ivers_mem::Mem;
-use ivers_vfs::{FileSystem, MountOptions, Vfs};
+use ivers_vfs::{Clock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
 use super::image_lock::open_when_closed;
@@ -79,6 +79,15 @@ pub fn open_on(
     mount_on(device, image, options, mount_options)
 }
 
+/// A clock that always shows the same time.
+struct StoppedClock(Timestamp);
+
+impl Clock for StoppedClock {
+    fn now(&self) -> Timestamp {
+        self.0
+    }
+}
+
 /// Opens the filesystem on a device that starts with it.
 pub fn mount_on(
     device: Option<Arc<dyn Device>>,
@@ -98,6 +107,11 @@ pub fn mount_on(
             format.open(device, options, budget.clone(), image_name.clone())?
         }
     };
+    if let Some(sec) = options.filling {
+        // No thread decides when something is written, and no clock what: equal calls make equal images.
+        mount_options.clock = Some(Box::new(StoppedClock(Timestamp { sec, nsec: 0 })));
+        mount_options.background = false;
+    }
     mount_options.read_only |= options.read_only;
     mount_options.cache_bytes = options.cache_bytes;
     mount_options.budget = Some(budget);

@@ -33,6 +33,9 @@ pub struct ImageOptions {
     pub owners: Owners,
     /// `owners` comes from options.
     pub owners_given: bool,
+    /// The image was just made and is of no use before it is closed: see `OpenOptions::filling` of ext4. The
+    /// time is in seconds since 1970, and the clock stands still at it.
+    pub filling: Option<i64>,
     /// Files are opened only if they match their `security.ima`.
     pub appraise: bool,
 }
@@ -64,6 +67,7 @@ impl Default for ImageOptions {
             format: None,
             owners: Owners::default(),
             owners_given: false,
+            filling: None,
             appraise: false,
         }
     }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
-use crate::output::failure::failure;
+use crate::output::failure::{FAILED, failure};
 use crate::output::progress;
 use crate::process::{describe_exit, this_program};
 
@@ -52,6 +52,40 @@ pub enum Request {
     WriteCopy(WriteCopy),
     /// Read an operand of `cp` into the pipe.
     ReadCopy(ReadCopy),
+    /// Read a spec file of `mkfs` for the next request.
+    Spec,
+    /// Fill a new filesystem from an archive.
+    Fill(FillOptions),
+}
+
+/// How `mkfs` fills a new filesystem.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FillOptions {
+    /// The time of creation in seconds since 1970.
+    pub time: i64,
+    /// Later times become this one.
+    pub latest: Option<i64>,
+    /// The owner of the root directory, if it is not that of the source.
+    pub root_owner: Option<(u32, u32)>,
+    /// Problems are counted and not shown.
+    pub silent: bool,
+}
+
+/// What filling a filesystem did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FillOutcome {
+    /// Number of files, directories and links that were created.
+    pub files: u64,
+    /// Number of errors printed on standard error.
+    pub problems: u64,
+    /// The exit code: that of the errors if all have the same.
+    pub code: u8,
+    /// Free space in bytes.
+    pub free_bytes: u64,
+    /// Number of inodes in use.
+    pub inodes_used: u64,
+    /// The filesystem is too small: the error.
+    pub full: Option<String>,
 }
 
 /// See [`Request::WriteCopy`].
@@ -93,11 +127,20 @@ pub struct CopyOutcome {
     pub code: u8,
 }
 
+impl FillOutcome {
+    /// The outcome of a filesystem that is too small.
+    pub fn full(why: String) -> Self {
+        Self { files: 0, problems: 0, code: FAILED, free_bytes: 0, inodes_used: 0, full: Some(why) }
+    }
+}
+
 /// A reply of an image process: one to each request, and one when no more requests follow.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// The request is done, or has started.
     Done,
+    /// The filesystem is filled.
+    Filled(FillOutcome),
     /// The image is closed. Contains the result of [`Request::WriteCopy`] if there was one.
     Closed(Option<CopyOutcome>),
     /// The process failed and ends.
@@ -141,6 +184,15 @@ impl ImageProcess {
         let sent = self.channel.send(request, &[fd]);
         match self.receive()? {
             Reply::Done => sent,
+            _ => Err(protocol_error("an unexpected reply")),
+        }
+    }
+
+    /// Sends [`Request::Fill`] and waits for its outcome.
+    pub fn fill(&mut self, options: FillOptions, archive: BorrowedFd<'_>) -> Result<FillOutcome> {
+        let sent = self.channel.send(&Request::Fill(options), &[archive]);
+        match self.receive()? {
+            Reply::Filled(outcome) => sent.map(|()| outcome),
             _ => Err(protocol_error("an unexpected reply")),
         }
     }

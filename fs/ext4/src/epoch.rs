@@ -67,6 +67,12 @@ impl Epoch {
     pub(crate) fn stop_serving(&self, why: impl Into<String>) {
         let why = why.into();
         log::warn!("no change attribute: {why}");
+        self.serve_nothing(why);
+    }
+
+    /// Does the same without a warning.
+    pub(crate) fn serve_nothing(&self, why: impl Into<String>) {
+        let why = why.into();
         *self.missing.lock() = Some(why);
         self.is_missing.store(true, Ordering::Release);
     }

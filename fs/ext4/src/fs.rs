@@ -15,7 +15,7 @@ pub use crate::transaction::Handle;
 use crate::transaction::{LastChange, Transactions};
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Error, Inode, NameError, Result};
+use ivers_vfs::{Error, Inode, NameError, Result, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -54,6 +54,8 @@ pub struct Ext4 {
     pub(crate) closed: AtomicBool,
     /// Distinguishes successive inodes with one inode number.
     pub(crate) next_generation: AtomicU32,
+    /// See [`crate::OpenOptions::filling`].
+    pub(crate) filling: Option<Timestamp>,
 }
 
 /// The driver's data of an inode. [`Inode::private`] is an [`Arc`] of it: the copies of an inode share it.

@@ -194,7 +194,9 @@ impl Ext4 {
         self.log(h, inode)?;
         // An attribute inode stores no time there, and a small number would be read as the next orphan.
         let ctime = inode.attr().ctime.sec;
-        let now = if ctime > i64::from(self.sb.inodes_count) { ctime } else { CoarseClock.now().sec } as u32;
+        let smallest = i64::from(self.sb.inodes_count) + 1;
+        let clock = || self.filling.map_or_else(|| CoarseClock.now().sec, |_| smallest);
+        let now = if ctime >= smallest { ctime } else { clock() } as u32;
         self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&now.to_le_bytes()))?;
         let (number, bit) = self.sb.group_of_inode(ino);
         let group = self.groups.get(number)?;

@@ -21,7 +21,7 @@ use ivers_block::{BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::sync::RankedMutex;
-use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result};
+use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
 use zerocopy::FromBytes;
@@ -38,6 +38,10 @@ pub struct OpenOptions {
     pub trust_foreign: bool,
     /// Do not replay the journal even in memory; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
+    /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
+    /// is journalled, no epoch is recorded and no change attribute served. After a crash, e2fsck finds the
+    /// filesystem unclean. The time is stored instead of the clock's, so that equal calls give equal images.
+    pub filling: Option<Timestamp>,
 }
 
 impl From<DriverOptions> for OpenOptions {
@@ -186,7 +190,7 @@ impl Ext4 {
         }
         let (raw, sb) = read_super(&*device, &place)?;
         let mut journal = None;
-        if let (None, Some(mut log)) = (&read_only, log) {
+        if let (None, Some(mut log), None) = (&read_only, log, options.filling) {
             log.prepare(sb.has_csum(), sb.incompat.contains(Incompat::BIT64)).map_err(journal_error)?;
             journal = Some(log);
         }
@@ -202,6 +206,7 @@ impl Ext4 {
         condition.errors |= raw.s_state.get() & STATE_ERROR != 0;
         match condition.unserved_reason(&fs, clean, options.no_replay) {
             Some(why) => fs.epoch.stop_serving(why),
+            None if options.filling.is_some() => fs.epoch.serve_nothing("the filesystem is being filled"),
             None => fs.open_epoch(&raw, clean, options.trust_foreign)?,
         }
         if fs.read_only.is_none() {
@@ -247,11 +252,13 @@ impl Ext4 {
                     usual.with_commit_interval(options.common.commit_interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
-            None if read_only.is_some() => Journal::none(cache.clone()),
+            // While a filesystem is filled, the caller decides when to write: a thread would do so at other
+            // times in each run.
+            None if read_only.is_some() || options.filling.is_some() => Journal::none(cache.clone()),
             None => Journal::none_with_interval(cache.clone(), options.common.commit_interval)
                 .map_err(journal_error)?,
         };
-        let now = CoarseClock.now();
+        let now = options.filling.unwrap_or_else(|| CoarseClock.now());
         Ok(Self {
             sb: sb.clone(),
             place: options.common.place.clone(),
@@ -268,6 +275,7 @@ impl Ext4 {
             wrapped: Default::default(),
             boot: Default::default(),
             overhead: OnceLock::new(),
+            filling: options.filling,
             closed: AtomicBool::new(false),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
         })
@@ -337,7 +345,8 @@ impl Ext4 {
 
     /// Marks the start of a session, so that the next mount after a crash sees it.
     fn mark_mounted(&self) -> Result<()> {
-        let journal = self.sb.compat.contains(Compat::HAS_JOURNAL);
+        // While the filesystem is filled, the log stays empty and proves nothing.
+        let journal = self.sb.compat.contains(Compat::HAS_JOURNAL) && self.filling.is_none();
         let orphan_file = self.has_orphan_file();
         self.write_super(|raw| {
             if orphan_file {
@@ -385,6 +394,11 @@ impl Ext4 {
         let (raw, _) = RawSuperblock::ref_from_prefix(&bytes[byte..])
             .map_err(|_| Error::corrupt("the superblock is too short", self.place.clone()))?;
         let mut fields = foreign_fields(raw);
+        if let Some(time) = self.filling {
+            // As mkfs leaves them: no session has begun yet.
+            fields[2] = time.sec as u32;
+            return Ok(fields);
+        }
         fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
         let now = CoarseClock.now().sec as u32;
         fields[1] = now;

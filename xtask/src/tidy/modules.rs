@@ -184,22 +184,24 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
     (
         "cli/src",
         &[
-            ("", "state_format output arguments process file_info image commands command_line"),
+            ("", "state_format output arguments process file_info archive image commands command_line"),
+            ("archive", "member acl_text pax sparse reader writer"),
             ("output", "format failure print progress log save"),
             (
                 "image",
                 "open_options formats foreign_formats mount_options sandbox unmount_status image_lock open \
-                 cycle_guard sorted_names directory channel process",
+                 cycle_guard sorted_names directory inode_handle filler channel process",
             ),
             (
                 "commands",
-                "stat ls cat tree info label mkfs resize unmount changed measure cp mount serve stats \
+                "stat ls cat tree info label resize unmount changed measure cp tar mkfs mount serve stats \
                  fuse2fs manpages image_process",
             ),
             ("commands/changed", "saved_state walk compare"),
             ("commands/cp", "stream reader writer"),
+            ("commands/tar", "exclude pack unpack"),
             ("commands/measure", "policy storage protocol host image"),
-            ("commands/mkfs", "args format"),
+            ("commands/mkfs", "args format spec fill source from"),
             ("commands/mount", "help args measurement protocol worker background"),
             (
                 "commands/serve",

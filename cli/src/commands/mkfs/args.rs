@@ -14,12 +14,22 @@ Equal calls on equal files make equal images, byte for byte, with --timestamp an
 the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
 refused (exit code 4), and so is a filesystem that has no space for its journal.
 
+--from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
+extended attributes are those of the directory or the archive. Times after --timestamp become that time. \
+--spec names a device table, as genext2fs and Buildroot read it: lines of path, type (f, d, c, b or p), \
+mode, uid, gid, major, minor, start, increment and count, with - for what is not used. With --size auto the \
+filesystem is made several times, until less than about 2 % of it is free, and has about as many inodes as \
+are used. What cannot be created is named on standard error; the rest is created, and the command fails.
+
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
-cluster_size, clusters, root_entries. For the Amiga: block_size, blocks.
+cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. With --from: \
+files, problems.
 
 Examples:
   ivers mkfs disk.img --size 1G --root-owner
   ivers mkfs --type fat32 --label BOOT --size 64M boot.img
+  ivers mkfs rootfs.img --from rootfs.tar --size auto
+  ivers mkfs disk.img --from tree --spec devices.txt --size 64M --timestamp 0
   ivers mkfs -L data -m 0 /dev/sdx1";
 
 /// A format that `mkfs` makes.
@@ -47,7 +57,8 @@ pub struct Args {
     /// The format
     #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]
     pub fs_type: FsType,
-    /// Create the file with this size or grow it to this size, as 512M or 10G
+    /// Create the file with this size or grow it to this size, as 512M or 10G; auto, with --from: about as
+    /// small as the files fit
     #[arg(short, long)]
     pub size: Option<String>,
     /// Block size; of FAT: cluster size. ext: 1024, 2048 or 4096 (default: 1024 below 512 MiB, else 4096);
@@ -87,4 +98,17 @@ pub struct Args {
     /// Overwrite existing contents
     #[arg(short = 'F', long)]
     pub force: bool,
+    #[command(flatten)]
+    pub filling: FromArgs,
+}
+
+/// Options for filling.
+#[derive(Debug, clap::Args)]
+pub struct FromArgs {
+    /// Fill the filesystem with the files of a directory, or of a tar archive (-: standard input)
+    #[arg(long, value_name = "DIR|TAR|-")]
+    pub from: Option<PathBuf>,
+    /// With --from: set owners and modes and create device nodes as a device table says
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub spec: Option<PathBuf>,
 }

@@ -79,6 +79,32 @@ impl NewFilesystem {
         }
     }
 
+    /// Returns the time of creation in seconds since 1970.
+    pub fn time(&self) -> i64 {
+        match self {
+            Self::Ext(options) => options.timestamp.into(),
+            Self::Fat(options) => options.time.sec,
+            Self::Affs { time, .. } => time.sec,
+        }
+    }
+
+    /// Returns user and group of the root directory, if the format has owners.
+    pub fn root_owner(&self) -> Option<(u32, u32)> {
+        match self {
+            Self::Ext(options) => Some(options.root_owner),
+            Self::Fat(_) | Self::Affs { .. } => None,
+        }
+    }
+
+    /// Asks for this many inodes, and a few more, in a filesystem of this size. Formats that make inodes as
+    /// they need them ignore it.
+    pub fn set_inodes(&mut self, bytes: u64, inodes: u64) {
+        if let Self::Ext(options) = self {
+            let each = bytes / (inodes + inodes / 64 + 8);
+            options.bytes_per_inode = Some(u32::try_from(each).unwrap_or(u32::MAX).clamp(1024, 4 << 20));
+        }
+    }
+
     /// Checks the options against the size. An option that does not fit is a usage error.
     pub fn plan(&self, bytes: u64, image_name: &str) -> Result<()> {
         let planned = match self {

@@ -1,7 +1,11 @@
 //! `mkfs`: makes a filesystem in a file or on a block device.
 
 mod args;
+pub mod fill;
 mod format;
+mod from;
+mod source;
+pub mod spec;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileTypeExt;
@@ -12,11 +16,14 @@ use ivers_block::{ByteOffset, Device, OpenMode};
 
 pub use args::Args;
 use format::{Made, NewFilesystem};
+use from::Filling;
 
+use super::tar::source_date_epoch;
 use crate::arguments::parse_size;
 use crate::image::foreign_formats;
 use crate::image::image_lock::open_when_closed;
-use crate::output::failure::{REFUSED, failure, usage};
+use crate::image::process::{FillOptions, FillOutcome};
+use crate::output::failure::{FAILED, REFUSED, failure, line, reported, usage};
 use crate::output::print;
 use crate::output::progress::{self, Progress};
 
@@ -109,12 +116,36 @@ fn write(args: &Args, new: &NewFilesystem, new_len: Option<u64>, has_contents: b
     new.make(&with_progress).with_context(|| name)
 }
 
+/// Makes the smallest filesystem in which the files fit.
+fn write_smallest(args: &Args, new: &NewFilesystem, filling: &mut Filling) -> Result<(Made, FillOutcome)> {
+    let name = args.image.display().to_string();
+    filling.smallest(|filling, bytes, inodes, silent| {
+        let mut new = new.clone();
+        new.set_zeroed();
+        if let (Some(inodes), None) = (inodes, args.bytes_per_inode) {
+            new.set_inodes(bytes, inodes);
+        }
+        if let Err(error) = new.plan(bytes, &name) {
+            return Ok((None, FillOutcome::full(line(&error))));
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&args.image);
+        file.with_context(|| format!("cannot make {name}"))?;
+        let made = write(args, &new, Some(bytes), false)?;
+        Ok((Some(made), filling.fill(&args.image, silent)?))
+    })
+}
+
 /// Runs `ivers mkfs`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let name = args.image.display().to_string();
     let mut new = NewFilesystem::new(args)?;
+    let latest = args.timestamp.map_or_else(source_date_epoch, |seconds| Ok(Some(seconds.into())))?;
+    let root_owner = new.root_owner().filter(|_| args.root_owner.is_some());
+    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false };
+    let is_auto = args.size.as_deref() == Some("auto");
     let size = match &args.size {
         None => None,
+        Some(_) if is_auto => None,
         Some(text) => Some(
             parse_size(text)
                 .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
@@ -130,7 +161,16 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         return Err(usage(format!("{name} is neither a file nor a block device")));
     }
     let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
+    if is_auto && args.filling.from.is_none() {
+        return Err(usage("--size auto: only with --from"));
+    }
+    if is_auto && (is_device || old_len > 0) {
+        return Err(usage(format!(
+            "{name} is not empty, and --size auto creates a file; remove {name} first"
+        )));
+    }
     match (&found, size) {
+        (None, None) if is_auto => {}
         (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
         (Some(_), Some(_)) if is_device => {
             return Err(usage(format!("{name} is a device, which has a fixed size; remove --size")));
@@ -142,28 +182,55 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     }
     // Checked for the final size before the file is created or changed.
     let bytes = size.unwrap_or(old_len);
-    if !is_device {
+    if !is_device && !is_auto {
         new.plan(bytes, &name)?;
     }
+    let mut filling = Filling::open(&args.filling, fill_options)?;
     // A new file reads as zeros, so tables and journal need no zeroing.
     if old_len == 0 && !is_device {
         new.set_zeroed();
     }
     let new_len = (bytes > old_len && !is_device).then_some(bytes);
-    let made = write(args, &new, new_len, old_len > 0).inspect_err(|_| {
+    let make = || -> Result<(Made, Option<FillOutcome>)> {
+        match &mut filling {
+            Some(filling) if is_auto => {
+                let (made, outcome) = write_smallest(args, &new, filling)?;
+                Ok((made, Some(outcome)))
+            }
+            filling => {
+                let made = write(args, &new, new_len, old_len > 0)?;
+                let outcome = filling.as_mut().map(|filling| filling.fill(&args.image, false)).transpose()?;
+                match outcome.as_ref().and_then(|outcome| outcome.full.as_ref()) {
+                    Some(why) => Err(failure(FAILED, format!("{name}: {why}; choose a larger --size"))),
+                    None => Ok((made, outcome)),
+                }
+            }
+        }
+    };
+    let (made, outcome) = { make }().inspect_err(|_| {
         if found.is_none() && !args.image.is_symlink() {
             // This command created the file. Half a filesystem is of no use.
             let _ = std::fs::remove_file(&args.image);
         }
     })?;
+    let result = match &outcome {
+        Some(outcome) if outcome.problems > 0 => Err(reported(outcome.code)),
+        _ => Ok(()),
+    };
     if quiet && !json {
-        return Ok(());
+        return result;
     }
     if json {
         let mut report = made.json;
         report["path"] = args.image.to_string_lossy().into();
-        print::json_line(&report)
+        if let Some(outcome) = &outcome {
+            report["files"] = outcome.files.into();
+            report["problems"] = outcome.problems.into();
+        }
+        print::json_line(&report)?;
     } else {
-        print::line(format_args!("{name}: {}", made.text))
+        let files = outcome.map_or(String::new(), |outcome| format!(", {} files", outcome.files));
+        print::line(format_args!("{name}: {}{files}", made.text))?;
     }
+    result
 }

@@ -70,10 +70,13 @@ impl Source for Host {
         // read.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
-        if !file.metadata()?.is_file() {
+        let meta = file.metadata()?;
+        if !meta.is_file() {
             bail!("is no longer a file");
         }
-        let mut buffer = vec![0; super::super::stream::CHUNK_MAX];
+        // Zeroing a large buffer would take longer than reading a small file.
+        let len = usize::try_from(meta.len()).unwrap_or(usize::MAX);
+        let mut buffer = vec![0; len.clamp(4096, super::super::stream::CHUNK_MAX)];
         let mut at = 0;
         loop {
             // Without support for holes the file is all data.

@@ -1,0 +1,96 @@
+//! Where the files of a new filesystem come from, and how much space they need at least.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufReader, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::super::cp::reader::{Host, Source as _};
+use super::super::tar::open_input;
+
+/// The operand of `--from`.
+pub enum Source {
+    /// A directory of the host.
+    Dir(PathBuf),
+    /// An archive, and the offset at which it starts. `None`: it can be read once.
+    Archive(File, Option<u64>),
+}
+
+impl Source {
+    /// Opens a directory, a file that contains an archive, or standard input.
+    pub fn open(from: &Path) -> Result<Self> {
+        if from.is_dir() {
+            let dir = from.canonicalize().with_context(|| from.display().to_string())?;
+            return Ok(Self::Dir(dir));
+        }
+        let mut file = open_input(from)?;
+        let start = file.stream_position().ok();
+        Ok(Self::Archive(file, start))
+    }
+
+    /// Makes sure that the source can be read several times: copies a pipe to a temporary file.
+    pub fn make_repeatable(&mut self) -> Result<()> {
+        if let Self::Archive(pipe, start @ None) = self {
+            let mut file = tempfile::tempfile().context("cannot make a temporary file for the archive")?;
+            std::io::copy(&mut BufReader::with_capacity(1 << 20, &*pipe), &mut file)
+                .context("cannot copy the archive to a temporary file")?;
+            *pipe = file;
+            *start = Some(0);
+        }
+        Ok(())
+    }
+
+    /// Goes back to the start.
+    pub fn rewind(&mut self) -> Result<()> {
+        if let Self::Archive(file, Some(start)) = self {
+            file.seek(SeekFrom::Start(*start)).context("cannot read the archive again")?;
+        }
+        Ok(())
+    }
+
+    /// Returns a descriptor of the archive.
+    pub fn archive(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match self {
+            Self::Archive(file, _) => Some(file.as_fd()),
+            Self::Dir(_) => None,
+        }
+    }
+
+    /// Returns a size in bytes to try first: about what the files need, and how many there are. Of an
+    /// archive, nothing is parsed here: its size is a good guess, unless its files have holes.
+    pub fn first_guess(&self) -> Result<u64> {
+        match self {
+            Self::Archive(file, start) => {
+                let len = file.metadata().context("the archive")?.len();
+                Ok(len.saturating_sub(start.unwrap_or(0)))
+            }
+            Self::Dir(dir) => Ok(size_of_tree(dir)),
+        }
+    }
+}
+
+/// Adds up the space that the files of a directory take. What cannot be read counts as nothing: filling
+/// reports it.
+fn size_of_tree(dir: &Path) -> u64 {
+    let mut linked = HashSet::new();
+    let mut dirs = vec![dir.to_owned()];
+    let mut bytes: u64 = 0;
+    while let Some(dir) = dirs.pop() {
+        bytes += 4096;
+        for name in Host.names(&dir).0 {
+            let Ok(path) = Host.child(&dir, &name) else { continue };
+            let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
+            bytes += 2 * name.len() as u64 + 16;
+            if meta.is_dir() {
+                dirs.push(path);
+            } else if meta.nlink() == 1 || linked.insert((meta.dev(), meta.ino())) {
+                bytes += 256 + meta.len().next_multiple_of(1024).min(meta.blocks() * 512 + 4096);
+            }
+        }
+    }
+    bytes
+}

@@ -1,0 +1,333 @@
+//! Filling a directory of an open image with files that are named by path, as an archive does.
+//!
+//! A path never leaves the directory: `..` is refused, and no symbolic link is followed. Directories get
+//! their times at the end, since each new name changes them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use ivers_vfs::acl::{ACCESS, DEFAULT};
+use ivers_vfs::{
+    CreateSpec, Cred, Error, FileType, Ino, InodeRef, NameError, SetAttr, TimeSet, Timestamp, Vfs,
+    WriteFlags, XattrMode,
+};
+
+use super::inode_handle::InodeHandle;
+use crate::archive::member::{Kind, Member};
+use crate::output::format;
+
+/// Longest path in bytes.
+const PATH_MAX: usize = 64 << 10;
+/// Permissions of a directory that only the paths of other files name.
+const IMPLIED_PERM: u32 = 0o755;
+
+/// Splits a path into its names. `.` and empty names are left out.
+pub fn names_of(path: &[u8]) -> Result<Vec<&[u8]>> {
+    if path.len() > PATH_MAX {
+        bail!("a path of {} bytes is too long", path.len());
+    }
+    let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+    let names: Vec<_> = names.collect();
+    if names.contains(&&b".."[..]) {
+        bail!("refused: the path contains \"..\"");
+    }
+    Ok(names)
+}
+
+/// A directory on the way to the last path.
+struct Level {
+    name: Vec<u8>,
+    dir: InodeRef,
+    /// Its files inherit an ACL.
+    has_default_acl: bool,
+}
+
+/// Times that a directory gets at the end.
+struct Times {
+    dir: InodeHandle,
+    atime: Timestamp,
+    mtime: Timestamp,
+}
+
+/// Creates files below a directory.
+pub struct Filler {
+    vfs: Arc<Vfs>,
+    cred: Cred,
+    /// From the directory to that of the last path.
+    levels: Vec<Level>,
+    /// One entry for each directory that was named.
+    times: HashMap<Ino, Times>,
+    /// The times of directories that only the paths of other files name. `None`: those of the clock.
+    implied_time: Option<Timestamp>,
+}
+
+/// A file that was created and is not complete.
+pub struct Created {
+    /// Its inode.
+    pub inode: InodeRef,
+    existed: bool,
+    inherits: bool,
+    /// The end of the data that was written.
+    end: u64,
+}
+
+impl Filler {
+    /// Fills `root`, a directory.
+    pub fn new(vfs: Arc<Vfs>, root: InodeRef, implied_time: Option<Timestamp>) -> Result<Self> {
+        let mut filler =
+            Self { vfs, cred: Cred::root(), levels: Vec::new(), times: HashMap::new(), implied_time };
+        let root = filler.level(Vec::new(), root)?;
+        filler.levels.push(root);
+        Ok(filler)
+    }
+
+    fn level(&self, name: Vec<u8>, dir: InodeRef) -> Result<Level> {
+        let has_default_acl = match self.vfs.get_xattr(&self.cred, &dir, DEFAULT) {
+            Ok(_) => true,
+            Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => false,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Level { name, dir, has_default_acl })
+    }
+
+    fn parent(&self) -> Result<&Level> {
+        self.levels.last().context("the directory to fill is missing")
+    }
+
+    /// Goes to the directory with this path. Creates it if it does not exist.
+    fn enter(&mut self, path: &[&[u8]]) -> Result<()> {
+        let known =
+            self.levels.iter().skip(1).zip(path).take_while(|(level, name)| level.name == **name).count();
+        self.levels.truncate(known + 1);
+        for name in &path[known..] {
+            let parent = &self.parent()?.dir;
+            let dir = match self.vfs.lookup(&self.cred, parent, name) {
+                Ok(inode) if inode.kind == FileType::Directory => inode,
+                Ok(inode) if inode.kind == FileType::Symlink => {
+                    bail!("refused: {} is a symbolic link, which is not followed", format::name(name));
+                }
+                Ok(inode) => bail!("{} is a {}", format::name(name), format::kind_in_words(inode.kind)),
+                Err(Error::Name(NameError::NotFound)) => self.create_implied(name)?,
+                Err(error) => return Err(error.into()),
+            };
+            let level = self.level(name.to_vec(), dir)?;
+            self.levels.push(level);
+        }
+        Ok(())
+    }
+
+    fn create_implied(&mut self, name: &[u8]) -> Result<InodeRef> {
+        let spec = CreateSpec::of(FileType::Directory, IMPLIED_PERM);
+        let (dir, _) = self.vfs.create(&self.cred, &self.parent()?.dir, name, &spec, false)?;
+        if let Some(time) = self.implied_time {
+            self.note_times(&dir, time, time);
+        }
+        Ok(dir)
+    }
+
+    fn note_times(&mut self, dir: &InodeRef, atime: Timestamp, mtime: Timestamp) {
+        self.times.insert(dir.ino, Times { dir: InodeHandle::new(&self.vfs, dir), atime, mtime });
+    }
+
+    /// Finds a file. Follows no symbolic link.
+    pub fn find(&mut self, path: &[&[u8]]) -> Result<Option<InodeRef>> {
+        let mut inode = self.levels.first().context("the directory to fill is missing")?.dir.clone();
+        for name in path {
+            if inode.kind != FileType::Directory {
+                return Ok(None);
+            }
+            inode = match self.vfs.lookup(&self.cred, &inode, name) {
+                Ok(inode) => inode,
+                Err(Error::Name(NameError::NotFound)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Ok(Some(inode))
+    }
+
+    /// Creates a file. An existing directory stays; an existing file of another type is replaced, unless one
+    /// of both is a directory.
+    pub fn create(&mut self, path: &[&[u8]], member: &Member) -> Result<Created> {
+        let Kind::File(kind) = member.kind else { bail!("a member of unknown type") };
+        let Some((name, dirs)) = path.split_last() else {
+            let inode = self.levels.first().context("the directory to fill is missing")?.dir.clone();
+            if kind != FileType::Directory {
+                bail!("has no name to create it under");
+            }
+            return Ok(Created { inode, existed: true, inherits: false, end: 0 });
+        };
+        self.enter(dirs)?;
+        let time = |time| Some(TimeSet::At(time));
+        let spec = CreateSpec {
+            rdev: member.rdev,
+            target: member.target.clone(),
+            uid: Some(member.uid),
+            gid: Some(member.gid),
+            atime: time(member.atime.unwrap_or(member.mtime)),
+            mtime: time(member.mtime),
+            ..CreateSpec::of(kind, member.perm)
+        };
+        let level = self.parent()?;
+        let inherits = level.has_default_acl;
+        let (vfs, dir) = (&self.vfs, &level.dir);
+        match vfs.create(&self.cred, dir, name, &spec, false) {
+            Ok((inode, _)) => return Ok(Created { inode, existed: false, inherits, end: 0 }),
+            Err(Error::Name(NameError::Exists)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let found = vfs.lookup(&self.cred, dir, name)?;
+        if kind == FileType::Directory && found.kind == FileType::Directory {
+            return Ok(Created { inode: found, existed: true, inherits, end: 0 });
+        }
+        if kind == FileType::Directory || found.kind == FileType::Directory {
+            bail!("exists and is a {}", format::kind_in_words(found.kind));
+        }
+        vfs.unlink(&self.cred, dir, name, false)?;
+        let (inode, _) = vfs.create(&self.cred, dir, name, &spec, false)?;
+        Ok(Created { inode, existed: false, inherits, end: 0 })
+    }
+
+    /// Writes contents.
+    pub fn write(&self, created: &mut Created, offset: u64, bytes: &[u8]) -> Result<()> {
+        let flags = WriteFlags::empty();
+        let write =
+            || self.vfs.write_with_outcome(&self.cred, &created.inode, offset, bytes, flags)?.complete();
+        match write() {
+            // Dirty data reserves more than it takes once it is written.
+            Err(Error::Name(NameError::NoSpace)) => {
+                self.vfs.sync()?;
+                write()?
+            }
+            written => written?,
+        };
+        created.end = created.end.max(offset + bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Sets what is left of the attributes: all contents are written.
+    pub fn finish(&mut self, created: &Created, member: &Member) -> Result<()> {
+        let (vfs, cred, inode) = (&self.vfs, &self.cred, &created.inode);
+        if inode.kind == FileType::Regular && created.end < member.size {
+            let size = SetAttr { size: Some(member.size), ..SetAttr::default() };
+            vfs.set_attr(cred, inode, &size)?;
+        }
+        let mut rest = SetAttr::default();
+        if created.existed {
+            let owner = SetAttr { uid: Some(member.uid), gid: Some(member.gid), ..SetAttr::default() };
+            match vfs.set_attr(cred, inode, &owner) {
+                // The format stores no owners.
+                Ok(_) | Err(Error::Name(NameError::NotPermitted)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut failed = None;
+        for (name, value) in &member.xattrs {
+            match vfs.set_xattr(cred, inode, name, value, XattrMode::Any) {
+                // Attributes of namespaces that this filesystem lacks are omitted.
+                Ok(()) | Err(Error::Name(NameError::NotSupported | NameError::NotPermitted)) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", format::name(name)))),
+            }
+        }
+        if created.existed || created.inherits {
+            let missing = [ACCESS, DEFAULT].into_iter();
+            for acl in missing.filter(|acl| !member.xattrs.iter().any(|(name, _)| name == acl)) {
+                match vfs.remove_xattr(cred, inode, acl) {
+                    Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        let is_link = inode.kind == FileType::Symlink;
+        if !is_link && (created.existed || created.inherits || !member.xattrs.is_empty()) {
+            // The mask of an ACL is part of the mode.
+            rest.perm = Some(member.perm);
+        }
+        let atime = member.atime.unwrap_or(member.mtime);
+        if inode.kind == FileType::Directory {
+            if rest.perm.is_some() {
+                vfs.set_attr(cred, inode, &rest)?;
+            }
+            let inode = inode.clone();
+            self.note_times(&inode, atime, member.mtime);
+            // It may have a default ACL now.
+            self.levels
+                .truncate(self.levels.iter().take_while(|level| level.dir.ino != inode.ino).count().max(1));
+        } else if rest.perm.is_some() || member.size > 0 {
+            rest.atime = Some(TimeSet::At(atime));
+            rest.mtime = Some(TimeSet::At(member.mtime));
+            vfs.set_attr(cred, inode, &rest)?;
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Creates a hard link to a file that exists. Replaces an existing file as [`Filler::create`] does.
+    pub fn link(&mut self, path: &[&[u8]], target: &InodeRef) -> Result<()> {
+        let (name, dirs) = path.split_last().context("has no name to create it under")?;
+        if target.kind == FileType::Directory {
+            bail!("a hard link to a directory");
+        }
+        self.enter(dirs)?;
+        let dir = &self.parent()?.dir;
+        let linked = self.vfs.link(&self.cred, target, dir, name, false);
+        if !matches!(linked, Err(Error::Name(NameError::Exists))) {
+            return Ok(linked.map(drop)?);
+        }
+        let found = self.vfs.lookup(&self.cred, dir, name)?;
+        if found.ino == target.ino {
+            return Ok(());
+        }
+        if found.kind == FileType::Directory {
+            bail!("exists and is a directory");
+        }
+        self.vfs.unlink(&self.cred, dir, name, false)?;
+        Ok(self.vfs.link(&self.cred, target, dir, name, false).map(drop)?)
+    }
+
+    /// Changes permissions and owner of a file that exists.
+    pub fn change(
+        &mut self,
+        path: &[&[u8]],
+        perm: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<()> {
+        let inode = self.find(path)?.context("no such file")?;
+        // A change of the owner removes set-id bits.
+        for set in [SetAttr { uid, gid, ..SetAttr::default() }, SetAttr { perm, ..SetAttr::default() }] {
+            self.vfs.set_attr(&self.cred, &inode, &set)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the times of directories. The image is not synced.
+    pub fn set_times(self) -> Result<()> {
+        let mut all: Vec<_> = self.times.into_iter().collect();
+        all.sort_by_key(|(ino, _)| *ino);
+        for (_, times) in all {
+            let dir = times.dir.get(&self.vfs)?;
+            let set = SetAttr {
+                atime: Some(TimeSet::At(times.atime)),
+                mtime: Some(TimeSet::At(times.mtime)),
+                ..SetAttr::default()
+            };
+            self.vfs.set_attr(&self.cred, &dir, &set)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_stay_below_the_directory() {
+        assert_eq!(names_of(b"/./a//b/.").unwrap(), [b"a", b"b"]);
+        assert_eq!(names_of(b"./").unwrap(), Vec::<&[u8]>::new());
+        for bad in [&b".."[..], b"a/../b", b"/..", b"a/.."] {
+            assert!(names_of(bad).is_err(), "{}", bad.escape_ascii());
+        }
+        assert!(names_of(&vec![b'a'; PATH_MAX + 1]).is_err());
+    }
+}

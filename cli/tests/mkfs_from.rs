@@ -1,0 +1,258 @@
+//! `ivers mkfs --from`: trees, spec files, sizes, and equal images from equal calls.
+
+mod common;
+
+use common::*;
+use ivers_oracle::{TreeOptions, tree};
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, UNIX_EPOCH};
+
+const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
+
+fn have_tools() -> bool {
+    ivers_oracle::have_programs(&["e2fsck", "debugfs", "tar"])
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn mkfs(words: &[&str]) -> Output {
+    ivers(["mkfs"].iter().chain(words))
+}
+
+fn makes(words: &[&str]) -> String {
+    let output = mkfs(words);
+    assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn is_clean(image: &Path) {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+fn debugfs(image: &Path, request: &str) -> String {
+    let output = Command::new("debugfs").args(["-R", request]).arg(image).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A tree with many names in a directory, so that it is hashed, and every kind of file of an ordinary user.
+fn fill(source: &Path) {
+    fs::create_dir_all(source.join("many")).unwrap();
+    for nth in 0..600 {
+        fs::write(source.join(format!("many/file with a long name {nth}")), vec![nth as u8; nth]).unwrap();
+    }
+    fs::create_dir_all(source.join("sub/empty")).unwrap();
+    fs::write(source.join("sub/large"), (0..900_000).map(|at| (at / 7) as u8).collect::<Vec<_>>()).unwrap();
+    fs::write(source.join("sub/run"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(source.join("sub/run"), fs::Permissions::from_mode(0o4755)).unwrap();
+    xattr::set(source.join("sub/run"), "user.note", b"kept").unwrap();
+    fs::hard_link(source.join("sub/run"), source.join("twin")).unwrap();
+    std::os::unix::fs::symlink("sub/run", source.join("link")).unwrap();
+    let holes = fs::File::create(source.join("holes")).unwrap();
+    holes.write_all_at(b"island", 1 << 20).unwrap();
+    holes.set_len(8 << 20).unwrap();
+    fs::set_permissions(source.join("sub"), fs::Permissions::from_mode(0o1750)).unwrap();
+    for name in ["sub/large", "sub/empty", "sub", "many"] {
+        let time = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
+        fs::File::open(source.join(name)).unwrap().set_modified(time).unwrap();
+    }
+}
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().unwrap() };
+        fill(&place.path("source"));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Compares the files of an image with the source.
+    fn assert_equal(&self, image: &str) {
+        let back = self.path("back");
+        let copied = ivers(["cp", "-a", &format!("{}:/.", text(&self.path(image))), text(&back)]);
+        assert!(copied.status.success(), "{}", said(&copied));
+        let _ = fs::remove_dir(back.join("lost+found"));
+        let options = TreeOptions { no_times: true, no_trusted: true };
+        let [before, after] = [&self.path("source"), &back].map(|dir| tree(dir, options).unwrap());
+        assert!(before == after, "{before}\n---\n{after}");
+        for name in ["sub/large", "sub", "many"] {
+            let [before, after] = [&self.path("source"), &back].map(|dir| {
+                let meta = fs::symlink_metadata(dir.join(name)).unwrap();
+                meta.modified().unwrap()
+            });
+            assert_eq!(before, after, "{name}");
+        }
+        fs::remove_dir_all(&back).unwrap();
+    }
+}
+
+#[test]
+fn directories_and_archives_fill_equal_images_byte_for_byte() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let [source, archive] = ["source", "a.tar"].map(|name| place.path(name));
+    let packed = Command::new("tar")
+        .args(["--format=posix", "--sort=name", "--sparse", "--xattrs", "--numeric-owner", "-cf"])
+        .args([&archive, Path::new("-C"), &source, Path::new(".")])
+        .output()
+        .unwrap();
+    assert!(packed.status.success(), "{}", said(&packed));
+    let mut images = Vec::new();
+    for (name, from) in [("a", &source), ("b", &source), ("c", &archive), ("d", &archive)] {
+        let image = place.path(name);
+        let hash = ["--size", "64M", "--uuid", UUID, "--hash-seed", UUID, "--timestamp", "1500000000"];
+        makes(&[&[text(&image), "--from", text(from)][..], &hash].concat());
+        is_clean(&image);
+        if name != "b" {
+            place.assert_equal(name);
+        }
+        images.push(fs::read(&image).unwrap());
+    }
+    assert!(images[0] == images[1] && images[2] == images[3], "equal calls make equal images");
+    assert!(images[0] == images[2], "a directory and its archive make equal images");
+    // Later times become the time of creation. Without the option they stay, as the comparison above shows.
+    let clamped = place.path("e");
+    makes(&[text(&clamped), "--from", text(&source), "--size", "64M", "--timestamp", "5"]);
+    let stat = ivers(["stat", "--json", &format!("{}:/sub/large", text(&clamped))]);
+    let stat: serde_json::Value = serde_json::from_slice(&stat.stdout).unwrap();
+    assert_eq!((stat["mtime"]["sec"].as_i64(), stat["ctime"]["sec"].as_i64()), (Some(5), Some(5)));
+    // The first session finds nothing unusual, and keeps the change attribute from then on.
+    let info = ivers(["info", "--json", text(&clamped)]);
+    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["semantics"]["crash_safe"], true, "{info}");
+}
+
+#[test]
+fn a_spec_file_sets_owners_and_makes_device_nodes() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let (image, spec) = (place.path("image"), place.path("spec"));
+    let lines = "# path type mode uid gid major minor start increment count\n\
+                 /dev d 755 0 0 - - - - -\n\
+                 /dev/tty c 620 0 5 4 64 0 1 2\n\
+                 /dev/disk b 660 0 6 8 300 - - -\n\
+                 /run/queue p 600 7 8\n\
+                 /sub/run f 6711 70000 80000\n\
+                 /sub d - 1 2\n";
+    fs::write(&spec, lines).unwrap();
+    let from =
+        ["--from", text(&place.path("source")), "--spec", text(&spec), "--root-owner=3:4"].map(str::to_owned);
+    let words: Vec<_> =
+        [text(&image), "--size", "64M"].into_iter().chain(from.iter().map(String::as_str)).collect();
+    makes(&words);
+    is_clean(&image);
+    for (path, words) in [
+        ("/dev", ["Mode:  0755", "User:     0"]),
+        ("/dev/tty1", ["Mode:  0620", "Device major/minor number: 04:65"]),
+        ("/dev/disk", ["Type: block special", "Device major/minor number: 08:300"]),
+        ("/run/queue", ["Type: FIFO", "User:     7   Group:     8"]),
+        ("/sub/run", ["Mode:  06711", "User: 70000   Group: 80000"]),
+        ("/sub", ["Mode:  01750", "User:     1   Group:     2"]),
+        ("/", ["Type: directory", "User:     3   Group:     4"]),
+    ] {
+        let stat = debugfs(&image, &format!("stat {path}"));
+        assert!(words.iter().all(|word| stat.contains(word)), "{path}: {stat}");
+    }
+    for (line, why) in
+        [("/sub/run d 755 0 0", "exists and is a"), ("/no f 644 0 0", "no such file"), ("x", "line 1")]
+    {
+        fs::write(&spec, line).unwrap();
+        fs::remove_file(&image).unwrap_or_default();
+        let output = mkfs(&words);
+        assert!(!output.status.success() && said(&output).contains(why), "{line}: {}", said(&output));
+        assert!(!image.exists(), "half a filesystem is removed");
+    }
+}
+
+#[test]
+fn the_automatic_size_has_little_space_left() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    for (name, from, more) in
+        [("dir", "source", &[][..]), ("2k", "source", &["-b", "2048"]), ("none", "source", &["--no-journal"])]
+    {
+        let image = place.path(name);
+        makes(&[&[text(&image), "--from", text(&place.path(from)), "--size", "auto"][..], more].concat());
+        is_clean(&image);
+        place.assert_equal(name);
+        let info = ivers(["info", "--json", text(&image)]);
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        let bytes = fs::metadata(&image).unwrap().len();
+        let free = info["blocks_free"].as_u64().unwrap() * info["block_size"].as_u64().unwrap();
+        assert!(free <= (bytes / 40).max(256 << 10), "{name}: {free} of {bytes} bytes are free");
+        let inodes = (info["files"].as_u64().unwrap(), info["files_free"].as_u64().unwrap());
+        assert!(inodes.1 < inodes.0 / 2, "{name}: {inodes:?}");
+    }
+    // A pipe can be read once only.
+    let image = place.path("pipe");
+    let line = format!(
+        "tar -c -C {} . | {IVERS} mkfs {} --from - --size auto -q",
+        text(&place.path("source")),
+        text(&image)
+    );
+    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    is_clean(&image);
+    assert_eq!(ivers(["cat", &format!("{}:/sub/run", text(&image))]).stdout, b"#!/bin/sh\n");
+}
+
+#[test]
+fn what_fails_leaves_no_image() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let (image, source, archive) = (place.path("image"), place.path("source"), place.path("a.tar"));
+    let packed =
+        Command::new("tar").arg("-cf").args([&archive, Path::new("-C"), &source, Path::new(".")]).status();
+    assert!(packed.unwrap().success());
+    let whole = fs::read(&archive).unwrap();
+    fs::write(&archive, &whole[..whole.len() / 2]).unwrap();
+    let (image_name, source_name, archive_name) = (text(&image), text(&source), text(&archive));
+    for (words, why) in [
+        (vec!["--from", archive_name, "--size", "64M"], "the archive is truncated"),
+        (vec!["--from", archive_name, "--size", "auto"], "the archive is truncated"),
+        (vec!["--from", source_name, "--size", "2M"], "choose a larger --size"),
+        (vec!["--from", "/nonexistent", "--size", "64M"], "/nonexistent"),
+        (vec!["--size", "auto"], "only with --from"),
+        (vec!["--spec", source_name, "--size", "64M"], "--from"),
+    ] {
+        let output = mkfs(&[&[image_name][..], &words].concat());
+        assert!(!output.status.success() && said(&output).contains(why), "{words:?}: {}", said(&output));
+        assert!(!image.exists(), "{words:?}");
+    }
+    // What cannot be created is named, and the rest is there.
+    let hostile = place.path("hostile");
+    fs::create_dir(&hostile).unwrap();
+    fs::write(hostile.join("x"), "x").unwrap();
+    let packed = Command::new("tar")
+        .args(["--transform", "s,x,../x,", "-P", "-cf"])
+        .args([&archive, Path::new("-C"), &hostile, Path::new("x")])
+        .output()
+        .unwrap();
+    assert!(packed.status.success(), "{}", said(&packed));
+    let output = mkfs(&[image_name, "--from", archive_name, "--size", "64M", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("../x: refused"), "{}", said(&output));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((told["files"].as_u64(), told["problems"].as_u64()), (Some(0), Some(1)));
+    is_clean(&image);
+}
