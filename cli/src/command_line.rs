@@ -7,8 +7,8 @@ use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, cp, image_process, info, label, ls, manpages, measure, mkfs, mount, resize, serve, stat,
-    stats, tar, tree, unmount,
+    cat, changed, cp, edit, image_process, info, label, ls, manpages, measure, mkfs, mount, resize, serve,
+    shell, stat, stats, tar, tree, unmount,
 };
 use crate::output::failure::usage;
 use crate::output::progress;
@@ -76,6 +76,32 @@ enum Command {
     Cp(cp::Args),
     /// Write an archive of files of an image, or create the files of an archive in an image
     Tar(tar::Args),
+    /// Remove files of an image
+    #[command(after_long_help = edit::rm::HELP)]
+    Rm(edit::Args<edit::rm::Rm>),
+    /// Create directories in an image
+    #[command(after_long_help = edit::mkdir::HELP)]
+    Mkdir(edit::Args<edit::mkdir::Mkdir>),
+    /// Rename files of an image, or move them into a directory
+    #[command(after_long_help = edit::mv::HELP)]
+    Mv(edit::Args<edit::mv::Mv>),
+    /// Create hard or symbolic links in an image
+    #[command(after_long_help = edit::ln::HELP)]
+    Ln(edit::Args<edit::ln::Ln>),
+    /// Change permissions of files of an image
+    #[command(after_long_help = edit::chmod::HELP)]
+    Chmod(edit::Args<edit::chmod::Chmod>),
+    /// Change owners of files of an image
+    #[command(after_long_help = edit::chown::HELP)]
+    Chown(edit::Args<edit::chown::Chown>),
+    /// Set times of files of an image, or create empty files
+    #[command(after_long_help = edit::touch::HELP)]
+    Touch(edit::Args<edit::touch::Touch>),
+    /// Print, set and remove extended attributes of files of an image
+    #[command(after_long_help = edit::attr::HELP)]
+    Attr(edit::AttrArgs),
+    /// Run many commands on an image that is opened once, typed or from a script
+    Shell(shell::Args),
     /// Show a directory of an image as a tree
     Tree(tree::Args),
     /// Show format, size, features and promises of an image or a mount
@@ -132,6 +158,15 @@ impl CommandLine {
             Command::Cat(args) => cat::run(&args, json),
             Command::Cp(args) => cp::run(&args, json),
             Command::Tar(args) => tar::run(&args, json),
+            Command::Rm(args) => edit::run(&args, json),
+            Command::Mkdir(args) => edit::run(&args, json),
+            Command::Mv(args) => edit::run(&args, json),
+            Command::Ln(args) => edit::run(&args, json),
+            Command::Chmod(args) => edit::run(&args, json),
+            Command::Chown(args) => edit::run(&args, json),
+            Command::Touch(args) => edit::run(&args, json),
+            Command::Attr(args) => edit::run_attr(&args, json),
+            Command::Shell(args) => shell::run(&args, json),
             Command::Tree(args) => tree::run(&args, json),
             Command::Info(args) => info::run(&args, json),
             Command::Stats(args) => stats::run(&args, json),

@@ -86,6 +86,26 @@ fn json_of_commands_on_images_has_the_documented_names() {
     holds("ls", &ask(&["ls", &image]));
     holds("cat", &ask(&["cat", &file]));
     holds("tar", &ask(&["tar", "-c", &image, "-f", &path("tar")]));
+    let inside = |path: &str| format!("{image}:{path}");
+    let (dir, moved, link) = (inside("/dir"), inside("/dir/moved"), inside("/dir/link"));
+    let edits: [(&str, &[&str]); 9] = [
+        ("mkdir", &[&dir]),
+        ("touch", &[&moved]),
+        ("ln", &[&moved, &link]),
+        ("mv", &["-T", &link, &moved]),
+        ("chmod", &["600", &moved]),
+        ("chown", &["7", &moved]),
+        ("attr set", &["user.x", "y", &moved]),
+        ("attr get", &["user.x", &moved]),
+        ("attr list", &[&moved]),
+    ];
+    for (command, words) in edits
+        .into_iter()
+        .chain([("attr remove", &["user.x", moved.as_str()][..]), ("rm", &["-r", dir.as_str()])])
+    {
+        let words: Vec<&str> = command.split(' ').chain(words.iter().copied()).collect();
+        holds(command, &ask(&words));
+    }
     holds("tree", &ask(&["tree", &image]));
     holds("info", &ask(&["info", &image]));
 }

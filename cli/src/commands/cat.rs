@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::arguments::image_path;
@@ -22,14 +23,23 @@ Examples:
   ivers cat disk.img:/var/log/syslog.1 disk.img:/var/log/syslog | less";
 
 /// Options of `cat`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// IMAGE:/path
     #[arg(required = true)]
+    #[serde(skip)]
     files: Vec<PathBuf>,
     #[command(flatten)]
+    #[serde(skip)]
     image: ImageArgs,
+}
+
+impl Args {
+    /// Returns the operands.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.files
+    }
 }
 
 /// Runs `ivers cat`.
@@ -45,7 +55,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     problems.into_result()
 }
 
-fn copy(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Write) -> Result<()> {
+/// Writes a file to `out`.
+pub fn copy(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Write) -> Result<()> {
     let inode = resolve(vfs, image, path, true)?;
     let name = image_path(image, path);
     if inode.kind != FileType::Regular {

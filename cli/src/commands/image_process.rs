@@ -1,11 +1,11 @@
 //! The image process itself: see [`crate::image::process`].
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
@@ -17,12 +17,13 @@ use super::changed::walk::write_state;
 use super::cp::reader::{self, ReadOptions, Reader};
 use super::cp::stream::{FileId, Sender, Truncated};
 use super::cp::writer;
+use super::edit::job::Job;
 use super::measure;
 use super::mkfs::{fill, spec};
 use crate::arguments::{image_path, last_name};
 use crate::image::channel::Channel;
 use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, descriptor};
-use crate::image::{open, sandbox};
+use crate::image::{glob, open, sandbox};
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
 use crate::process;
@@ -30,20 +31,26 @@ use crate::process;
 /// Runs an image process.
 pub fn run() -> Result<()> {
     let channel = Channel::inherited()?;
-    // Signals of a terminal reach the command too. When it ends, the pipes close and the image is closed.
+    // Signals of a terminal reach the command too. It decides what they mean: when it ends the requests, or
+    // ends, the image is closed. Only a job of `edit` ends at the signal.
+    let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+        signal_hook::flag::register(signal, interrupted.clone())?;
     }
-    let reply = match serve(&channel) {
-        Ok(outcome) => Reply::Closed(outcome),
-        Err(error) => Reply::Failed { code: failure::code(&error), line: failure::short_line(&error) },
+    let reply = match serve(&channel, &interrupted) {
+        Ok(()) => Reply::Closed,
+        Err(error) => failed(&error),
     };
     // If the command has ended, nothing waits for the reply.
     let _ = channel.send(&reply, &[]);
     Ok(())
 }
 
-fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
+fn failed(error: &anyhow::Error) -> Reply {
+    Reply::Failed { code: failure::code(error), line: failure::short_line(error) }
+}
+
+fn serve(channel: &Channel, interrupted: &AtomicBool) -> Result<()> {
     let Some((Request::Open { image, options, quiet }, fds)) = channel.receive()? else {
         bail!("an image process is started by other commands only");
     };
@@ -66,25 +73,30 @@ fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
     }
     channel.send(&Reply::Done, &[])?;
-    let mut jobs =
-        Jobs { vfs: vfs.clone(), image, reader: None, exclude: None, writer: None, spec: Vec::new() };
-    let served = jobs.run(channel);
-    let written = jobs.writer.map(|writer| writer.join().unwrap_or_else(|_| bail!("the writer panicked")));
+    let mut jobs = Jobs {
+        vfs: vfs.clone(),
+        image,
+        channel,
+        interrupted,
+        reader: None,
+        exclude: None,
+        writer: None,
+        spec: Vec::new(),
+    };
+    let served = jobs.run();
+    let written = jobs.end_copy();
     // Unmount also on error, so that earlier writes reach the image.
     let closed = if options.read_only { Ok(()) } else { vfs.unmount() };
-    let outcome = match (written, served) {
-        // The process that wrote to the pipe reports why it stopped.
-        (Some(Err(error)), served) if error.is::<Truncated>() => served.map(|()| None)?,
-        (Some(Err(error)), _) => return Err(error),
-        (written, served) => served.and_then(|()| written.transpose())?,
-    };
-    closed.with_context(|| format!("{}: cannot close the image", jobs.image.display()))?;
-    Ok(outcome)
+    served?;
+    written?;
+    closed.with_context(|| format!("{}: cannot close the image", jobs.image.display()))
 }
 
-struct Jobs {
+struct Jobs<'a> {
     vfs: Arc<Vfs>,
     image: PathBuf,
+    channel: &'a Channel,
+    interrupted: &'a AtomicBool,
     reader: Option<Reader>,
     /// The directory that a copy is written to.
     exclude: Option<FileId>,
@@ -93,25 +105,32 @@ struct Jobs {
     spec: Vec<spec::Entry>,
 }
 
-impl Jobs {
-    fn run(&mut self, channel: &Channel) -> Result<()> {
-        while let Some((request, fds)) = channel.receive()? {
-            let reply = self.execute(request, descriptor(fds)?)?;
-            channel.send(&reply, &[])?;
+impl Jobs<'_> {
+    /// Answers requests until the command ends them. A request that fails does not end the others.
+    fn run(&mut self) -> Result<()> {
+        while let Some((request, fds)) = self.channel.receive()? {
+            let reply = self.execute(request, fds).unwrap_or_else(|error| failed(&error));
+            self.channel.send(&reply, &[])?;
         }
         Ok(())
     }
 
-    fn execute(&mut self, request: Request, pipe: File) -> Result<Reply> {
+    fn execute(&mut self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply> {
         match request {
-            Request::Spec => self.spec = fill::read_spec(pipe)?,
+            Request::Spec => self.spec = fill::read_spec(descriptor(fds)?)?,
             Request::Fill(options) => {
-                return fill::from_archive(&self.vfs, pipe, &self.spec, &options).map(Reply::Filled);
+                return fill::from_archive(&self.vfs, descriptor(fds)?, &self.spec, &options)
+                    .map(Reply::Filled);
             }
             Request::Open { .. } => bail!("an image is open already"),
-            Request::Walk { path, to_save } => write_state(&self.vfs, &self.image, &path, to_save, pipe)?,
-            Request::Measure { path } => measure::image::measure(&self.vfs, &self.image, &path, pipe)?,
+            Request::Walk { path, to_save } => {
+                write_state(&self.vfs, &self.image, &path, to_save, descriptor(fds)?)?;
+            }
+            Request::Measure { path } => {
+                measure::image::measure(&self.vfs, &self.image, &path, descriptor(fds)?)?
+            }
             Request::WriteCopy(WriteCopy { path, many, preserve, origin }) => {
+                let pipe = descriptor(fds)?;
                 let shown = image_path(&self.image, &path);
                 let target = writer::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;
                 self.exclude = Some(target.dir_id());
@@ -119,13 +138,37 @@ impl Jobs {
                 self.writer = Some(thread.spawn(move || writer::write_copy(&target, pipe))?);
             }
             Request::ReadCopy(ReadCopy { origin, operand, path, recursive, preserve }) => {
+                let pipe = descriptor(fds)?;
                 let options = ReadOptions { recursive, preserve, exclude: self.exclude };
                 let reader = self.reader.get_or_insert_with(|| Reader::new(origin, options));
                 let source = reader::Image(self.vfs.clone());
                 let file = self.vfs.resolve(&Cred::root(), &path, !recursive).map_err(Into::into);
                 reader.read_operand(&source, file, &operand, last_name(&path), &mut Sender::new(pipe))?;
             }
+            Request::EndCopy => return Ok(Reply::Copied(self.end_copy()?)),
+            Request::Expand { path } => {
+                for path in glob::expand(&self.vfs, &self.image, &path)? {
+                    self.channel.send(&Reply::Path(path), &[])?;
+                }
+            }
+            Request::Edit(job) => {
+                let job: Job = serde_json::from_value(job)?;
+                self.interrupted.store(false, Ordering::Release);
+                let stop = || self.interrupted.load(Ordering::Acquire) || self.channel.is_finished();
+                return Ok(Reply::Edited(job.run(&self.vfs, &self.image, &stop)));
+            }
         }
         Ok(Reply::Done)
+    }
+
+    /// Waits for the writer of a copy, if there is one.
+    fn end_copy(&mut self) -> Result<Option<CopyOutcome>> {
+        (self.reader, self.exclude) = (None, None);
+        let Some(writer) = self.writer.take() else { return Ok(None) };
+        match writer.join().unwrap_or_else(|_| bail!("the writer panicked")) {
+            // The process that wrote to the pipe reports why it stopped.
+            Err(error) if error.is::<Truncated>() => Ok(None),
+            outcome => outcome.map(Some),
+        }
     }
 }

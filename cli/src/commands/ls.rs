@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::arguments::{display_name, image_path};
@@ -25,11 +26,12 @@ Examples:
   ivers ls -o offset=1048576 disk-with-partitions.img:/boot";
 
 /// Options of `ls`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// IMAGE:/path; IMAGE alone is its root
     #[arg(required = true)]
+    #[serde(skip)]
     paths: Vec<PathBuf>,
     /// Show modes, owners, sizes and times
     #[arg(short, long)]
@@ -38,12 +40,27 @@ pub struct Args {
     #[arg(short, long)]
     all: bool,
     #[command(flatten)]
+    #[serde(skip)]
     image: ImageArgs,
+}
+
+impl Args {
+    /// Returns the operands.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Replaces the operands.
+    pub fn with_paths(self, paths: Vec<PathBuf>) -> Self {
+        Self { paths, ..self }
+    }
 }
 
 /// Runs `ivers ls`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
     let (paths, mut images) = Images::of_operands(&args.paths, &args.image)?;
+    // A pattern can match several directories.
+    let args = &args.clone().with_paths(vec![PathBuf::new(); paths.len()]);
     let mut problems = Problems::default();
     for (image, path) in &paths {
         let listed = images.get(image).and_then(|vfs| list(&vfs, image, path, args, json, &mut problems));
@@ -52,7 +69,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     problems.into_result()
 }
 
-fn list(
+/// Lists the file or directory `path`, one of the operands.
+pub fn list(
     vfs: &Vfs,
     image: &Path,
     path: &[u8],

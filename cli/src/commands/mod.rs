@@ -11,6 +11,8 @@
 //! | [`cp`] | `cp` |
 //! | [`tar`] | `tar`, and the reading of archives that it shares with `mkfs` |
 //! | [`mkfs`] | `mkfs`, and the filling of a new filesystem that it shares with the image process |
+//! | [`edit`] | `rm`, `mkdir`, `mv`, `ln`, `chmod`, `chown`, `touch`, `attr` |
+//! | [`shell`] | `shell` |
 //! | [`mount`] | `mount`: supervisor and worker |
 //! | [`serve`] | `serve` and its helper |
 //! | [`stats`] | `stats`, of a mount or a server |
@@ -21,6 +23,7 @@
 pub mod cat;
 pub mod changed;
 pub mod cp;
+pub mod edit;
 pub mod fuse2fs;
 pub mod image_process;
 pub mod info;
@@ -32,6 +35,7 @@ pub mod mkfs;
 pub mod mount;
 pub mod resize;
 pub mod serve;
+pub mod shell;
 pub mod stat;
 pub mod stats;
 pub mod tar;

@@ -1,13 +1,16 @@
 //! `stat`: change attribute, semantics and usual attributes of files.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use ivers_vfs::Vfs;
+use serde::{Deserialize, Serialize};
 
 use crate::arguments::{Operand, image_path};
-use crate::file_info;
+use crate::file_info::{self, FileInfo};
 use crate::image::directory::resolve;
+use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
 use crate::output::failure::Problems;
@@ -29,17 +32,26 @@ Examples:
   ivers stat --json disk.img:/etc/passwd";
 
 /// Options of `stat`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// Files on a mount, or IMAGE:/path
     #[arg(required = true, value_name = "FILE")]
+    #[serde(skip)]
     files: Vec<PathBuf>,
     /// Follow a symbolic link at the end of the path
     #[arg(short = 'L', long)]
     dereference: bool,
     #[command(flatten)]
+    #[serde(skip)]
     image: ImageArgs,
+}
+
+impl Args {
+    /// Returns the operands.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.files
+    }
 }
 
 /// Runs `ivers stat`.
@@ -58,25 +70,31 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let mut images = Images::open(operands.iter().filter_map(Operand::image), &options)?;
     let mut problems = Problems::default();
     for operand in &operands {
-        let mut show = || -> Result<()> {
-            let (info, name) = match operand {
-                Operand::Host(path) => {
-                    let info = on_mounts.next().context("a file was not read")??;
-                    (info, format::json_name(path.as_os_str().as_bytes()))
-                }
-                Operand::Image { image, path } => {
-                    let vfs = images.get(image)?;
-                    let inode = resolve(&vfs, image, path, args.dereference)?;
-                    (file_info::of_inode(&vfs, &inode), image_path(image, path))
-                }
-            };
-            if json {
-                print::json_line(&info.json(&name))
-            } else {
-                print::line(info.text(&format::name(name.as_bytes())))
+        let shown = match operand {
+            Operand::Host(path) => {
+                let info = on_mounts.next().context("a file was not read").and_then(|info| info);
+                info.and_then(|info| show(&info, &format::json_name(path.as_os_str().as_bytes()), json))
             }
+            Operand::Image { image, path } => images.get(image).and_then(|vfs| {
+                let paths = glob::expand(&vfs, image, path)?;
+                paths.iter().try_for_each(|path| of_image(&vfs, image, path, args, json))
+            }),
         };
-        problems.report(show())?;
+        problems.report(shown)?;
     }
     problems.into_result()
+}
+
+/// Shows a file of an image.
+pub fn of_image(vfs: &Vfs, image: &Path, path: &[u8], args: &Args, json: bool) -> Result<()> {
+    let inode = resolve(vfs, image, path, args.dereference)?;
+    show(&file_info::of_inode(vfs, &inode), &image_path(image, path), json)
+}
+
+fn show(info: &FileInfo, name: &str, json: bool) -> Result<()> {
+    if json {
+        print::json_line(&info.json(name))
+    } else {
+        print::line(info.text(&format::name(name.as_bytes())))
+    }
 }

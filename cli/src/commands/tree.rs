@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::arguments::{display_name, image_path, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{entries, resolve};
+use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{Images, parse_image_path};
 use crate::output::failure::Problems;
@@ -22,16 +24,25 @@ Examples:
   ivers tree -L 2 disk.img";
 
 /// Options of `tree`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// IMAGE:/path; IMAGE alone is its root
+    #[serde(skip)]
     path: PathBuf,
     /// Show at most this many levels
     #[arg(short = 'L', long, default_value_t = u32::MAX, hide_default_value = true)]
     depth: u32,
     #[command(flatten)]
+    #[serde(skip)]
     image: ImageArgs,
+}
+
+impl Args {
+    /// Returns the operands.
+    pub fn paths(&self) -> &[PathBuf] {
+        std::slice::from_ref(&self.path)
+    }
 }
 
 /// The state of a walk that prints a tree.
@@ -41,7 +52,7 @@ struct Tree<'a> {
     json: bool,
     levels: u32,
     entered: CycleGuard<u64>,
-    problems: Problems,
+    problems: &'a mut Problems,
     directories: u64,
     files: u64,
 }
@@ -98,23 +109,39 @@ impl Tree<'_> {
 pub fn run(args: &Args, json: bool) -> Result<()> {
     let (image, path) = parse_image_path(&args.path)?;
     let vfs = Images::open([image.as_path()], &args.image.options()?)?.get(&image)?;
-    let root = resolve(&vfs, &image, &path, true)?;
+    let mut problems = Problems::default();
+    for path in glob::expand(&vfs, &image, &path)? {
+        show(&vfs, &image, &path, args, json, &mut problems)?;
+    }
+    problems.into_result()
+}
+
+/// Shows the directory `path`.
+pub fn show(
+    vfs: &Vfs,
+    image: &Path,
+    path: &[u8],
+    args: &Args,
+    json: bool,
+    problems: &mut Problems,
+) -> Result<()> {
+    let root = resolve(vfs, image, path, true)?;
     if !json {
-        print::line(display_name(&image, &path))?;
+        print::line(display_name(image, path))?;
     }
     let mut tree = Tree {
-        vfs: &vfs,
-        image: &image,
+        vfs,
+        image,
         json,
         levels: args.depth.max(1),
         entered: CycleGuard::default(),
-        problems: Problems::default(),
+        problems,
         directories: 0,
         files: 0,
     };
-    tree.print_below(&root, &path, "", tree.levels)?;
+    tree.print_below(&root, path, "", tree.levels)?;
     if !json {
         print::line(format_args!("\n{} directories, {} files", tree.directories, tree.files))?;
     }
-    tree.problems.into_result()
+    Ok(())
 }

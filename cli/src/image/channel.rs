@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -58,6 +59,18 @@ impl Channel {
         })
         .map(drop)
         .context("the other process has ended")
+    }
+
+    /// Returns another descriptor of this end.
+    pub fn duplicate(&self) -> Result<OwnedFd> {
+        Ok(self.0.try_clone()?)
+    }
+
+    /// Returns whether the other end has ended its messages, or is gone, without waiting.
+    pub fn is_finished(&self) -> bool {
+        let mut ready = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let polled = rustix::event::poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok_and(|ready| ready > 0)
     }
 
     /// Ends the messages from this side.
@@ -115,6 +128,9 @@ mod tests {
         assert!(too_long.to_string().contains("too long"), "{too_long}");
         rustix::net::send(&theirs.0, b"no JSON", SendFlags::empty()).unwrap();
         assert!(ours.receive::<String>().is_err());
+        assert!(!ours.is_finished());
+        theirs.finish().unwrap();
+        assert!(ours.is_finished());
         drop(theirs);
         assert!(ours.receive::<String>().unwrap().is_none());
         assert!(ours.send(&"first", &[]).is_err());

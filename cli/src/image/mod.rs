@@ -9,9 +9,10 @@
 //! | [`mount_options`] | the options of `-o` |
 //! | [`sandbox`] | the sandbox of this process |
 //! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
-//! | [`open`] | opening an image file and the filesystem in it |
 //! | [`cycle_guard`], [`sorted_names`], [`directory`] | walks over damaged trees; sorted listings |
 //! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
+//! | [`glob`] | patterns in paths of an image |
+//! | [`open`] | opening an image file and the filesystem in it |
 //! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
 
 pub mod channel;
@@ -20,6 +21,7 @@ pub mod directory;
 pub mod filler;
 pub mod foreign_formats;
 pub mod formats;
+pub mod glob;
 pub mod image_lock;
 pub mod inode_handle;
 pub mod mount_options;

@@ -12,7 +12,7 @@ use crate::arguments::{escape_option, name_and_value, parse_size, split_options}
 use crate::output::failure::usage;
 
 /// The options of a command that reads images without mounting them.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ImageArgs {
     /// How to open images, e.g. offset=SIZE
     ///

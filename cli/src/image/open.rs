@@ -16,7 +16,7 @@ use super::formats::{self, Format};
 use super::image_lock::open_when_closed;
 use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
-use super::{foreign_formats, sandbox};
+use super::{foreign_formats, glob, sandbox};
 use crate::arguments::{Operand, with_missing_slash};
 use crate::output::failure::{NOT_FOUND, REFUSED, USAGE, code, failure, usage};
 
@@ -205,11 +205,25 @@ impl Images {
         Ok(all)
     }
 
-    /// Parses operands that must name files of images, and opens the images.
+    /// Parses operands that must name files of images, opens the images, and expands patterns.
     pub fn of_operands(words: &[PathBuf], args: &ImageArgs) -> Result<(Vec<ImagePath>, Self)> {
         let paths: Vec<_> = words.iter().map(|word| parse_image_path(word)).collect::<Result<_>>()?;
-        let images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
-        Ok((paths, images))
+        let mut images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
+        let mut expanded = Vec::new();
+        for (image, path) in paths {
+            if glob::is_pattern(&path) {
+                let vfs = images.get(&image)?;
+                let found = match glob::expand(&vfs, &image, &path) {
+                    // The command names it, and continues with the next operand.
+                    Err(error) if code(&error) == NOT_FOUND => vec![path],
+                    found => found?,
+                };
+                expanded.extend(found.into_iter().map(|path| (image.clone(), path)));
+            } else {
+                expanded.push((image, path));
+            }
+        }
+        Ok((expanded, images))
     }
 
     /// Returns the filesystem of one of the images.

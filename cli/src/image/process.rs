@@ -6,7 +6,7 @@
 //! gets that image and the pipe. The command checks what comes out of the pipe as it would check the image.
 
 use std::fs::File;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -14,6 +14,7 @@ use std::process::{Child, Stdio};
 use anyhow::{Context, Result, bail};
 use ivers_block::FileDevice;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
@@ -24,7 +25,10 @@ use crate::process::{describe_exit, this_program};
 /// The hidden subcommand that runs an image process.
 pub const SUBCOMMAND: &str = "image-process";
 
-/// A request to an image process. Each carries one descriptor.
+/// Most paths that [`ImageProcess::expand`] takes from a process that a hostile image can have taken over.
+const PATHS_MAX: usize = 100_000;
+
+/// A request to an image process. Those that read or write a stream carry its descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Open the image; with its descriptor.
@@ -52,6 +56,15 @@ pub enum Request {
     WriteCopy(WriteCopy),
     /// Read an operand of `cp` into the pipe.
     ReadCopy(ReadCopy),
+    /// Wait for the end of the copy that [`Request::WriteCopy`] started, and forget what was copied.
+    EndCopy,
+    /// Return the paths that a pattern matches.
+    Expand {
+        /// The pattern.
+        path: Vec<u8>,
+    },
+    /// Run a job of `edit`, encoded as JSON. It prints on standard output and standard error.
+    Edit(Value),
     /// Read a spec file of `mkfs` for the next request.
     Spec,
     /// Fill a new filesystem from an archive.
@@ -134,6 +147,22 @@ impl FillOutcome {
     }
 }
 
+/// The result of a job of `edit`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EditOutcome {
+    /// Number of errors printed on standard error.
+    pub problems: u64,
+    /// The exit code: that of the errors if all have the same.
+    pub code: u8,
+    /// A signal, or the end of the command, ended the job early.
+    pub interrupted: bool,
+    /// Standard output cannot be written to, which ended the job. [`BROKEN_PIPE`] if nobody reads it.
+    pub output_error: Option<String>,
+}
+
+/// See [`EditOutcome::output_error`].
+pub const BROKEN_PIPE: &str = "broken pipe";
+
 /// A reply of an image process: one to each request, and one when no more requests follow.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
@@ -141,9 +170,15 @@ pub enum Reply {
     Done,
     /// The filesystem is filled.
     Filled(FillOutcome),
-    /// The image is closed. Contains the result of [`Request::WriteCopy`] if there was one.
-    Closed(Option<CopyOutcome>),
-    /// The process failed and ends.
+    /// The result of [`Request::EndCopy`]; `None` if no copy was started.
+    Copied(Option<CopyOutcome>),
+    /// A path that [`Request::Expand`] found. [`Reply::Done`] follows the last.
+    Path(Vec<u8>),
+    /// The result of [`Request::Edit`].
+    Edited(EditOutcome),
+    /// The image is closed.
+    Closed,
+    /// The request failed, or the process failed and ends.
     Failed {
         /// The exit code.
         code: u8,
@@ -161,11 +196,20 @@ pub struct ImageProcess {
 impl ImageProcess {
     /// Starts a process for an image that was opened with `options`.
     pub fn start(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
+        Self::start_with(device, image, options, Stdio::null())
+    }
+
+    /// [`ImageProcess::start`], for jobs that print on the standard output of this process.
+    pub fn start_printing(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
+        Self::start_with(device, image, options, Stdio::inherit())
+    }
+
+    fn start_with(device: &FileDevice, image: &Path, options: &ImageOptions, output: Stdio) -> Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let child = this_program()?
             .arg(SUBCOMMAND)
             .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
+            .stdout(output)
             .spawn()
             .context("cannot start the image process")?;
         let mut process = Self { child, channel };
@@ -188,6 +232,21 @@ impl ImageProcess {
         }
     }
 
+    /// Sends a request without a descriptor and waits for the first reply.
+    fn ask(&mut self, request: &Request) -> Result<Reply> {
+        let sent = self.channel.send(request, &[]);
+        let reply = self.receive()?;
+        sent.map(|()| reply)
+    }
+
+    /// Runs a job of `edit`.
+    pub fn edit(&mut self, job: &impl Serialize) -> Result<EditOutcome> {
+        match self.ask(&Request::Edit(serde_json::to_value(job)?))? {
+            Reply::Edited(outcome) => Ok(outcome),
+            _ => Err(protocol_error("an unexpected reply")),
+        }
+    }
+
     /// Sends [`Request::Fill`] and waits for its outcome.
     pub fn fill(&mut self, options: FillOptions, archive: BorrowedFd<'_>) -> Result<FillOutcome> {
         let sent = self.channel.send(&Request::Fill(options), &[archive]);
@@ -197,14 +256,46 @@ impl ImageProcess {
         }
     }
 
+    /// Returns the paths that a pattern matches.
+    pub fn expand(&mut self, path: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut reply = self.ask(&Request::Expand { path: path.to_vec() })?;
+        let mut paths = Vec::new();
+        loop {
+            match reply {
+                Reply::Path(path) if paths.len() < PATHS_MAX => paths.push(path),
+                Reply::Done => return Ok(paths),
+                _ => return Err(protocol_error("an unexpected reply")),
+            }
+            reply = self.receive()?;
+        }
+    }
+
+    /// Waits until a copy is written.
+    pub fn end_copy(&mut self) -> Result<Option<CopyOutcome>> {
+        match self.ask(&Request::EndCopy)? {
+            Reply::Copied(outcome) => Ok(outcome),
+            _ => Err(protocol_error("an unexpected reply")),
+        }
+    }
+
+    /// Returns the connection, for a thread that ends the requests.
+    pub fn requests(&self) -> Result<OwnedFd> {
+        self.channel.duplicate()
+    }
+
+    /// Returns whether the process has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Ends the requests and waits until the image is closed.
-    pub fn finish(mut self) -> Result<Option<CopyOutcome>> {
+    pub fn finish(mut self) -> Result<()> {
         self.channel.finish()?;
-        let Reply::Closed(outcome) = self.receive()? else {
+        let Reply::Closed = self.receive()? else {
             return Err(protocol_error("an unexpected reply"));
         };
         self.child.wait()?;
-        Ok(outcome)
+        Ok(())
     }
 
     fn receive(&mut self) -> Result<Reply> {
@@ -233,4 +324,11 @@ pub fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
 /// Takes the descriptor of a request.
 pub fn descriptor(fds: Vec<std::os::fd::OwnedFd>) -> Result<File> {
     Ok(File::from(fds.into_iter().next().context("a request without a descriptor")?))
+}
+
+/// Returns whether two paths name one image. Its lock would prevent a second open.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    one == other || id(one).is_some_and(|one| id(other) == Some(one))
 }

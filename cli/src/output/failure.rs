@@ -110,7 +110,8 @@ impl Problems {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// Returns whether an error means that nobody reads a pipe.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
     })

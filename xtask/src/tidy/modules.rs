@@ -189,17 +189,19 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("output", "format failure print progress log save"),
             (
                 "image",
-                "open_options formats foreign_formats mount_options sandbox unmount_status image_lock open \
-                 cycle_guard sorted_names directory inode_handle filler channel process",
+                "open_options formats foreign_formats mount_options sandbox unmount_status image_lock \
+                 cycle_guard sorted_names directory glob open inode_handle filler channel process",
             ),
             (
                 "commands",
-                "stat ls cat tree info label resize unmount changed measure cp tar mkfs mount serve stats \
-                 fuse2fs manpages image_process",
+                "stat ls cat tree info label resize unmount changed measure cp edit shell tar mkfs mount serve \
+                 stats fuse2fs manpages image_process",
             ),
             ("commands/changed", "saved_state walk compare"),
             ("commands/cp", "stream reader writer"),
             ("commands/tar", "exclude pack unpack"),
+            ("commands/edit", "bytes mode owner session rm chmod mkdir mv ln chown touch attr show job"),
+            ("commands/shell", "input line"),
             ("commands/measure", "policy storage protocol host image"),
             ("commands/mkfs", "args format spec fill source from"),
             ("commands/mount", "help args measurement protocol worker background"),

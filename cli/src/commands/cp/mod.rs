@@ -24,10 +24,13 @@ use anyhow::{Context, Result};
 
 use crate::arguments::{Operand, display_name, last_name, with_missing_slash};
 use crate::image::foreign_formats::contains_filesystem;
+use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::{CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy};
+use crate::image::process::{
+    CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy, is_same, protocol_error,
+};
 use crate::output::failure::{reported, usage};
 use crate::output::print;
 use reader::{ReadOptions, Reader};
@@ -79,12 +82,12 @@ pub struct Args {
     image: ImageArgs,
 }
 
-/// The images of a command line, each with its image process. An image that is written comes first.
-struct Processes(Vec<(PathBuf, ImageProcess)>);
+/// The images of a command line, each with its image process.
+pub struct Processes(pub Vec<(PathBuf, ImageProcess)>);
 
 impl Processes {
-    /// Opens all images before anything is copied.
-    fn start(args: &Args, to: &Operand, options: &ImageOptions) -> Result<Self> {
+    /// Opens all images that are not open yet, before anything is copied.
+    fn open(&mut self, args: &Args, to: &Operand, options: &ImageOptions) -> Result<()> {
         let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
         if let Operand::Image { image, .. } = to {
             wanted.push((image.clone(), ImageOptions { read_only: false, ..options.clone() }));
@@ -101,11 +104,51 @@ impl Processes {
             let process = ImageProcess::start(&device, &image, &options)?;
             Ok((image, process))
         };
-        Ok(Self(wanted.into_iter().map(open).collect::<Result<_>>()?))
+        wanted.retain(|(image, _)| !self.0.iter().any(|(open, _)| is_same(open, image)));
+        for image in wanted {
+            self.0.push(open(image)?);
+        }
+        Ok(())
     }
 
-    fn finish(self) -> Result<()> {
-        self.0.into_iter().try_for_each(|(_, process)| process.finish().map(drop))
+    /// Closes the images.
+    pub fn finish(self) -> Result<()> {
+        self.0.into_iter().try_for_each(|(_, process)| process.finish())
+    }
+
+    /// Returns the operands to copy, with patterns in images expanded.
+    fn expand(&mut self, args: &Args) -> Result<Vec<PathBuf>> {
+        let mut all = Vec::new();
+        for word in &args.from {
+            match Operand::parse(word) {
+                Operand::Image { image, path } if glob::is_pattern(&path) => {
+                    let (_, process) = self.find(&image)?;
+                    for path in process.expand(&path)? {
+                        if !path.starts_with(b"/") || path.contains(&0) {
+                            return Err(protocol_error("a path that is none"));
+                        }
+                        let mut word = image.clone().into_os_string();
+                        word.push(":");
+                        word.push(OsStr::from_bytes(&path));
+                        all.push(word.into());
+                    }
+                }
+                _ => all.push(word.clone()),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until the copy is written. All processes forget what they read, for the next copy.
+    fn end_copy(&mut self, image: &Path) -> Result<Option<CopyOutcome>> {
+        let mut written = None;
+        for (open, process) in &mut self.0 {
+            let outcome = process.end_copy()?;
+            if is_same(open, image) {
+                written = outcome;
+            }
+        }
+        Ok(written)
     }
 
     fn find(&mut self, image: &Path) -> Result<(u32, &mut ImageProcess)> {
@@ -115,15 +158,16 @@ impl Processes {
     }
 }
 
-/// Returns whether two paths name one image. Its lock would prevent a second open.
-fn is_same(one: &Path, other: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
-    one == other || id(one).is_some_and(|one| id(other) == Some(one))
-}
-
 /// Runs `ivers cp`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
+    let mut processes = Processes(Vec::new());
+    let outcome = copy(args, &mut processes)?;
+    processes.finish()?;
+    finish(args, outcome, json)
+}
+
+/// Copies with image processes that are open already, and opens the others.
+pub fn copy(args: &Args, processes: &mut Processes) -> Result<CopyOutcome> {
     let args = &Args {
         recursive: args.recursive || args.archive,
         preserve: args.preserve || args.archive,
@@ -132,11 +176,20 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let options = args.image.options()?;
     let to = Operand::parse(&args.to);
     check_operands(args, &to)?;
-    let outcome = match &to {
-        Operand::Image { image, path } => into_image(args, &to, image, path, &options)?,
-        Operand::Host(path) => onto_host(args, &to, path, &options)?,
-    };
-    finish(args, outcome, json)
+    if options.no_replay && to.image().is_some() {
+        return Err(usage(
+            "-o norecovery: not allowed when the image is written, since the journal would be lost",
+        ));
+    }
+    processes.open(args, &to, &options)?;
+    let args = &Args { from: processes.expand(args)?, ..args.clone() };
+    match &to {
+        Operand::Image { image, path } => into_image(args, processes, image, path),
+        Operand::Host(path) => {
+            check_operands(args, &to)?;
+            onto_host(args, processes, path)
+        }
+    }
 }
 
 /// Refuses operands that were probably meant as IMAGE:/path: they must not become files of the host, nor
@@ -176,40 +229,32 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
     }
 }
 
-fn into_image(
-    args: &Args,
-    to: &Operand,
-    image: &Path,
-    path: &[u8],
-    options: &ImageOptions,
-) -> Result<CopyOutcome> {
-    if options.no_replay {
-        return Err(usage(
-            "-o norecovery: not allowed when the image is written, since the journal would be lost",
-        ));
-    }
-    let mut processes = Processes::start(args, to, options)?;
+fn into_image(args: &Args, processes: &mut Processes, image: &Path, path: &[u8]) -> Result<CopyOutcome> {
     let (from, into) = pipe()?;
     let (origin, process) = processes.find(image)?;
     let (many, preserve) = (args.from.len() > 1, args.preserve);
     let request = WriteCopy { path: path.to_vec(), many, preserve, origin };
     process.request(&Request::WriteCopy(request), from.as_fd())?;
     drop(from);
-    let fed = read_operands(args, &mut processes, None, into);
+    let fed = read_operands(args, processes, None, into);
     // An error of the writer explains an error of the readers.
-    let outcome = processes.0.remove(0).1.finish()?;
+    let outcome = processes.end_copy(image)?;
     fed?;
-    processes.finish()?;
     outcome.context("the image process reported no result")
 }
 
-fn onto_host(args: &Args, to: &Operand, path: &Path, options: &ImageOptions) -> Result<CopyOutcome> {
+fn onto_host(args: &Args, processes: &mut Processes, path: &Path) -> Result<CopyOutcome> {
     let words: Vec<_> = args.from.iter().map(|word| Operand::parse(word).name()).collect();
     let target = writer::Host::new(path, &words, args.preserve)?;
-    let mut processes = Processes::start(args, to, options)?;
     let (from, into) = pipe()?;
     let (fed, written) = std::thread::scope(|scope| {
-        let feeder = scope.spawn(|| read_operands(args, &mut processes, target.dir_id(), into));
+        let feeder = scope.spawn(|| {
+            let fed = read_operands(args, processes, target.dir_id(), into);
+            // The processes forget what they read, for the next copy.
+            fed.and_then(|()| {
+                processes.0.iter_mut().try_for_each(|(_, process)| process.end_copy().map(drop))
+            })
+        });
         let written = writer::write_copy(&target, from);
         (feeder.join(), written)
     });
@@ -217,9 +262,7 @@ fn onto_host(args: &Args, to: &Operand, path: &Path, options: &ImageOptions) -> 
     if written.as_ref().is_err_and(|error| error.is::<Truncated>()) {
         fed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
-    let outcome = written?;
-    processes.finish()?;
-    Ok(outcome)
+    written
 }
 
 /// Reads all operands into the pipe, in order.
@@ -251,7 +294,8 @@ fn read_operands(
     out.flush()
 }
 
-fn finish(args: &Args, outcome: CopyOutcome, json: bool) -> Result<()> {
+/// Prints the outcome as JSON if asked, and returns the result of the command.
+pub fn finish(args: &Args, outcome: CopyOutcome, json: bool) -> Result<()> {
     if json {
         print::json_line(&serde_json::json!({
             "copied": args.from.len(), "files": outcome.files, "problems": outcome.problems,

@@ -280,7 +280,7 @@ impl Run {
             request.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(received)
         });
         received?;
-        process.finish().map(drop)
+        process.finish()
     }
 
     fn receive(&mut self, mut socket: File, image: &Path, json: bool) -> Result<()> {

@@ -60,7 +60,7 @@ impl Filling {
             process.request(&Request::Spec, spec.as_fd())?;
         }
         let outcome = process.fill(fill_options, archive)?;
-        close(process.finish().map(drop), outcome, image)
+        close(process.finish(), outcome, image)
     }
 
     /// Finds a size at which the files fit, with little free space. `attempt` makes the filesystem with a

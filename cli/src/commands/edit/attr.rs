@@ -1,0 +1,240 @@
+//! `attr`: extended attributes.
+
+use anyhow::Result;
+use ivers_vfs::{Cred, InodeRef, XattrMode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::session::{Operation, Report, Session, Targets, Unmatched};
+use crate::arguments::display_name;
+use crate::image::glob::is_pattern;
+use crate::output::{format, print};
+
+/// The help of the command.
+pub const HELP: &str = "\
+Names are user.NAME, trusted.NAME, security.NAME, system.posix_acl_access and system.posix_acl_default. A \
+symbolic link is followed, except with --no-dereference. Setting or removing one attribute of one file is \
+one transaction of the journal.
+
+Text is printed as it is; with --hex, and for bytes that are not text, a value is hexadecimal after 0x.
+
+JSON of get and list, one object per attribute: path, name, hex, value (null if it is not text). Of set and \
+remove, one object per file: operation, path, dry_run, changed.
+
+Examples:
+  ivers attr list disk.img:/etc/passwd
+  ivers attr get user.origin disk.img:/etc/passwd
+  ivers attr set user.origin build-17 'disk.img:/etc/*.conf'
+  ivers attr set --hex user.raw 0x00ff disk.img:/etc/passwd
+  ivers attr remove user.origin disk.img:/etc/passwd";
+
+/// Longest value in bytes: as hexadecimal it must fit into a message.
+const VALUE_MAX: usize = 20 << 10;
+
+/// Options that all actions share.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+pub struct Common {
+    /// Use symbolic links themselves instead of their targets
+    #[arg(short = 'P', long)]
+    no_dereference: bool,
+}
+
+/// Options of `attr get`.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+pub struct Get {
+    /// The name of the attribute
+    name: String,
+    /// Print the value as hexadecimal
+    #[arg(long)]
+    hex: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `attr set`.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+pub struct Set {
+    /// The name of the attribute
+    name: String,
+    /// The value
+    #[arg(allow_hyphen_values = true)]
+    value: String,
+    /// The value is hexadecimal
+    #[arg(long)]
+    hex: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `attr remove`.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+pub struct Remove {
+    /// The name of the attribute
+    name: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `attr list`.
+#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
+pub struct List {
+    /// Print values too
+    #[arg(short, long)]
+    long: bool,
+    /// Print values as hexadecimal
+    #[arg(long, requires = "long")]
+    hex: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn report(operation: &'static str, verb: &'static str) -> Report {
+    Report { operation, verbs: (verb, verb), verbose: false, dry_run: false }
+}
+
+impl Operation for Get {
+    fn report(&self) -> Report {
+        report("attr get", "read")
+    }
+
+    fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
+        let many = are_many(targets);
+        session.each_read(&targets.operands, |session, path| {
+            let inode = session.resolve(path, !self.common.no_dereference)?;
+            let value = read(session, path, &inode, self.name.as_bytes())?;
+            if session.json {
+                return print_json(session, path, self.name.as_bytes(), &value);
+            }
+            let file = if many { format!("{}: ", display_name(session.image, path)) } else { String::new() };
+            print::line(format_args!("{file}{}", shown(&value, self.hex)))
+        })
+    }
+}
+
+impl Operation for List {
+    fn report(&self) -> Report {
+        report("attr list", "listed")
+    }
+
+    fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
+        let many = are_many(targets);
+        session.each_read(&targets.operands, |session, path| {
+            let inode = session.resolve(path, !self.common.no_dereference)?;
+            let listed = session.vfs.list_xattr(&Cred::root(), &inode);
+            let mut names = session.stored(path, "extended attributes", listed)?;
+            names.sort();
+            for name in names {
+                if session.json {
+                    print_json(session, path, &name, &read(session, path, &inode, &name)?)?;
+                    continue;
+                }
+                let file =
+                    if many { format!("{}: ", display_name(session.image, path)) } else { String::new() };
+                let value = if self.long {
+                    format!(" {}", shown(&read(session, path, &inode, &name)?, self.hex))
+                } else {
+                    String::new()
+                };
+                print::line(format_args!("{file}{}{value}", format::name(&name)))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Operation for Set {
+    fn report(&self) -> Report {
+        report("attr set", "changed")
+    }
+
+    fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
+        let value = self.value().unwrap_or_default();
+        session.each(&targets.operands, Unmatched::Error, |session, path| {
+            let inode = session.resolve(path, !self.common.no_dereference)?;
+            let set = session.vfs.set_xattr(&Cred::root(), &inode, &self.name, &value, XattrMode::Any);
+            set_or_explain(session, path, &self.name, set)?;
+            session.changed(path)
+        })
+    }
+}
+
+impl Set {
+    /// Returns why the value cannot be set.
+    pub fn check(&self) -> Result<(), String> {
+        match self.value() {
+            None => Err(format!(
+                "{}: the value has an even number of hexadecimal digits, after 0x if you like",
+                self.name
+            )),
+            Some(value) if value.len() > VALUE_MAX => Err(format!(
+                "{}: the value has {} bytes, at most {VALUE_MAX} are possible here; set it on a mount",
+                self.name,
+                value.len()
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn value(&self) -> Option<Vec<u8>> {
+        if !self.hex {
+            return Some(self.value.clone().into_bytes());
+        }
+        let digits = self.value.strip_prefix("0x").unwrap_or(&self.value).as_bytes();
+        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let all_digits = digits.iter().all(u8::is_ascii_hexdigit);
+        (all_digits && digits.len().is_multiple_of(2)).then(|| digits.chunks(2).map(pair).collect())?
+    }
+}
+
+impl Operation for Remove {
+    fn report(&self) -> Report {
+        report("attr remove", "changed")
+    }
+
+    fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
+        session.each(&targets.operands, Unmatched::Error, |session, path| {
+            let inode = session.resolve(path, !self.common.no_dereference)?;
+            let removed = session.vfs.remove_xattr(&Cred::root(), &inode, &self.name);
+            set_or_explain(session, path, &self.name, removed)?;
+            session.changed(path)
+        })
+    }
+}
+
+/// Returns whether several files can be printed.
+fn are_many(targets: &Targets) -> bool {
+    targets.operands.len() > 1 || targets.operands.iter().any(|operand| is_pattern(&operand.0))
+}
+
+/// Adds path and attribute to an error.
+fn set_or_explain(session: &Session<'_>, path: &[u8], name: &str, done: ivers_vfs::Result<()>) -> Result<()> {
+    let done = session.stored(path, "extended attributes", done);
+    done.map_err(|error| error.context(format!("attribute {}", format::one_line(name))))
+}
+
+fn read(session: &Session<'_>, path: &[u8], inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
+    let value = session.vfs.get_xattr(&Cred::root(), inode, name);
+    let value = session.stored(path, "extended attributes", value);
+    value.map_err(|error| error.context(format!("attribute {}", format::name(name))))
+}
+
+fn hex(value: &[u8]) -> String {
+    value.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the value if it is text without control characters.
+fn text(value: &[u8]) -> Option<&str> {
+    std::str::from_utf8(value).ok().filter(|text| !text.chars().any(char::is_control))
+}
+
+fn shown(value: &[u8], as_hex: bool) -> String {
+    text(value).filter(|_| !as_hex).map_or_else(|| format!("0x{}", hex(value)), str::to_owned)
+}
+
+fn print_json(session: &Session<'_>, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
+    let file = format::json_name(session.name(path).as_bytes());
+    let text = std::str::from_utf8(value).map_or(Value::Null, Value::from);
+    print::json_line(
+        &json!({ "path": file, "name": format::json_name(name), "hex": hex(value), "value": text }),
+    )
+}
