@@ -2,9 +2,25 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+
 use crate::output::format;
+
+/// The operand that names standard input or output.
+pub const STANDARD: &str = "-";
+
+/// Returns whether a path of the host is a stream of bytes, without size and place: `-`, a FIFO or a
+/// character device. Follows symbolic links, as /dev/stdin is one.
+pub fn is_stream(path: &Path) -> bool {
+    let is_special = |meta: std::fs::Metadata| {
+        let kind = meta.file_type();
+        kind.is_fifo() || kind.is_char_device()
+    };
+    path == Path::new(STANDARD) || std::fs::metadata(path).is_ok_and(is_special)
+}
 
 /// A file that an operand names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +116,32 @@ pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     }
     path.extend_from_slice(name);
     path
+}
+
+/// Returns `--help` without `-h`, for a command in which `-h` asks for sizes for people.
+pub fn help_without_h() -> clap::Arg {
+    clap::Arg::new("help").long("help").action(clap::ArgAction::HelpLong).help("Print help")
+}
+
+/// A parser of an argument that takes any text. Shells complete it with some values.
+#[derive(Clone)]
+pub struct Completed(pub &'static [&'static str]);
+
+impl TypedValueParser for Completed {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().copied().map(PossibleValue::new)))
+    }
 }
 
 /// Splits the arguments of `-o` at commas. `\,` is a comma in a value.

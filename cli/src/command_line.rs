@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, cp, edit, image_process, info, label, ls, manpages, measure, mkfs, mount, resize, serve,
-    shell, stat, stats, tar, tree, unmount,
+    cat, changed, cp, du, edit, image_process, info, label, ls, manpages, measure, mkfs, mount, resize,
+    serve, shell, stat, stats, tar, tree, unmount,
 };
 use crate::output::failure::usage;
 use crate::output::progress;
@@ -61,6 +62,7 @@ enum Command {
     /// Serve images over NFSv4 (4.0, 4.1, 4.2) until a signal ends it
     Serve(serve::Args),
     /// Unmount; returns when the image is closed and its process has ended
+    #[command(visible_alias = "umount")]
     Unmount(unmount::Args),
     /// Show the change attribute of files, its promises, and the usual attributes
     Stat(stat::Args),
@@ -69,6 +71,7 @@ enum Command {
     /// Keep a measurement list of files, as the IMA of the kernel does; reads only changed files
     Measure(measure::Args),
     /// List a directory of an image
+    #[command(disable_help_flag = true)]
     Ls(ls::Args),
     /// Write files of an image to standard output
     Cat(cat::Args),
@@ -104,6 +107,9 @@ enum Command {
     Shell(shell::Args),
     /// Show a directory of an image as a tree
     Tree(tree::Args),
+    /// Show the space that a directory of an image takes, with everything below it
+    #[command(disable_help_flag = true)]
+    Du(du::Args),
     /// Show format, size, features and promises of an image or a mount
     Info(info::Args),
     /// Show counters of a mount or a server: changes, queries, bumps, inode updates by cause, journal,
@@ -138,7 +144,7 @@ enum Command {
 impl CommandLine {
     /// Parses the arguments of the process.
     pub fn parse_words(words: Vec<OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_mount_implied(words))
+        Self::try_parse_from(with_mount_implied(words)).map_err(name_missing_destination)
     }
 
     /// Runs the command.
@@ -168,6 +174,7 @@ impl CommandLine {
             Command::Attr(args) => edit::run_attr(&args, json),
             Command::Shell(args) => shell::run(&args, json),
             Command::Tree(args) => tree::run(&args, json),
+            Command::Du(args) => du::run(&args, json),
             Command::Info(args) => info::run(&args, json),
             Command::Stats(args) => stats::run(&args, json),
             Command::Mkfs(args) => mkfs::run(&args, json, quiet),
@@ -184,12 +191,26 @@ impl CommandLine {
     }
 }
 
+/// Corrects an error that names FROM as missing where the only operand is taken for TO.
+fn name_missing_destination(mut error: clap::Error) -> clap::Error {
+    let missing = error.get(ContextKind::InvalidArg);
+    if missing == Some(&ContextValue::Strings(vec!["<FROM>...".to_owned()])) {
+        error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec!["<TO>".to_owned()]));
+    }
+    error
+}
+
+/// Returns whether the command line has `--json`, also if the rest of it is wrong.
+pub fn asks_for_json(words: &[OsString]) -> bool {
+    words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
 /// Adds the subcommand to `ivers IMAGE DIR -o OPTIONS`, as which mount(8) calls the program of type
 /// `fuse.ivers`.
 fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
     let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");
     let command = CommandLine::command();
-    let known = first == "help" || command.get_subcommands().any(|sub| sub.get_name() == first);
+    let known = first == "help" || command.find_subcommand(first).is_some();
     if !first.starts_with('-')
         && !known
         && words.len() >= 3

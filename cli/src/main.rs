@@ -47,9 +47,12 @@ fn main() -> ExitCode {
     if fuse2fs::is_name(words.first()) {
         return fuse2fs::main(&words);
     }
+    if command_line::asks_for_json(&words) {
+        failure::print_json(&words);
+    }
     let command_line = match CommandLine::parse_words(words) {
         Ok(command_line) => command_line,
-        Err(error) => return failure::print_usage(&error),
+        Err(error) => return failure::print_usage("ivers", &error),
     };
     match command_line.run() {
         Ok(()) => ExitCode::SUCCESS,

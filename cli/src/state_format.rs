@@ -98,6 +98,13 @@ impl Check {
     }
 }
 
+/// Returns the FNV-1a of some bytes.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    let mut check = Check::START;
+    check.add(bytes);
+    check.0
+}
+
 /// Writes a state, record by record.
 #[derive(Debug)]
 pub struct Writer<W> {

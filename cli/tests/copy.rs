@@ -155,7 +155,8 @@ fn uncopied_files_are_named_and_the_others_are_copied() {
     let outside = format!("{}/", image.dir().join("new").display());
     for (from, place) in [(text(&source.join("a")), inside("/new/")), (&inside("/a"), outside)] {
         let file = cp(&[&format!("{from}/f"), &place]);
-        assert_eq!(file.status.code(), Some(1), "{place} is no directory");
+        assert_eq!(file.status.code(), Some(3), "{place} is no directory");
+        assert!(said(&file).contains(&format!("{place}: no such")), "{}", said(&file));
         copies(&["-r", from, &place]);
     }
 

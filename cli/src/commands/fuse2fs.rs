@@ -71,7 +71,7 @@ pub fn is_name(program: Option<&OsString>) -> bool {
 pub fn main(words: &[OsString]) -> ExitCode {
     let words = match CommandLine::try_parse_from(words) {
         Ok(words) => words,
-        Err(error) => return failure::print_usage(&error),
+        Err(error) => return failure::print_usage(NAME, &error),
     };
     match translate(&words).and_then(|mount| mount::run(mount, false)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -161,6 +161,7 @@ fn translate(words: &CommandLine) -> Result<mount::Args> {
     Ok(mount::Args {
         image: words.device.clone(),
         dir: words.mountpoint.clone(),
+        read_only: false,
         options: all.iter().map(|option| escape_option(option)).collect(),
         fs_type: "ext4".into(),
         foreground,

@@ -5,18 +5,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
 use ivers_block::FileDevice;
 use ivers_vfs::{Cred, MountOptions, Vfs};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::changed::walk::write_state;
+use super::cp::interrupt::{self, Interrupted};
 use super::cp::reader::{self, ReadOptions, Reader};
 use super::cp::stream::{FileId, Sender, Truncated};
-use super::cp::writer;
+use super::cp::writer::{self, WriteOptions};
 use super::edit::job::Job;
 use super::measure;
 use super::mkfs::{fill, spec};
@@ -24,6 +23,7 @@ use crate::arguments::{image_path, last_name};
 use crate::image::channel::Channel;
 use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, descriptor};
 use crate::image::{glob, open, sandbox};
+use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
 use crate::process;
@@ -32,12 +32,9 @@ use crate::process;
 pub fn run() -> Result<()> {
     let channel = Channel::inherited()?;
     // Signals of a terminal reach the command too. It decides what they mean: when it ends the requests, or
-    // ends, the image is closed. Only a job of `edit` ends at the signal.
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone())?;
-    }
-    let reply = match serve(&channel, &interrupted) {
+    // ends, the image is closed. Copies and jobs of `edit` end early, other jobs do not.
+    interrupt::catch()?;
+    let reply = match serve(&channel) {
         Ok(()) => Reply::Closed,
         Err(error) => failed(&error),
     };
@@ -50,13 +47,16 @@ fn failed(error: &anyhow::Error) -> Reply {
     Reply::Failed { code: failure::code(error), line: failure::short_line(error) }
 }
 
-fn serve(channel: &Channel, interrupted: &AtomicBool) -> Result<()> {
-    let Some((Request::Open { image, options, quiet }, fds)) = channel.receive()? else {
+fn serve(channel: &Channel) -> Result<()> {
+    let Some((Request::Open { image, options, quiet, json }, fds)) = channel.receive()? else {
         bail!("an image process is started by other commands only");
     };
     let image = PathBuf::from(OsString::from_vec(image));
     if quiet {
         progress::silence();
+    }
+    if let Some(operands) = json {
+        failure::print_json_about(operands);
     }
     let device = FileDevice::adopt(descriptor(fds)?, image.clone(), options.open_mode())?;
     if options.read_only {
@@ -64,7 +64,8 @@ fn serve(channel: &Channel, interrupted: &AtomicBool) -> Result<()> {
         // not stay.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     }
-    // Opens a file, so before the sandbox.
+    // These look outside the sandbox.
+    Colours::of_stdout();
     let budget = process::metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
@@ -77,7 +78,6 @@ fn serve(channel: &Channel, interrupted: &AtomicBool) -> Result<()> {
         vfs: vfs.clone(),
         image,
         channel,
-        interrupted,
         reader: None,
         exclude: None,
         writer: None,
@@ -96,7 +96,6 @@ struct Jobs<'a> {
     vfs: Arc<Vfs>,
     image: PathBuf,
     channel: &'a Channel,
-    interrupted: &'a AtomicBool,
     reader: Option<Reader>,
     /// The directory that a copy is written to.
     exclude: Option<FileId>,
@@ -129,17 +128,27 @@ impl Jobs<'_> {
             Request::Measure { path } => {
                 measure::image::measure(&self.vfs, &self.image, &path, descriptor(fds)?)?
             }
-            Request::WriteCopy(WriteCopy { path, many, preserve, origin }) => {
+            Request::WriteCopy(WriteCopy {
+                path,
+                many,
+                preserve,
+                origin,
+                no_clobber,
+                dry_run,
+                verbose,
+                json,
+            }) => {
                 let pipe = descriptor(fds)?;
+                let options = WriteOptions { no_clobber, dry_run, verbose, json };
                 let shown = image_path(&self.image, &path);
                 let target = writer::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;
                 self.exclude = Some(target.dir_id());
                 let thread = std::thread::Builder::new().name("ivers-writer".into());
-                self.writer = Some(thread.spawn(move || writer::write_copy(&target, pipe))?);
+                self.writer = Some(thread.spawn(move || writer::write_copy(&target, options, pipe))?);
             }
-            Request::ReadCopy(ReadCopy { origin, operand, path, recursive, preserve }) => {
+            Request::ReadCopy(ReadCopy { origin, operand, path, recursive, preserve, contents }) => {
                 let pipe = descriptor(fds)?;
-                let options = ReadOptions { recursive, preserve, exclude: self.exclude };
+                let options = ReadOptions { recursive, preserve, contents, exclude: self.exclude };
                 let reader = self.reader.get_or_insert_with(|| Reader::new(origin, options));
                 let source = reader::Image(self.vfs.clone());
                 let file = self.vfs.resolve(&Cred::root(), &path, !recursive).map_err(Into::into);
@@ -153,8 +162,8 @@ impl Jobs<'_> {
             }
             Request::Edit(job) => {
                 let job: Job = serde_json::from_value(job)?;
-                self.interrupted.store(false, Ordering::Release);
-                let stop = || self.interrupted.load(Ordering::Acquire) || self.channel.is_finished();
+                interrupt::clear();
+                let stop = || interrupt::is_set() || self.channel.is_finished();
                 return Ok(Reply::Edited(job.run(&self.vfs, &self.image, &stop)));
             }
         }
@@ -164,10 +173,13 @@ impl Jobs<'_> {
     /// Waits for the writer of a copy, if there is one.
     fn end_copy(&mut self) -> Result<Option<CopyOutcome>> {
         (self.reader, self.exclude) = (None, None);
-        let Some(writer) = self.writer.take() else { return Ok(None) };
-        match writer.join().unwrap_or_else(|_| bail!("the writer panicked")) {
-            // The process that wrote to the pipe reports why it stopped.
-            Err(error) if error.is::<Truncated>() => Ok(None),
+        let written = self.writer.take().map(JoinHandle::join);
+        // The signal that ended this copy must not end the next.
+        interrupt::clear();
+        let Some(written) = written else { return Ok(None) };
+        match written.unwrap_or_else(|_| bail!("the writer panicked")) {
+            // The process that wrote to the pipe, or the writer itself, reports why it stopped.
+            Err(error) if error.is::<Truncated>() || error.is::<Interrupted>() => Ok(None),
             outcome => outcome.map(Some),
         }
     }

@@ -8,11 +8,15 @@ use serde_json::{Value, json};
 use crate::file_info;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
-use crate::output::{format, print};
+use crate::output::{format, print, progress};
 
 const HELP: &str = "\
-JSON: fs, uuid, label, block_size, blocks, blocks_free, files, files_free, semantics (as of stat), details; \
-for a mount also instance, pid, read_only, sandbox, iversion, lazytime, lazyversion.
+`space for files` is what statfs(2) counts: without the structures of the format. For an image, `state` says \
+whether it was closed cleanly.
+
+JSON: fs, uuid, label, block_size (in bytes), blocks and blocks_free (of that size, as statfs(2) counts \
+them), files and files_free (inodes; null if the format has no table of them), semantics (as of stat), \
+details; for a mount also instance, pid, read_only, sandbox, iversion, lazytime, lazyversion.
 
 Examples:
   ivers info disk.img
@@ -31,11 +35,42 @@ pub struct Args {
 /// Runs `ivers info`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
     let mut info = if args.target.is_dir() { mount_info(args)? } else { image_info(args)? };
+    // FAT has no table of files, and so no number of them.
+    if info["files"] == 0 {
+        (info["files"], info["files_free"]) = (Value::Null, Value::Null);
+    }
     // AFFS has no UUID.
     if info["uuid"] == uuid::Uuid::nil().to_string() {
         info["uuid"] = Value::Null;
     }
-    if json { print::json_line(&info) } else { print_text(&info, 0) }
+    if json { print::json_line(&info) } else { print_text(&for_people(info), 0) }
+}
+
+/// Puts the figures of a filesystem into words: sizes with units, and how it was closed on a line of its own.
+fn for_people(mut info: Value) -> Value {
+    let Some(fields) = info.as_object_mut() else { return info };
+    let mut take = |name: &str| fields.remove(name).and_then(|value| value.as_u64());
+    let (block_size, blocks, free) = (take("block_size"), take("blocks"), take("blocks_free"));
+    let (files, files_free) = (take("files"), take("files_free"));
+    if let (Some(block_size), Some(blocks), Some(free)) = (block_size, blocks, free) {
+        let space = |blocks: u64| {
+            let bytes = progress::bytes(blocks.saturating_mul(block_size));
+            format!("{bytes} ({} of {block_size} bytes)", format::count(blocks, "block"))
+        };
+        fields.insert("space for files".to_owned(), space(blocks).into());
+        fields.insert("space free".to_owned(), space(free).into());
+    }
+    if let (Some(files), Some(free)) = (files, files_free) {
+        let text = format!("{} used, {free} free", files.saturating_sub(free));
+        fields.insert("inodes".to_owned(), text.into());
+    }
+    let state = fields.get_mut("details").and_then(|details| details.as_object_mut()?.remove("state"));
+    if let Some(state) = state {
+        // A mount is open now.
+        let name = if fields.contains_key("pid") { "state before the mount" } else { "state" };
+        fields.insert(name.to_owned(), state);
+    }
+    info
 }
 
 fn mount_info(args: &Args) -> Result<Value> {

@@ -1,33 +1,39 @@
 //! `ls`: the names in a directory of an image.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
+use ivers_vfs::{Attr, Cred, FileType, InodeRef, Vfs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::arguments::{display_name, image_path};
-use crate::image::directory::{entries, resolve};
+use crate::arguments::{display_name, help_without_h, image_path, join};
+use crate::image::cycle_guard::CycleGuard;
+use crate::image::directory::{child, entries, resolve};
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
+use crate::output::colours::Colours;
 use crate::output::failure::Problems;
 use crate::output::{format, print};
 
 const HELP: &str = "\
-With --long: type and permissions, number of links, owner, group, size (for a device: its numbers), time of \
-modification in UTC, name. Owners are numbers, since the image belongs to another system.
+With --long: type and permissions, number of links, owner, group, size (for a device: its numbers), time \
+of modification in UTC, name. Owners are numbers, since the image belongs to another system. On a \
+terminal, names have the colours of LS_COLORS; NO_COLOR=1 turns them off.
 
-JSON, one object per name: name, ino, kind, mode (octal), uid, gid, nlink, size, mtime {sec, nsec}, target.
+JSON, one object per name: name, path, ino, kind, mode (octal), uid, gid, nlink, size, mtime {sec, nsec}, \
+target.
 
 Examples:
   ivers ls disk.img
   ivers ls -la disk.img:/etc
+  ivers ls -lhS disk.img:/var/log
   ivers ls -o offset=1048576 disk-with-partitions.img:/boot";
 
 /// Options of `ls`.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
-#[command(after_long_help = HELP)]
+#[command(after_long_help = HELP, arg(help_without_h()), arg(one_per_line()))]
 pub struct Args {
     /// IMAGE:/path; IMAGE alone is its root
     #[arg(required = true)]
@@ -39,6 +45,24 @@ pub struct Args {
     /// Show names that start with a dot
     #[arg(short, long)]
     all: bool,
+    /// List directories below too
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// With --long: show sizes as 1.5K, 64M or 2.0G
+    #[arg(short = 'h', long)]
+    human_readable: bool,
+    /// Sort by time of modification, newest first
+    #[arg(short = 't', conflicts_with = "by_size")]
+    by_time: bool,
+    /// Sort by size, largest first
+    #[arg(short = 'S')]
+    by_size: bool,
+    /// Reverse the order
+    #[arg(short, long)]
+    reverse: bool,
+    /// List a directory itself, not the names in it
+    #[arg(short, long, conflicts_with = "recursive")]
+    directory: bool,
     #[command(flatten)]
     #[serde(skip)]
     image: ImageArgs,
@@ -56,20 +80,41 @@ impl Args {
     }
 }
 
+/// An option of ls(1) that asks for what this command always does.
+fn one_per_line() -> clap::Arg {
+    let arg = clap::Arg::new("one_per_line").short('1').action(clap::ArgAction::SetTrue);
+    arg.help("Print one name per line; always so")
+}
+
+/// Lists operands of one image.
+struct Listing<'a> {
+    args: &'a Args,
+    json: bool,
+    colours: &'a Colours,
+    vfs: &'a Vfs,
+    image: &'a Path,
+    entered: CycleGuard<u64>,
+    problems: &'a mut Problems,
+    /// A directory was listed before, by this or an earlier listing.
+    follows: &'a mut bool,
+}
+
 /// Runs `ivers ls`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
+    Colours::of_stdout();
     let (paths, mut images) = Images::of_operands(&args.paths, &args.image)?;
     // A pattern can match several directories.
     let args = &args.clone().with_paths(vec![PathBuf::new(); paths.len()]);
-    let mut problems = Problems::default();
+    let (mut problems, mut follows) = (Problems::default(), false);
     for (image, path) in &paths {
-        let listed = images.get(image).and_then(|vfs| list(&vfs, image, path, args, json, &mut problems));
+        let vfs = images.get(image);
+        let listed = vfs.and_then(|vfs| list(&vfs, image, path, args, json, &mut problems, &mut follows));
         problems.report(listed)?;
     }
     problems.into_result()
 }
 
-/// Lists the file or directory `path`, one of the operands.
+/// Lists the file or directory `path`, one of the operands. `follows` is whether a directory was listed before.
 pub fn list(
     vfs: &Vfs,
     image: &Path,
@@ -77,60 +122,140 @@ pub fn list(
     args: &Args,
     json: bool,
     problems: &mut Problems,
+    follows: &mut bool,
 ) -> Result<()> {
-    let inode = resolve(vfs, image, path, true)?;
-    if inode.kind != FileType::Directory {
-        let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
-        return print_file(vfs, name, &inode, args.long, json);
-    }
-    if args.paths.len() > 1 && !json {
-        print::line(format_args!("{}:", display_name(image, path)))?;
-    }
-    for (name, inode) in entries(vfs, &inode)? {
-        if args.all || !name.starts_with(b".") {
-            let line = inode.and_then(|inode| print_file(vfs, &name, &inode, args.long, json));
-            problems.report(line.with_context(|| image_path(image, path)))?;
-        }
-    }
-    Ok(())
+    let (colours, entered) = (Colours::of_stdout(), CycleGuard::default());
+    Listing { args, json, colours, vfs, image, entered, problems, follows }.operand(path)
 }
 
-fn print_file(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> Result<()> {
-    let attr = vfs.stat(inode);
-    let target =
-        if attr.kind == FileType::Symlink { Some(vfs.read_link(&Cred::root(), inode)?) } else { None };
-    if json {
-        return print::json_line(&json!({
-            "name": format::json_name(name),
-            "ino": inode.ino.0,
-            "kind": format::kind(attr.kind),
-            "mode": format!("{:o}", attr.mode()),
-            "uid": attr.uid,
-            "gid": attr.gid,
-            "nlink": attr.nlink,
-            "size": attr.size,
-            "mtime": { "sec": attr.mtime.sec, "nsec": attr.mtime.nsec },
-            "target": target.map(|target| format::json_name(&target)),
-        }));
-    }
-    if !long {
-        return print::line(format::name(name));
-    }
-    let arrow = target.map(|target| format!(" -> {}", format::name(&target))).unwrap_or_default();
-    let size = match attr.kind {
-        FileType::CharDevice | FileType::BlockDevice => {
-            let device = u64::from(attr.rdev);
-            format!("{}, {}", rustix::fs::major(device), rustix::fs::minor(device))
+impl Listing<'_> {
+    fn operand(&mut self, path: &[u8]) -> Result<()> {
+        // As with ls(1), a link is shown if it is asked about, and followed if its directory is.
+        let follow = !(self.args.long || self.args.directory) || path.ends_with(b"/");
+        let inode = resolve(self.vfs, self.image, path, follow)?;
+        if inode.kind == FileType::Directory && !self.args.directory {
+            return self.directory(&inode, path, 0);
         }
-        _ => attr.size.to_string(),
-    };
-    print::line(format_args!(
-        "{} {:>3} {:>5} {:>5} {size:>10} {} {}{arrow}",
-        format::mode(attr.kind, attr.perm),
-        attr.nlink,
-        attr.uid,
-        attr.gid,
-        format::time(attr.mtime.sec),
-        format::name(name),
-    ))
+        let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+        self.print_file(name, path, &inode)
+    }
+
+    /// Lists a directory, `level` levels below the operand, and with --recursive those below it.
+    fn directory(&mut self, dir: &InodeRef, path: &[u8], level: usize) -> Result<()> {
+        let name = || image_path(self.image, path);
+        let location = || format!("{}, inode {}", name(), dir.ino.0);
+        self.entered.enter(dir.ino.0, level, path.len(), location)?;
+        if (self.args.paths.len() > 1 || self.args.recursive) && !self.json {
+            if *self.follows {
+                print::line("")?;
+            }
+            print::line(format_args!("{}:", display_name(self.image, path)))?;
+        }
+        *self.follows = true;
+        // Only the names of directories are kept, and only while their parent is listed.
+        let mut below = Vec::new();
+        if self.args.by_time || self.args.by_size || self.args.reverse {
+            for name in self.sorted(dir, path)? {
+                let inode = child(self.vfs, dir, &name);
+                self.entry(&name, inode, path, &mut below)?;
+            }
+        } else {
+            for (name, inode) in entries(self.vfs, dir).with_context(name)? {
+                self.entry(&name, inode, path, &mut below)?;
+            }
+        }
+        for name in below {
+            let path = join(path, &name);
+            let inode = child(self.vfs, dir, &name);
+            let listed = inode.and_then(|inode| self.directory(&inode, &path, level + 1));
+            self.problems.report(listed)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names in a directory in the order that the options ask for.
+    fn sorted(&mut self, dir: &InodeRef, path: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        for (name, inode) in entries(self.vfs, dir).with_context(|| image_path(self.image, path))? {
+            // A name whose inode cannot be read is reported when it is printed.
+            let attr = inode.ok().map(|inode| self.vfs.stat(&inode));
+            let key = |key: fn(&Attr) -> (i64, u64)| Reverse(attr.as_ref().map(key));
+            let key = if self.args.by_time {
+                key(|attr| (attr.mtime.sec, attr.mtime.nsec.into()))
+            } else if self.args.by_size {
+                key(|attr| (0, attr.size))
+            } else {
+                Reverse(None)
+            };
+            names.push((key, name));
+        }
+        names.sort();
+        if self.args.reverse {
+            names.reverse();
+        }
+        Ok(names.into_iter().map(|(_, name)| name).collect())
+    }
+
+    fn entry(
+        &mut self,
+        name: &[u8],
+        inode: Result<InodeRef>,
+        dir: &[u8],
+        below: &mut Vec<Vec<u8>>,
+    ) -> Result<()> {
+        if !self.args.all && name.starts_with(b".") {
+            return Ok(());
+        }
+        let printed = inode.and_then(|inode| {
+            if self.args.recursive && inode.kind == FileType::Directory {
+                below.push(name.to_vec());
+            }
+            self.print_file(name, &join(dir, name), &inode)
+        });
+        self.problems.report(printed.with_context(|| image_path(self.image, dir)))
+    }
+
+    fn print_file(&self, name: &[u8], path: &[u8], inode: &InodeRef) -> Result<()> {
+        let attr = self.vfs.stat(inode);
+        let target = match attr.kind {
+            FileType::Symlink => Some(self.vfs.read_link(&Cred::root(), inode)?),
+            _ => None,
+        };
+        if self.json {
+            return print::json_line(&json!({
+                "name": format::json_name(name),
+                "path": format::json_name(path),
+                "ino": inode.ino.0,
+                "kind": format::kind(attr.kind),
+                "mode": format!("{:o}", attr.mode()),
+                "uid": attr.uid,
+                "gid": attr.gid,
+                "nlink": attr.nlink,
+                "size": attr.size,
+                "mtime": { "sec": attr.mtime.sec, "nsec": attr.mtime.nsec },
+                "target": target.map(|target| format::json_name(&target)),
+            }));
+        }
+        let name = self.colours.paint(name, &attr);
+        if !self.args.long {
+            return print::escaped_line(name);
+        }
+        let arrow = target.map(|target| format!(" -> {}", format::name(&target))).unwrap_or_default();
+        let size = match attr.kind {
+            FileType::CharDevice | FileType::BlockDevice => {
+                let device = u64::from(attr.rdev);
+                format!("{}, {}", rustix::fs::major(device), rustix::fs::minor(device))
+            }
+            _ if self.args.human_readable => format::human_size(attr.size),
+            _ => attr.size.to_string(),
+        };
+        print::escaped_line(format_args!(
+            "{} {:>3} {:>5} {:>5} {size:>10} {} {name}{arrow}",
+            format::mode(attr.kind, attr.perm),
+            attr.nlink,
+            attr.uid,
+            attr.gid,
+            format::time(attr.mtime.sec),
+        ))
+    }
 }

@@ -13,6 +13,7 @@ use crate::image::directory::{entries, resolve};
 use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{Images, parse_image_path};
+use crate::output::colours::Colours;
 use crate::output::failure::Problems;
 use crate::output::{format, print};
 
@@ -30,7 +31,7 @@ pub struct Args {
     /// IMAGE:/path; IMAGE alone is its root
     #[serde(skip)]
     path: PathBuf,
-    /// Show at most this many levels
+    /// Show at most this many levels; 0 shows IMAGE:/path alone
     #[arg(short = 'L', long, default_value_t = u32::MAX, hide_default_value = true)]
     depth: u32,
     #[command(flatten)]
@@ -50,6 +51,7 @@ struct Tree<'a> {
     vfs: &'a Vfs,
     image: &'a Path,
     json: bool,
+    colours: &'a Colours,
     levels: u32,
     entered: CycleGuard<u64>,
     problems: &'a mut Problems,
@@ -101,12 +103,14 @@ impl Tree<'_> {
             FileType::Symlink => format!(" -> {}", format::name(&self.vfs.read_link(&Cred::root(), inode)?)),
             _ => String::new(),
         };
-        print::line(format_args!("{prefix}{}{arrow}", format::name(name)))
+        let name = self.colours.paint(name, &self.vfs.stat(inode));
+        print::escaped_line(format_args!("{prefix}{name}{arrow}"))
     }
 }
 
 /// Runs `ivers tree`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
+    Colours::of_stdout();
     let (image, path) = parse_image_path(&args.path)?;
     let vfs = Images::open([image.as_path()], &args.image.options()?)?.get(&image)?;
     let mut problems = Problems::default();
@@ -133,15 +137,19 @@ pub fn show(
         vfs,
         image,
         json,
-        levels: args.depth.max(1),
+        colours: Colours::of_stdout(),
+        levels: args.depth,
         entered: CycleGuard::default(),
         problems,
         directories: 0,
         files: 0,
     };
-    tree.print_below(&root, path, "", tree.levels)?;
+    if tree.levels > 0 {
+        tree.print_below(&root, path, "", tree.levels)?;
+    }
     if !json {
-        print::line(format_args!("\n{} directories, {} files", tree.directories, tree.files))?;
+        let directories = format::count(tree.directories, "directory");
+        print::line(format_args!("\n{directories}, {}", format::count(tree.files, "file")))?;
     }
     Ok(())
 }

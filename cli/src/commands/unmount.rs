@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::file_info::{self, is_dead_mount};
 use crate::image::unmount_status;
-use crate::output::failure::{BUSY, FAILED, REFUSED, failure, say, usage};
+use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, usage, warn};
 use crate::output::{print, progress};
 
 const HELP: &str = "\
@@ -113,8 +113,8 @@ fn remove_dead(dir: &Path, json: bool) -> Result<()> {
         _ => dir,
     };
     detach(&dir, true)?;
-    say(format_args!(
-        "ivers: {}: the process of the mount had died: changes that were not synced are lost. \
+    warn(format_args!(
+        "{}: the process of the mount had died: changes that were not synced are lost. \
          If the image has a journal, the next mount replays it; otherwise check it first (e2fsck, fsck.fat)",
         dir.display()
     ));
@@ -124,8 +124,25 @@ fn remove_dead(dir: &Path, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Detaches a mount: with umount2(2) as root, else with fusermount3.
+/// Times between the attempts to detach a mount that is busy. A program that has just ended can still hold
+/// its files there for a moment: the kernel closes them after the program's exit status is available.
+const BUSY_PAUSES_MS: [u64; 5] = [5, 20, 50, 100, 200];
+
+/// Detaches a mount. If it is busy, tries again for a moment.
 fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
+    for pause in BUSY_PAUSES_MS {
+        match detach_once(dir, lazy) {
+            Err(error) if failure::code(&error) == BUSY => {
+                std::thread::sleep(Duration::from_millis(pause));
+            }
+            done => return done,
+        }
+    }
+    detach_once(dir, lazy)
+}
+
+/// Detaches a mount: with umount2(2) as root, else with fusermount3.
+fn detach_once(dir: &PathBuf, lazy: bool) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         let flags =
             if lazy { rustix::mount::UnmountFlags::DETACH } else { rustix::mount::UnmountFlags::empty() };

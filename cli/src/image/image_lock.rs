@@ -12,6 +12,7 @@ use std::time::Duration;
 use ivers_block::{BlockError, FileDevice, OpenMode};
 
 use super::unmount_status;
+use crate::output::format;
 use crate::output::progress::Waiting;
 
 /// Time within which a process notices that its mount is gone. An image that stays mounted delays the error
@@ -41,6 +42,36 @@ pub fn open_when_closed(image: &Path, mode: OpenMode) -> Result<FileDevice, Bloc
     FileDevice::open(image, mode)
 }
 
+/// Returns an error for an image that is in use: who uses it, and what to do. `None` if no visible process
+/// holds its lock.
+pub fn explain_busy(image: &Path) -> Option<String> {
+    let pid = *lock_holders(&std::fs::metadata(image).ok()?).first()?;
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<String> = words.split(|&byte| byte == 0).map(format::name).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+    Some(format!("{}: {}", image.display(), holder_in_words(pid, &words)))
+}
+
+/// Describes a process with this command line, and how to end its use of an image.
+fn holder_in_words(pid: i32, words: &[&str]) -> String {
+    let is_ivers = words.first().is_some_and(|word| Path::new(word).ends_with("ivers"));
+    match words {
+        // The supervisor of a mount has the mount point last.
+        [_, "mount", .., dir] if is_ivers => {
+            format!("in use: mounted on {dir} (process {pid}); run `ivers unmount {dir}` first")
+        }
+        [_, "serve", ..] if is_ivers => {
+            format!("in use by a server, ivers serve (process {pid}); stop it first (kill {pid})")
+        }
+        [_, command, ..] if is_ivers => {
+            let command = if command.contains("process") { "command" } else { *command };
+            format!("in use by another ivers {command} (process {pid}); wait until it has ended")
+        }
+        [program, ..] => format!("in use by {program} (process {pid}); close it there first"),
+        [] => format!("in use by process {pid}; close it there first"),
+    }
+}
+
 /// Returns the visible processes that hold a `flock(2)` on a file.
 fn lock_holders(file: &Metadata) -> Vec<i32> {
     // A line is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1022 0 EOF"; the device is in hexadecimal
@@ -56,4 +87,25 @@ fn lock_holders(file: &Metadata) -> Vec<i32> {
         }
     };
     table.lines().filter_map(holder).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_and_the_way_out_are_named() {
+        let mount = ["ivers", "mount", "--supervisor", "--", "/x/disk.img", "/mnt/d"];
+        let serve = ["/usr/bin/ivers", "serve", "--export", "disk.img"];
+        for (words, parts) in [
+            (&mount[..], ["mounted on /mnt/d (process 7)", "`ivers unmount /mnt/d`"]),
+            (&serve[..], ["ivers serve (process 7)", "stop it first"]),
+            (&["ivers", "image-process"][..], ["ivers command (process 7)", "wait"]),
+            (&["qemu"][..], ["in use by qemu (process 7)", "close it"]),
+            (&[][..], ["in use by process 7", "close it"]),
+        ] {
+            let text = holder_in_words(7, words);
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
+    }
 }

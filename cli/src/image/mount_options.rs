@@ -8,8 +8,77 @@ use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
 use super::open_options::{ImageOptions, Owners};
-use crate::arguments::{escape_option, name_and_value, parse_size, split_options};
+use crate::arguments::{Completed, escape_option, name_and_value, parse_size, split_options};
 use crate::output::failure::usage;
+
+/// The mount options that shells complete. One that takes a value ends in `=`.
+pub const COMPLETED_OPTIONS: &[&str] = &[
+    "ro",
+    "rw",
+    "iversion=lazy",
+    "iversion=eager",
+    "iversion=off",
+    "lazytime",
+    "lazyversion",
+    "nolazyversion",
+    "relatime",
+    "noatime",
+    "strictatime",
+    "cache=",
+    "offset=",
+    "partition=",
+    "uid=",
+    "gid=",
+    "umask=",
+    "fmask=",
+    "dmask=",
+    "utc_offset=",
+    "commit=",
+    "trust-foreign",
+    "norecovery",
+    "nonempty",
+    "measure=",
+    "measure_list=",
+    "appraise",
+    "appraise_key=",
+    "nosandbox",
+    "fakeroot",
+    "allow_other",
+    "sync",
+    "async",
+    "dirsync",
+    "busy_poll=",
+    "threads=",
+    "no_caller_affinity",
+    "no_strict_queries",
+    "default_permissions",
+    "no_default_permissions",
+    "writeback_cache",
+    "no_writeback_cache",
+    "suid",
+    "dev",
+    "nosuid",
+    "nodev",
+    "noexec",
+    "fsname=",
+    "subtype=",
+];
+
+/// Those of a command that reads images.
+const READ_OPTIONS_COMPLETED: &[&str] = &[
+    "offset=",
+    "partition=",
+    "cache=",
+    "nosandbox",
+    "norecovery",
+    "trust-foreign",
+    "uid=",
+    "gid=",
+    "umask=",
+    "fmask=",
+    "dmask=",
+    "utc_offset=",
+];
 
 /// The options of a command that reads images without mounting them.
 #[derive(Debug, Clone, Default, Args)]
@@ -19,7 +88,12 @@ pub struct ImageArgs {
     /// A comma-separated list of: offset=SIZE, the start of the filesystem in the image (for a partition), in
     /// bytes or as 1M; nosandbox, parse the image without a sandbox; cache=SIZE; norecovery; trust-foreign;
     /// and others, see `ivers mount --help`.
-    #[arg(short = 'o', value_name = "OPTIONS")]
+    #[arg(
+        short = 'o',
+        value_name = "OPTIONS",
+        value_parser = Completed(READ_OPTIONS_COMPLETED),
+        hide_possible_values = true
+    )]
     options: Vec<String>,
 }
 
@@ -250,6 +324,25 @@ mod tests {
 
     fn options(text: &str) -> Result<Options> {
         parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn completed_options_exist() {
+        let parses = |option: &str| {
+            let value = match option.trim_end_matches('=') {
+                "cache" | "offset" => "64M",
+                "uid" | "gid" | "umask" | "fmask" | "dmask" | "utc_offset" | "commit" | "threads" => "7",
+                "appraise_key" => "/k,appraise",
+                "measure_list" => "/l,appraise",
+                "norecovery" => ",ro",
+                _ if option.ends_with('=') => "10",
+                _ => "",
+            };
+            options(&format!("{option}{value}")).map(drop)
+        };
+        for option in COMPLETED_OPTIONS.iter().chain(READ_OPTIONS_COMPLETED) {
+            assert!(parses(option).is_ok(), "{option}: {:?}", parses(option));
+        }
     }
 
     #[test]

@@ -13,21 +13,25 @@ use ivers_mem::Mem;
 use ivers_vfs::{Clock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
-use super::image_lock::open_when_closed;
+use super::image_lock::{explain_busy, open_when_closed};
 use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
 use super::{foreign_formats, glob, sandbox};
 use crate::arguments::{Operand, with_missing_slash};
-use crate::output::failure::{NOT_FOUND, REFUSED, USAGE, code, failure, usage};
+use crate::output::failure::{BUSY, NOT_FOUND, REFUSED, USAGE, code, failure, usage};
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
 pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {
     match fs_type {
         "mem" => Ok(None),
         name if name == AUTO || formats::by_name(name).is_some() => {
-            open_when_closed(image, options.open_mode())
-                .map(Some)
-                .map_err(|error| missing_or(image, error.into()))
+            open_when_closed(image, options.open_mode()).map(Some).map_err(|error| match error {
+                BlockError::Busy { .. } => match explain_busy(image) {
+                    Some(message) => failure(BUSY, message),
+                    None => error.into(),
+                },
+                error => missing_or(image, error.into()),
+            })
         }
         other => Err(failure(
             REFUSED,

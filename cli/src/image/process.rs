@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
-use crate::output::failure::{FAILED, failure};
+use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
 use crate::process::{describe_exit, this_program};
 
@@ -39,6 +39,8 @@ pub enum Request {
         options: ImageOptions,
         /// Show no progress.
         quiet: bool,
+        /// Print errors as JSON, with these operands of the command line.
+        json: Option<Vec<String>>,
     },
     /// Write the saved state of a tree to the pipe.
     Walk {
@@ -112,6 +114,14 @@ pub struct WriteCopy {
     pub preserve: bool,
     /// The origin of files that are read from this image.
     pub origin: u32,
+    /// Existing files are left as they are.
+    pub no_clobber: bool,
+    /// Nothing is written. What would be written is printed on standard output.
+    pub dry_run: bool,
+    /// Each file is printed on standard output.
+    pub verbose: bool,
+    /// They are printed as JSON.
+    pub json: bool,
 }
 
 /// See [`Request::ReadCopy`].
@@ -127,6 +137,8 @@ pub struct ReadCopy {
     pub recursive: bool,
     /// Preserve attributes.
     pub preserve: bool,
+    /// Read contents.
+    pub contents: bool,
 }
 
 /// The result of a copy.
@@ -196,15 +208,16 @@ pub struct ImageProcess {
 impl ImageProcess {
     /// Starts a process for an image that was opened with `options`.
     pub fn start(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
-        Self::start_with(device, image, options, Stdio::null())
+        Self::start_printing(device, image, options, Stdio::null())
     }
 
-    /// [`ImageProcess::start`], for jobs that print on the standard output of this process.
-    pub fn start_printing(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
-        Self::start_with(device, image, options, Stdio::inherit())
-    }
-
-    fn start_with(device: &FileDevice, image: &Path, options: &ImageOptions, output: Stdio) -> Result<Self> {
+    /// As [`ImageProcess::start`], with a standard output for what the process prints.
+    pub fn start_printing(
+        device: &FileDevice,
+        image: &Path,
+        options: &ImageOptions,
+        output: Stdio,
+    ) -> Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let child = this_program()?
             .arg(SUBCOMMAND)
@@ -217,6 +230,7 @@ impl ImageProcess {
             image: image.as_os_str().as_bytes().to_vec(),
             options: options.clone(),
             quiet: progress::is_silent(),
+            json: failure::json_operands(),
         };
         process.request(&request, device.lend())?;
         Ok(process)

@@ -4,7 +4,7 @@
 //! socket and run no program. Commands that need files of the host later (`cp`, `changed`, `measure`) leave
 //! the parsing to an [image process](super::process).
 
-use crate::output::failure::say;
+use crate::output::failure::warn;
 
 /// Enters the sandbox unless `-o nosandbox` is given. Call it before the first byte of an image is read and
 /// before the first thread starts.
@@ -14,6 +14,6 @@ pub fn enter(wanted: bool) {
     }
     let sandbox = ivers_sandbox::enter();
     if !sandbox.is_whole() {
-        say(format_args!("ivers: the kernel supports only part of the sandbox: {sandbox}"));
+        warn(format_args!("the kernel supports only part of the sandbox: {sandbox}"));
     }
 }

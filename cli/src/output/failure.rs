@@ -1,8 +1,10 @@
 //! Exit codes, and errors as one line on standard error.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use ivers_block::BlockError;
 use ivers_vfs::{Error, NameError};
@@ -21,6 +23,89 @@ pub const REFUSED: u8 = 4;
 pub const CORRUPT: u8 = 5;
 /// The image or the mount is in use.
 pub const BUSY: u8 = 6;
+
+/// The name of each exit code in JSON.
+const CODE_NAMES: [(u8, &str); 6] = [
+    (FAILED, "failed"),
+    (USAGE, "usage"),
+    (NOT_FOUND, "not_found"),
+    (REFUSED, "refused"),
+    (CORRUPT, "damaged"),
+    (BUSY, "busy"),
+];
+
+/// The words of the command line, if errors are printed as JSON.
+static JSON: OnceLock<Vec<String>> = OnceLock::new();
+
+/// Prints the errors of this process as JSON. `words` is the command line, whose operands errors name.
+pub fn print_json(words: &[OsString]) {
+    let words = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let _ = JSON.set(words.filter(|word| !word.starts_with('-')).collect());
+}
+
+/// Bytes of operands that fit into a message to another process.
+const OPERANDS_BYTES_MAX: usize = 8 << 10;
+
+/// Returns the argument of [`print_json_about`] for another process of this command. `None`: errors are text.
+pub fn json_operands() -> Option<Vec<String>> {
+    let operands = JSON.get()?;
+    let bytes: usize = operands.iter().map(String::len).sum();
+    Some(if bytes > OPERANDS_BYTES_MAX { Vec::new() } else { operands.clone() })
+}
+
+/// Prints the errors of this process as JSON. `operands` are those of the command line.
+pub fn print_json_about(operands: Vec<String>) {
+    let _ = JSON.set(operands);
+}
+
+/// Returns whether [`print_json`] was called.
+pub fn is_json() -> bool {
+    JSON.get().is_some()
+}
+
+/// Returns the operand that a message is about: the one that it begins with, else one that it contains as a
+/// word.
+fn operand_in<'a>(message: &str, operands: &'a [String]) -> Option<&'a str> {
+    let ends = |rest: &str| rest.starts_with([':', ' ', ',', ';', '"', '/']) || rest.is_empty();
+    let begins = |operand: &&String| message.strip_prefix(operand.as_str()).is_some_and(ends);
+    let contains = |operand: &&String| {
+        // A short word such as `a` occurs in sentences by chance.
+        (operand.contains(['/', '.', ':']) || operand.len() > 8)
+            && message.match_indices(operand.as_str()).any(|(at, _)| {
+                let before = message[..at].chars().next_back();
+                before.is_none_or(|c| " /\"".contains(c)) && ends(&message[at + operand.len()..])
+            })
+    };
+    let longest = |found: &&String| found.len();
+    let first = operands.iter().filter(begins).max_by_key(longest);
+    first.or_else(|| operands.iter().filter(contains).max_by_key(longest)).map(String::as_str)
+}
+
+/// Formats a message of `program` for standard error: text, or a JSON object if [`print_json`] was called.
+/// `code` is `None` for a warning.
+fn formatted(program: &str, code: Option<u8>, message: &str) -> String {
+    let Some(operands) = JSON.get() else { return format!("{program}: {message}") };
+    let known = CODE_NAMES.iter().find(|(number, _)| Some(*number) == code);
+    let kind = if code.is_none() { "warning" } else { known.map_or("failed", |(_, name)| name) };
+    serde_json::json!({
+        "error": kind,
+        "code": code,
+        "message": format::one_line(message),
+        "path": operand_in(message, operands),
+    })
+    .to_string()
+}
+
+/// Prints an error with this exit code.
+pub fn say_error(code: u8, message: &str) {
+    say(formatted("ivers", Some(code), message));
+}
+
+/// Prints a warning.
+pub fn warn(message: impl fmt::Display) {
+    let message = format::one_line(&message.to_string());
+    say(formatted("ivers", None, &format::without_error_numbers(&message)));
+}
 
 /// An error with its exit code.
 #[derive(Debug)]
@@ -99,7 +184,7 @@ impl Problems {
         if error.is::<Reported>() || error.is::<StdoutError>() {
             return Err(error);
         }
-        say(format_args!("ivers: {}", line(&error)));
+        say_error(code(&error), &line(&error));
         self.add(code(&error));
         Ok(())
     }
@@ -172,7 +257,24 @@ pub fn line(error: &anyhow::Error) -> String {
             line += &text;
         }
     }
-    format::one_line(&line)
+    if let Some(hint) = hint(error) {
+        line += "; ";
+        line += &hint;
+    }
+    format::one_line(&format::without_error_numbers(&line))
+}
+
+/// Returns what to do about an error, where the error itself cannot say so.
+fn hint(error: &anyhow::Error) -> Option<String> {
+    match error.chain().find_map(|cause| cause.downcast_ref::<Error>())? {
+        Error::Corrupt { what, .. } if what.starts_with("truncated") => {
+            Some("get a complete copy".to_owned())
+        }
+        Error::Corrupt { .. } => Some(
+            "the image is damaged: repair a copy with the checker of its format (e2fsck, fsck.fat)".into(),
+        ),
+        _ => None,
+    }
 }
 
 /// Characters of an error that fit into a message to another process, although JSON can escape each as six
@@ -198,12 +300,24 @@ pub fn say(text: impl fmt::Display) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints an error in the command line, or the help that it asks for. Returns the exit code.
-pub fn print_usage(error: &clap::Error) -> ExitCode {
-    let code = if error.use_stderr() { USAGE } else { 0 };
-    // `ivers --help | head` closes the pipe early, which is no error.
-    let _ = error.print();
-    ExitCode::from(code)
+/// Prints an error in the command line of `program`, or the help that it asks for. Returns the exit code.
+pub fn print_usage(program: &str, error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // `ivers --help | head` closes the pipe early, which is no error.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let text = text.trim_end();
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    if is_json() {
+        let message = text.split("\n\nUsage:").next().unwrap_or(text);
+        let words: Vec<_> = message.split_whitespace().collect();
+        say(formatted(program, Some(USAGE), &words.join(" ")));
+    } else {
+        say(format_args!("{program}: {text}"));
+    }
+    ExitCode::from(USAGE)
 }
 
 /// Prints an error of `program`, the name that this program was called by. Returns the exit code.
@@ -212,7 +326,7 @@ pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !error.is::<Reported>() {
-        say(format_args!("{program}: {}", line(error)));
+        say(formatted(program, Some(code(error)), &line(error)));
     }
     ExitCode::from(code(error))
 }
@@ -227,7 +341,11 @@ mod tests {
         let error =
             Err::<(), _>(Error::corrupt("bad magic", "image, block 7")).context("disk.img").unwrap_err();
         assert_eq!(code(&error), CORRUPT);
-        assert_eq!(line(&error), "disk.img: corrupt: bad magic (image, block 7)");
+        let what_to_do = line(&error);
+        let what_to_do = what_to_do.strip_prefix("disk.img: corrupt: bad magic (image, block 7); the image ");
+        assert!(what_to_do.is_some_and(|rest| rest.contains("e2fsck")), "{}", line(&error));
+        let missing = anyhow::Error::from(std::io::Error::from_raw_os_error(2)).context("x");
+        assert_eq!(line(&missing), "x: No such file or directory");
         assert_eq!(code(&usage("no")), USAGE);
         assert_eq!(code(&std::io::Error::from_raw_os_error(117).into()), CORRUPT);
         assert_eq!(code(&anyhow::anyhow!("plain")), FAILED);
@@ -239,7 +357,21 @@ mod tests {
             Err::<(), _>(Error::corrupt("bad", "block 7")).context("\u{1}".repeat(64 << 10)).unwrap_err();
         let text = serde_json::to_vec(&short_line(&error)).unwrap();
         assert!(text.len() < 14 << 10, "{} bytes", text.len());
-        assert!(short_line(&error).ends_with("corrupt: bad (block 7)"));
+        assert!(short_line(&error).contains("corrupt: bad (block 7)"));
         assert_eq!(short_line(&anyhow::anyhow!("plain")), "plain");
+    }
+
+    #[test]
+    fn a_message_is_about_the_operand_that_it_names() {
+        let operands = ["ls", "disk.img", "disk.img:/a", "a"].map(str::to_owned);
+        for (message, operand) in [
+            ("disk.img: in use", Some("disk.img")),
+            ("disk.img:/a: no such file", Some("disk.img:/a")),
+            ("cannot open /tmp/disk.img: no", Some("disk.img")),
+            ("a: is a directory", Some("a")),
+            ("something is a directory", None),
+        ] {
+            assert_eq!(operand_in(message, &operands), operand, "{message}");
+        }
     }
 }

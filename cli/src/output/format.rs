@@ -76,6 +76,53 @@ pub fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
+/// Removes the numbers that the standard library adds to errors of the system: ` (os error 2)`. Their texts
+/// say the same in words.
+pub fn without_error_numbers(text: &str) -> String {
+    const START: &str = " (os error ";
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(START) {
+        let number = &rest[at + START.len()..];
+        let digits = number.len() - number.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let is_number = digits > 0 && number[digits..].starts_with(')');
+        let end = at + START.len() + if is_number { digits + 1 } else { 0 };
+        kept += if is_number { &rest[..at] } else { &rest[..end] };
+        rest = &rest[end..];
+    }
+    kept + rest
+}
+
+/// Formats a count of things: `1 file`, `2 files`. The plural of `one` ends in `s` or, after a `y`, in `ies`.
+pub fn count(count: u64, one: &str) -> String {
+    match one.strip_suffix('y') {
+        _ if count == 1 => format!("1 {one}"),
+        Some(stem) => format!("{count} {stem}ies"),
+        None => format!("{count} {one}s"),
+    }
+}
+
+/// Formats a size for people in three or four characters, as `ls -h` does: `512`, `1.5K`, `64M`. Rounded up.
+pub fn human_size(bytes: u64) -> String {
+    if bytes < 1024 {
+        return bytes.to_string();
+    }
+    let bytes = u128::from(bytes);
+    let mut unit = 1024_u128;
+    for letter in ["K", "M", "G", "T", "P", "E"] {
+        let tenths = (bytes * 10).div_ceil(unit);
+        let whole = bytes.div_ceil(unit);
+        if tenths < 100 {
+            return format!("{}.{}{letter}", tenths / 10, tenths % 10);
+        }
+        if whole < 1024 || letter == "E" {
+            return format!("{whole}{letter}");
+        }
+        unit *= 1024;
+    }
+    unreachable!("the last letter returns")
+}
+
 /// Converts a file name to JSON. Bytes that are not UTF-8 become U+FFFD.
 pub fn json_name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -96,5 +143,33 @@ mod tests {
         assert_eq!(mode(FileType::Directory, 0o1777), "drwxrwxrwt");
         assert_eq!(mode(FileType::Regular, 0o4640), "-rwSr-----");
         assert_eq!(name(b"a\x1b[1m"), "a\\x1b[1m");
+    }
+
+    #[test]
+    fn error_numbers_are_removed_and_nothing_else() {
+        let missing = std::io::Error::from_raw_os_error(2).to_string();
+        assert!(missing.ends_with(" (os error 2)"));
+        assert_eq!(without_error_numbers(&format!("x: {missing}; y")), "x: No such file or directory; y");
+        for text in ["", "a (os error )", "a (os error 2", "(os error 2)"] {
+            assert_eq!(without_error_numbers(text), text);
+        }
+    }
+
+    #[test]
+    fn counts_and_sizes_are_for_people() {
+        let counts = [count(0, "file"), count(1, "file"), count(2, "directory"), count(1, "directory")];
+        assert_eq!(counts, ["0 files", "1 file", "2 directories", "1 directory"]);
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1025, "1.1K"),
+            (10 * 1024 - 1, "10K"),
+            (64 << 20, "64M"),
+            ((1 << 20) - 1, "1.0M"),
+            (u64::MAX, "16E"),
+        ] {
+            assert_eq!(human_size(bytes), text, "{bytes}");
+        }
     }
 }

@@ -1,9 +1,15 @@
 //! The log: messages of all crates on standard error, as text or JSON.
 
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use log::kv;
+use rustix::fs::FlockOperation;
 
 use super::failure::say;
 use super::format;
@@ -12,6 +18,11 @@ use super::format;
 /// disk.
 const LINES_PER_WINDOW: u32 = 200;
 const WINDOW_SECONDS: u64 = 10;
+
+/// Bytes of the log of a mount, besides what is logged between two checks. Half of it is kept then.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Time between two checks of [`bound_file`].
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A limit on the lines per window.
 #[derive(Debug, Default)]
@@ -79,15 +90,69 @@ impl log::Log for Log {
         let mut fields = Fields::default();
         // `visit_pair` does not fail.
         let _ = record.key_values().visit(&mut fields);
+        let text = format::without_error_numbers(&record.args().to_string());
         let line = if self.json.load(Ordering::Relaxed) { json_line } else { text_line };
         if suppressed > 0 {
             let text = format!("{suppressed} messages suppressed: too many in {WINDOW_SECONDS} s");
             say(line(now.as_secs(), log::Level::Warn, &text, &Fields::default()));
         }
-        say(line(now.as_secs(), record.level(), &record.args().to_string(), &fields));
+        say(line(now.as_secs(), record.level(), &text, &fields));
     }
 
     fn flush(&self) {}
+}
+
+/// Keeps the file that is standard error bounded until it is dropped. Does nothing for a terminal or a pipe.
+pub struct BoundFile {
+    _ended: mpsc::Sender<()>,
+}
+
+/// Bounds the file that is standard error, from now on and while the process runs. The file must be open for
+/// reading and appending. Several processes may log to it and bound it.
+pub fn bound_file() -> Option<BoundFile> {
+    let file = File::from(std::io::stderr().as_fd().try_clone_to_owned().ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let (_ended, receiver) = mpsc::channel::<()>();
+    let check = move || {
+        loop {
+            // An error is no reason to end a mount, and could not be logged either.
+            let _ = keep_newest(&file, FILE_BYTES_MAX);
+            if receiver.recv_timeout(FILE_CHECK_INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
+                break;
+            }
+        }
+    };
+    std::thread::Builder::new().name("ivers-log".into()).spawn(check).ok()?;
+    Some(BoundFile { _ended })
+}
+
+/// Removes the oldest lines of a file that is longer than `max` bytes, so that half of `max` is left. A line
+/// that another process appends meanwhile can be lost.
+fn keep_newest(file: &File, max: u64) -> std::io::Result<()> {
+    if file.metadata()?.len() <= max {
+        return Ok(());
+    }
+    if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(());
+    }
+    let cut = || -> std::io::Result<()> {
+        let len = file.metadata()?.len();
+        if len <= max {
+            return Ok(());
+        }
+        let mut kept = vec![0; (max / 2) as usize];
+        file.read_exact_at(&mut kept, len - max / 2)?;
+        let first = kept.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        file.set_len(0)?;
+        let mut file = file;
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&kept[first..])
+    };
+    let done = cut();
+    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    done
 }
 
 fn text_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> String {
@@ -122,6 +187,14 @@ pub fn start(json: bool) {
     LOG.json.store(json, Ordering::Relaxed);
     if log::set_logger(&LOG).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
+        // The message of the standard library has several lines without a date.
+        std::panic::set_hook(Box::new(|panic| {
+            let place = panic.location().map_or_else(String::new, |at| format!(" at {at}"));
+            let payload = panic.payload();
+            let text = payload.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            log::error!("panic{place}: {text}; this is a bug in ivers, please report it");
+        }));
     }
 }
 
@@ -173,6 +246,27 @@ mod tests {
             text.ends_with("count=7 below=-7 part=0.5 none=NaN whether=true name=17 client=17"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_long_log_keeps_its_newest_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut file = std::fs::OpenOptions::new().read(true).append(true).create(true).open(&path).unwrap();
+        for number in 0..100 {
+            writeln!(file, "line {number:02}").unwrap();
+        }
+        keep_newest(&file, 800).unwrap();
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap().lines().count(),
+            100,
+            "800 bytes are not too many"
+        );
+        keep_newest(&file, 400).unwrap();
+        writeln!(file, "the end").unwrap();
+        let kept = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = kept.lines().collect();
+        assert_eq!((lines.len(), lines[0], lines[24]), (25, "line 76", "the end"), "{kept}");
     }
 
     #[test]

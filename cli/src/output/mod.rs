@@ -1,6 +1,7 @@
 //! What the command prints: text, JSON, progress, errors with exit codes, log messages, and files that it
 //! saves.
 
+pub mod colours;
 pub mod failure;
 pub mod format;
 pub mod log;

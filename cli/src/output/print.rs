@@ -11,6 +11,11 @@ pub fn json_line(value: &serde_json::Value) -> Result<()> {
     line(value)
 }
 
+/// Prints a line as it is. The caller has escaped all names in it; it may contain colours.
+pub fn escaped_line(text: impl std::fmt::Display) -> Result<()> {
+    writeln!(std::io::stdout().lock(), "{text}").map_err(|error| StdoutError(error).into())
+}
+
 /// Prints one or more lines.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
     // Names from an image are escaped where they are inserted. This replaces those that were not.

@@ -32,7 +32,10 @@ impl Progress {
     /// Creates the bar of a job of unknown length.
     pub fn unbounded() -> Self {
         let bar = ProgressBar::hidden();
-        bar.set_style(ProgressStyle::default_spinner());
+        // A long message is cut at the width of the terminal.
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            bar.set_style(style);
+        }
         Self { bar, begun: Instant::now(), started: AtomicBool::new(is_silent()) }
     }
 

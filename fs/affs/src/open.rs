@@ -207,7 +207,10 @@ fn find_root(device: &dyn Device, extent: &VolumeExtent, variant: Variant) -> Re
     }
     Err(corrupt_root.unwrap_or_else(|| {
         Error::corrupt(
-            format!("{} without a root block in the middle of the volume", variant.name()),
+            format!(
+                "{} without a root block in the middle of the volume (an image that is truncated has none)",
+                variant.name()
+            ),
             extent.place.clone(),
         )
     }))

@@ -144,10 +144,10 @@ impl FileSystem for Ext4 {
         let fact = |name: &str, value: String| (name.to_owned(), value);
         vec![
             fact("features", features.join(" ")),
-            fact("blocks", self.sb.blocks_count.to_string()),
+            fact("state", self.closed_before.to_owned()),
+            fact("blocks with metadata", self.sb.blocks_count.to_string()),
             fact("groups", self.sb.groups.to_string()),
-            fact("inodes", self.sb.inodes_count.to_string()),
-            fact("inode size", self.sb.inode_size.to_string()),
+            fact("inode size", format!("{} bytes", self.sb.inode_size)),
             fact(
                 "journal",
                 if self.sb.compat.contains(Compat::HAS_JOURNAL) { "inside" } else { "none" }.to_owned(),

@@ -38,6 +38,8 @@ pub struct Ext4 {
     pub groups: Arc<Groups>,
     /// Why the filesystem is read-only, if it is.
     pub read_only: Option<String>,
+    /// How it was closed before this open, for people.
+    pub closed_before: &'static str,
     pub(crate) journal: Transactions,
     pub(crate) epoch: Epoch,
     pub(crate) orphans: Orphans,

@@ -90,6 +90,21 @@ struct Condition {
 }
 
 impl Condition {
+    /// Returns how the filesystem was closed before this open, for people.
+    fn in_words(&self, clean: bool) -> &'static str {
+        if self.errors || self.log_error {
+            "errors are recorded: run e2fsck"
+        } else if self.replayed {
+            "not closed cleanly; the journal was replayed"
+        } else if self.left_in_log {
+            "not closed cleanly; the journal was not replayed"
+        } else if !clean {
+            "not closed cleanly, and no journal to replay: run e2fsck"
+        } else {
+            "closed cleanly"
+        }
+    }
+
     /// Returns why no change attribute may be served: the visible state still needs replay or repair. The
     /// mount after the repair would use the same values for a different state.
     fn unserved_reason(&self, fs: &Ext4, clean: bool, no_replay: bool) -> Option<&'static str> {
@@ -171,7 +186,21 @@ impl Ext4 {
                     found = Jbd2Log::open(device.clone(), map, jbd2).map_err(journal_error)?;
                 }
                 let recovered = found.recover().map_err(journal_error)?;
-                log::info!("{place}: journal replayed: {recovered:?}");
+                log::info!(
+                    "{place}: journal replayed: {} transactions, {} blocks, {} revoked blocks skipped",
+                    recovered.transactions,
+                    recovered.blocks,
+                    recovered.revoked
+                );
+                if let Some(damage) = &recovered.damaged {
+                    log::warn!(
+                        "{place}: replay stopped at transaction {}: bad checksum of a {} block (log block \
+                         {}); later transactions are lost",
+                        damage.sequence,
+                        damage.what,
+                        damage.log_block
+                    );
+                }
                 clean = false;
                 condition.replayed = true;
             } else if found.needs_recovery() && read_only.is_none() {
@@ -204,6 +233,7 @@ impl Ext4 {
         }
         // Replay can restore errors from the log.
         condition.errors |= raw.s_state.get() & STATE_ERROR != 0;
+        fs.closed_before = condition.in_words(clean);
         match condition.unserved_reason(&fs, clean, options.no_replay) {
             Some(why) => fs.epoch.stop_serving(why),
             None if options.filling.is_some() => fs.epoch.serve_nothing("the filesystem is being filled"),
@@ -266,6 +296,7 @@ impl Ext4 {
             dev,
             groups: Arc::new(groups),
             read_only,
+            closed_before: "closed cleanly",
             journal: Transactions::new(journal),
             epoch: Default::default(),
             orphans: Default::default(),

@@ -330,14 +330,15 @@ impl FileSystem for Fat {
         let geometry = &self.geometry;
         vec![
             fact("FAT entries", format!("{} bits", geometry.bits)),
-            fact("sector size", geometry.sector_bytes.to_string()),
-            fact("cluster size", geometry.cluster_bytes.to_string()),
+            fact("sector size", format!("{} bytes", geometry.sector_bytes)),
+            fact("cluster size", format!("{} bytes", geometry.cluster_bytes)),
             fact("clusters", geometry.clusters.to_string()),
             fact("copies of the FAT", (geometry.copies + 1).to_string()),
             fact("serial number", format!("{:04X}-{:04X}", geometry.serial >> 16, geometry.serial & 0xFFFF)),
             fact(
-                "unmounted cleanly",
-                if self.table.was_dirty { "no: run fsck.fat" } else { "yes" }.to_owned(),
+                "state",
+                if self.table.was_dirty { "not closed cleanly: run fsck.fat" } else { "closed cleanly" }
+                    .to_owned(),
             ),
         ]
     }

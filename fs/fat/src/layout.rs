@@ -290,7 +290,7 @@ impl Geometry {
         };
         if sectors * sector64 > device_bytes {
             return Err(corrupt(format!(
-                "{sectors} sectors of {sector_bytes} bytes do not fit into the device of {device_bytes} bytes"
+                "truncated: {device_bytes} bytes of a volume of {sectors} sectors of {sector_bytes} bytes"
             )));
         }
         let fats = u64::from(boot.bpb_num_fats);

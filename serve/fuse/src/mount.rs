@@ -21,7 +21,7 @@ pub enum MountError {
     /// The kernel has no FUSE, or this environment hides it.
     #[error(
         "/dev/fuse: {0}: load the module (modprobe fuse) or give the container the device \
-         (--device /dev/fuse)"
+         (--device /dev/fuse); without a mount, ivers ls, cat, cp and serve work on the image"
     )]
     NoDevice(std::io::Error),
     /// The directory cannot be mounted on.
@@ -33,7 +33,10 @@ pub enum MountError {
         why: String,
     },
     /// An ordinary user needs fusermount3.
-    #[error("fusermount3: {0}: mounting without root needs it (package fuse3)")]
+    #[error(
+        "fusermount3: {0}: mounting without root needs it (package fuse3); without a mount, ivers ls, cat, \
+         cp and serve work on the image"
+    )]
     NoHelper(std::io::Error),
     /// fusermount3 refused.
     #[error("{0}")]
@@ -138,11 +141,11 @@ fn attach_by_helper(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountE
         Some(device) if output.status.success() => Ok(device),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-            Err(MountError::Helper(if said.is_empty() {
-                format!("fusermount3: {}", output.status)
-            } else {
-                said
-            }))
+            let said = if said.is_empty() { format!("fusermount3: {}", output.status) } else { said };
+            // Not if only this directory is refused.
+            let forbidden = said.contains("/dev/fuse") || said.contains("mount failed");
+            let instead = "; without a mount, ivers ls, cat, cp and serve work on the image";
+            Err(MountError::Helper(said + if forbidden { instead } else { "" }))
         }
     }
 }

@@ -186,7 +186,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
         &[
             ("", "state_format output arguments process file_info archive image commands command_line"),
             ("archive", "member acl_text pax sparse reader writer"),
-            ("output", "format failure print progress log save"),
+            ("output", "format colours failure print progress log save"),
             (
                 "image",
                 "open_options formats foreign_formats mount_options sandbox unmount_status image_lock \
@@ -194,11 +194,11 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
             (
                 "commands",
-                "stat ls cat tree info label resize unmount changed measure cp edit shell tar mkfs mount serve \
-                 stats fuse2fs manpages image_process",
+                "stat ls cat tree du info label resize unmount changed measure cp edit shell tar mkfs mount \
+                 serve stats fuse2fs manpages image_process",
             ),
-            ("commands/changed", "saved_state walk compare"),
-            ("commands/cp", "stream reader writer"),
+            ("commands/changed", "saved_state walk renames compare"),
+            ("commands/cp", "interrupt stream reader writer"),
             ("commands/tar", "exclude pack unpack"),
             ("commands/edit", "bytes mode owner session rm chmod mkdir mv ln chown touch attr show job"),
             ("commands/shell", "input line"),
@@ -295,7 +295,7 @@ fn upward_and_unlisted_modules_are_found() {
     assert!(found.iter().any(|line| line.ends_with("ops uses compound, which is above it")), "{found:?}");
     let missing = violations(&source, "", "net");
     assert!(missing.iter().any(|line| line.ends_with("module ops has no place in the order")), "{missing:?}");
-    let swapped = violations(&root().join("cli/src"), "commands/cp", "reader stream writer");
+    let swapped = violations(&root().join("cli/src"), "commands/cp", "interrupt reader stream writer");
     assert!(
         swapped.iter().any(|line| line.ends_with("reader uses stream, which is above it")),
         "{swapped:?}"

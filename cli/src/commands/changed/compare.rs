@@ -2,17 +2,20 @@
 //!
 //! Both are sorted by path, so a record of each is in memory. What is printed and saved waits in temporary
 //! files (short ones in memory) until the walk has succeeded: a failed run prints nothing and saves nothing.
+//! [`renames`](super::renames) joins a removed and a new path in between.
 
 use std::collections::BTreeSet;
-use std::io::{BufWriter, Seek, Write};
+use std::io::{BufReader, BufWriter, Seek, Write};
 
 use anyhow::{Context, Result};
 use ivers::state_format::{Header, LEN_MAX, Record, Writer};
 use serde_json::json;
 use tempfile::SpooledTempFile;
 
+use super::renames::{self, Event, Renames, Status};
 use super::saved_state::Saved;
-use crate::output::failure::{FAILED, StdoutError, failure};
+use super::walk::INSTANCE_BY_TIMES;
+use crate::output::failure::{FAILED, StdoutError, failure, warn};
 use crate::output::format;
 
 /// Bytes of output, and of a state, that wait in memory.
@@ -20,27 +23,6 @@ const SPOOL_BYTES: usize = 4 << 20;
 
 /// The path of the tree itself, which can only change: a state of another directory is refused.
 const ROOT: &[u8] = b".";
-
-/// The change of a path since the saved state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Status {
-    /// The path did not exist.
-    New,
-    /// The path names another file, or the file has another change attribute.
-    Changed,
-    /// The path no longer exists.
-    Removed,
-}
-
-impl Status {
-    fn word(self) -> &'static str {
-        match self {
-            Status::New => "new",
-            Status::Changed => "changed",
-            Status::Removed => "removed",
-        }
-    }
-}
 
 /// How changes are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,15 +42,35 @@ pub struct Report {
     pub form: Form,
     /// Directories are omitted.
     pub files_only: bool,
-    /// The changes that are printed.
+    /// The changes that are printed. If renamed files are not, they are new and removed.
     pub wanted: Vec<Status>,
+    /// Change attributes are printed in JSON. Set by [`Comparison::begin`].
+    pub shows_change: bool,
+}
+
+/// The end of a comparison.
+pub struct Compared {
+    /// The state to save.
+    pub state: Option<SpooledTempFile>,
+    /// Something that was printed is not as saved.
+    pub has_changes: bool,
 }
 
 impl Report {
-    fn put(&self, out: &mut impl Write, path: &[u8], status: Status, record: &Record) -> std::io::Result<()> {
-        if !self.wanted.contains(&status) || (self.files_only && record.is_dir) {
-            return Ok(());
-        }
+    fn wants(&self, status: Status, record: &Record) -> bool {
+        let joined = || self.wanted.contains(&Status::Renamed) && status != Status::Changed;
+        (self.wanted.contains(&status) || joined()) && !(self.files_only && record.is_dir)
+    }
+
+    /// Prints a change. `from` is the path before a renaming.
+    fn print(
+        &self,
+        out: &mut impl Write,
+        path: &[u8],
+        status: Status,
+        record: &Record,
+        from: Option<&[u8]>,
+    ) -> std::io::Result<()> {
         match self.form {
             Form::Null => {
                 // As find(1) prints them: no name looks like an option, or like a comment of rsync's
@@ -80,10 +82,12 @@ impl Report {
                 out.write_all(b"\0")
             }
             Form::Json => {
-                let change = record.identity.change.filter(|_| status != Status::Removed);
+                let change =
+                    record.identity.change.filter(|_| self.shows_change && status != Status::Removed);
                 let line = json!({
                     "path": format::json_name(path),
                     "status": status.word(),
+                    "from": from.map(format::json_name),
                     "ino": record.identity.ino,
                     "generation": record.identity.generation,
                     "change": change.map(|v| v.to_string()),
@@ -91,8 +95,8 @@ impl Report {
                 writeln!(out, "{line}")
             }
             Form::Text => {
-                let letter = status.word().as_bytes()[0].to_ascii_uppercase() as char;
-                writeln!(out, "{letter} {}", format::name(path))
+                let from = from.map_or_else(String::new, |from| format!("{} -> ", format::name(from)));
+                writeln!(out, "{} {from}{}", status.letter(), format::name(path))
             }
         }
     }
@@ -139,7 +143,8 @@ impl Old {
 pub struct Comparison {
     old: Option<Old>,
     report: Report,
-    printed: Spool,
+    events: Spool,
+    renames: Renames,
     state: Option<Writer<Spool>>,
     /// Files that could not be read, with a slash at the end: what was saved below them is kept.
     kept: BTreeSet<Vec<u8>>,
@@ -147,20 +152,35 @@ pub struct Comparison {
 
 impl Comparison {
     /// Begins with a tree of this header. `old` is a state of the same tree.
-    pub fn begin(old: Option<Saved>, save: bool, report: Report, header: &Header) -> Result<Self> {
+    pub fn begin(old: Option<Saved>, save: bool, mut report: Report, header: &Header) -> Result<Self> {
+        report.shows_change = !header.instance.starts_with(INSTANCE_BY_TIMES);
         let state = save.then(|| Writer::new(spool(), header)).transpose()?;
-        let mut one = Self { old: None, report, printed: spool(), state, kept: BTreeSet::new() };
+        let renames = Renames::new(report.wanted.contains(&Status::Renamed));
+        let mut one = Self { old: None, report, events: spool(), renames, state, kept: BTreeSet::new() };
         if let Some(saved) = old {
             let root = header.root;
             if root.change.is_none() || saved.header.root != root {
                 let record = Record { identity: root, is_dir: true };
-                one.report.put(&mut one.printed, ROOT, Status::Changed, &record)?;
+                one.put(ROOT, Status::Changed, &record)?;
             }
             let mut old = Old { saved, next: None };
             old.advance()?;
             one.old = Some(old);
         }
         Ok(one)
+    }
+
+    /// Notes a change, which is printed at the end.
+    fn put(&mut self, path: &[u8], status: Status, record: &Record) -> Result<()> {
+        if self.report.wants(status, record) {
+            match status {
+                Status::Removed => self.renames.removed(path, record),
+                Status::New => self.renames.new_path(record),
+                Status::Changed | Status::Renamed => {}
+            }
+            renames::write(&mut self.events, &Event { path: path.to_vec(), status, record: *record })?;
+        }
+        Ok(())
     }
 
     fn save(&mut self, path: &[u8], record: &Record) -> Result<()> {
@@ -189,7 +209,7 @@ impl Comparison {
             if self.is_kept(&path) {
                 self.save(&path, &record)?;
             } else {
-                self.report.put(&mut self.printed, &path, Status::Removed, &record)?;
+                self.put(&path, Status::Removed, &record)?;
             }
         }
         Ok(())
@@ -207,7 +227,7 @@ impl Comparison {
                 Some(_) => None,
             };
             if let Some(status) = status {
-                self.report.put(&mut self.printed, path, status, record)?;
+                self.put(path, status, record)?;
             }
         }
         self.save(path, record)
@@ -227,19 +247,40 @@ impl Comparison {
         Ok(())
     }
 
-    /// Prints the changes. Returns the state to save.
-    pub fn finish(mut self) -> Result<Option<SpooledTempFile>> {
+    /// Prints the changes to `out`, with renamed files joined. Returns whether there were any.
+    fn print(report: &Report, events: Spool, renames: &Renames, out: &mut impl Write) -> Result<bool> {
+        let mut events = BufReader::new(rewound(events)?);
+        let mut has_changes = false;
+        while let Some(Event { path, status, record }) = renames::read(&mut events)? {
+            let from = renames.from(&record).filter(|_| status != Status::Changed);
+            let (status, from) = match (from, status) {
+                (Some(_), Status::Removed) => continue,
+                (Some(from), _) => (Status::Renamed, Some(from)),
+                (None, status) => (status, None),
+            };
+            if report.wanted.contains(&status) {
+                has_changes = true;
+                report.print(out, &path, status, &record, from).map_err(StdoutError)?;
+            }
+        }
+        out.flush().map_err(StdoutError)?;
+        Ok(has_changes)
+    }
+
+    /// Prints the changes.
+    pub fn finish(mut self) -> Result<Compared> {
         self.removed_before(None)?;
-        let mut out = std::io::stdout().lock();
-        std::io::copy(&mut rewound(self.printed)?, &mut out)
-            .and_then(|_| out.flush())
-            .map_err(StdoutError)?;
-        let Some(state) = self.state else { return Ok(None) };
+        if self.renames.are_too_many() {
+            warn("too many files are new or removed: renamed files are shown as new and removed");
+        }
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let has_changes = Self::print(&self.report, self.events, &self.renames, &mut out)?;
+        let Some(state) = self.state else { return Ok(Compared { state: None, has_changes }) };
         let (spool, len) = state.finish()?;
         if len > LEN_MAX {
             return Err(failure(FAILED, "the tree is too large for a saved state; save parts of the tree"));
         }
-        Ok(Some(rewound(spool)?))
+        Ok(Compared { state: Some(rewound(spool)?), has_changes })
     }
 }
 
@@ -267,18 +308,20 @@ mod tests {
     }
 
     fn begin(old: Saved, change: u64) -> Comparison {
-        let wanted = vec![Status::New, Status::Changed, Status::Removed];
-        let report = Report { form: Form::Text, files_only: false, wanted };
+        let wanted = vec![Status::New, Status::Changed, Status::Removed, Status::Renamed];
+        let report = Report { form: Form::Text, files_only: false, wanted, shows_change: true };
         Comparison::begin(Some(old), true, report, &header(change)).unwrap()
     }
 
     /// Returns what is printed, and the paths of the state.
     fn end(mut comparison: Comparison) -> (Vec<String>, Vec<String>) {
         comparison.removed_before(None).unwrap();
-        let mut printed = String::new();
-        rewound(comparison.printed).unwrap().read_to_string(&mut printed).unwrap();
+        let mut printed = Vec::new();
+        let Comparison { report, events, renames, state, .. } = comparison;
+        Comparison::print(&report, events, &renames, &mut printed).unwrap();
+        let printed = String::from_utf8(printed).unwrap();
         let mut bytes = Vec::new();
-        let (spool, len) = comparison.state.unwrap().finish().unwrap();
+        let (spool, len) = state.unwrap().finish().unwrap();
         rewound(spool).unwrap().read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, len);
         let paths = decode(&bytes).unwrap().1.into_iter().map(|(path, _)| String::from_utf8(path).unwrap());
@@ -308,6 +351,27 @@ mod tests {
         let (printed, paths) = end(comparison);
         assert_eq!(printed, ["C .", "C changed", "R gone", "N new", "C reused", "C unknown", "R very last"]);
         assert_eq!(paths, ["changed", "new", "reused", "same", "unknown"]);
+    }
+
+    #[test]
+    fn a_removed_and_a_new_path_of_one_file_are_a_renaming() {
+        let (_dir, old) = saved(&[
+            ("a", record(1, 7, Some(5))),
+            ("gone", record(2, 7, Some(5))),
+            ("linked", record(3, 7, Some(5))),
+            ("linked too", record(3, 7, Some(5))),
+        ]);
+        let mut comparison = begin(old, 8);
+        for (path, record) in [
+            ("b", record(1, 7, Some(6))),
+            ("linked as a", record(3, 7, Some(6))),
+            ("reused", record(2, 8, Some(1))),
+        ] {
+            comparison.file(path.as_bytes(), &record).unwrap();
+        }
+        let (printed, _) = end(comparison);
+        let expected = ["M a -> b", "R gone", "R linked", "N linked as a", "R linked too", "N reused"];
+        assert_eq!(printed, expected);
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | [`saved_state`] | opening a saved state |
 //! | [`walk`] | walking a tree in the order of a state |
+//! | [`renames`] | joining removed and new paths of one file |
 //! | [`compare`] | comparing a walk with a state, and saving it |
 
 pub mod compare;
+pub mod renames;
 pub mod saved_state;
 pub mod walk;
 
@@ -26,21 +28,31 @@ use crate::image::mount_options::ImageArgs;
 use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{ImageProcess, Request, protocol_error};
-use crate::output::failure::{self, FAILED, Problems, REFUSED, failure, usage};
+use crate::output::failure::{self, FAILED, Problems, REFUSED, failure, reported, usage, warn};
 use crate::output::save;
-use compare::{Comparison, Form, Report, Status};
+use compare::{Compared, Comparison, Form, Report};
+use renames::Status;
 use saved_state::Saved;
 use walk::{Found, Mounted};
 
 const HELP: &str = "\
-Each line is a letter and a path relative to TREE: N new, C changed, R removed. TREE itself is `.`. With -0 \
-only paths are printed, each with `./` in front (so that no name looks like an option or a comment) and a \
-NUL at its end, and removed ones only with --only. A path is unchanged if filesystem, inode number, \
-generation and change attribute are all as saved. Without a change attribute every file counts as changed. \
-What this user may not read is named on standard error (except lost+found), counts as unchanged, and makes \
-the exit code 1.
+Each line is a letter and a path relative to TREE: N new, C changed, R removed; M moved, with the path \
+before: `M old -> new`. A moved file (one removed and one new path with the same inode number and \
+generation) can have changed too. Removed and new paths of many files (64 MiB of them) are not joined; a \
+warning says so. TREE itself is `.`. With -0 only paths are printed, each with `./` in front (so that no \
+name looks like an option or a comment) and a NUL at its end, moved files by their new path, and removed \
+ones only with --only. A path is unchanged if filesystem, inode number, generation and change attribute \
+are all as saved. Without a change attribute every file counts as changed. What this user may not read is \
+named on standard error (except lost+found), counts as unchanged, and makes the exit code 1.
 
-JSON, one object per line: path, status (new, changed, removed), ino, generation, change (decimal strings).
+TREE may be a directory that is not on a mount of ivers. The kernel shows no change attribute there, so \
+ctime, mtime, size, inode number and time of birth are compared, and a warning says so. That finds every \
+change while the clock does not go back: a file that changed in the same moment in which it was saved \
+counts as changed in the next run. It does not find a change after the clock was set back, or one by a \
+program that writes to the device below the filesystem.
+
+JSON, one object per line: path, status (new, changed, removed, renamed), from (the path before a renaming), \
+ino, generation, change (decimal strings; null outside mounts of ivers).
 
 Examples: save the state, show what changed since, and copy what changed (for removed files see the README):
   ivers changed mnt --save state
@@ -53,7 +65,7 @@ Examples: save the state, show what changed since, and copy what changed (for re
 #[command(after_long_help = HELP)]
 #[command(group(clap::ArgGroup::new("state").args(["since", "save"]).required(true).multiple(true)))]
 pub struct Args {
-    /// A directory on a mount, or IMAGE:/path
+    /// A directory on a mount, any other directory, or IMAGE:/path; IMAGE alone is its root
     tree: PathBuf,
     /// Compare with this saved state
     #[arg(long, value_name = "STATE")]
@@ -64,6 +76,12 @@ pub struct Args {
     /// Print only paths, with ./ in front and a NUL at the end of each
     #[arg(short = '0', long)]
     null: bool,
+    /// Exit with 1 if something is printed
+    #[arg(long, requires = "since")]
+    exit_code: bool,
+    /// Show moved files as removed and new
+    #[arg(long)]
+    no_renames: bool,
     /// Omit directories
     #[arg(long)]
     files_only: bool,
@@ -157,6 +175,13 @@ impl Job<'_> {
     fn walk_mount(self, dir: &Path, problems: &mut Problems) -> Result<Comparison> {
         let tree = self.tree;
         let (mounted, header) = Mounted::open(dir)?;
+        if !mounted.has_change_attributes() {
+            warn(format_args!(
+                "{}: not on a mount of ivers: compared by ctime, mtime, size, inode number and time of \
+                 birth; a change after the clock was set back can be missed",
+                tree.display()
+            ));
+        }
         let mut comparison = self.begin(&header)?;
         mounted.walk(&mut |path, found| match found {
             Found::File(record) => comparison.file(path, &record),
@@ -181,7 +206,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let options = args.image.options()?;
     let wanted: &[Status] = match args.only.as_slice() {
         [] if args.null => &[Status::New, Status::Changed],
-        [] => &[Status::New, Status::Changed, Status::Removed],
+        [] if args.no_renames => &[Status::New, Status::Changed, Status::Removed],
+        [] => &[Status::New, Status::Changed, Status::Removed, Status::Renamed],
         only => only,
     };
     let form = match (args.null, json) {
@@ -194,7 +220,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         // Checked before the walk, which can take long.
         old: args.since.as_deref().map(saved_state::open).transpose()?,
         to_save: args.save.is_some(),
-        report: Report { form, files_only: args.files_only, wanted: wanted.to_vec() },
+        report: Report { form, files_only: args.files_only, wanted: wanted.to_vec(), shows_change: true },
     };
     args.save.as_deref().map(|path| save::target(path, SAVED)).transpose()?;
     let mut problems = Problems::default();
@@ -204,11 +230,12 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             job.walk_image(&image, path, &options).map_err(|error| with_hint(error, &args.tree))?
         }
     };
-    let state = comparison.finish()?;
+    let Compared { state, has_changes } = comparison.finish()?;
     if let (Some(path), Some(mut state)) = (&args.save, state) {
         save::save_from(path, &mut state, SAVED)?;
     }
-    problems.into_result()
+    problems.into_result()?;
+    if args.exit_code && has_changes { Err(reported(FAILED)) } else { Ok(()) }
 }
 
 /// The name of the file of --save in errors.

@@ -5,13 +5,15 @@
 //! each directory from the root to the current one.
 
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use ivers::state_format::{Header, Identity, Record, Writer};
+use ivers::state_format::{Header, Identity, Record, Writer, fnv1a};
 use ivers_fuse::MOUNT;
 use ivers_vfs::{FileType, InodeRef, Vfs};
 
@@ -105,10 +107,41 @@ fn walk<T: Tree>(tree: &mut T, root: T::Dir, sink: &mut Sink<'_>) -> Result<()> 
     Ok(())
 }
 
-/// A tree of a mount.
+/// A tree of a mount, or another tree of the host.
 pub struct Mounted<'a> {
     root: &'a Path,
     device: u64,
+    has_change_attributes: bool,
+}
+
+/// How the instance of a tree without change attributes begins.
+pub const INSTANCE_BY_TIMES: &str = "times-";
+
+/// Time within which two changes of a file can have the same ctime: a tick of the kernel's clock.
+const TICK: Duration = Duration::from_millis(20);
+/// The same for a filesystem that stores seconds, such as FAT.
+const COARSE_TICK: Duration = Duration::from_secs(2);
+
+/// Returns the identity of a file that has no change attribute. The kernel has a change cookie for its own
+/// NFS server (STATX_CHANGE_COOKIE) and does not pass it on to programs. So the change is a hash of what
+/// changes with every change: ctime, mtime and size. The generation is a hash of the time of birth. A file
+/// that may change again at the same ctime has no change value: it counts as changed.
+fn identity_by_times(meta: &Metadata) -> Identity {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ctime = Duration::new(meta.ctime().try_into().unwrap_or(0), meta.ctime_nsec() as u32);
+    let tick = if meta.ctime_nsec() == 0 { COARSE_TICK } else { TICK };
+    let numbers = [
+        meta.ctime(),
+        meta.ctime_nsec(),
+        meta.mtime(),
+        meta.mtime_nsec(),
+        meta.size() as i64,
+        i64::from(meta.mode()),
+    ];
+    let change = fnv1a(&numbers.map(i64::to_le_bytes).concat());
+    let birth = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let generation = birth.map_or(0, |at| fnv1a(&at.as_nanos().to_le_bytes()) as u32);
+    Identity { ino: meta.ino(), generation, change: (ctime + tick < now).then_some(change) }
 }
 
 /// A file that is removed during the walk is omitted.
@@ -119,13 +152,33 @@ fn is_gone(error: &std::io::Error) -> bool {
 impl<'a> Mounted<'a> {
     /// Opens a tree. Returns also the header of its state.
     pub fn open(root: &'a Path) -> Result<(Self, Header)> {
-        let mount = file_info::served_json(root, MOUNT)?;
-        let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
+        let mount = file_info::served_json_if_any(root, MOUNT)?;
         // If TREE is a symbolic link, the identity is that of the directory.
         let resolved = root.canonicalize().with_context(|| root.display().to_string())?;
         let meta = std::fs::metadata(&resolved).with_context(|| root.display().to_string())?;
-        let identity = file_info::identity(&resolved, meta.ino())?;
-        Ok((Self { root, device: meta.dev() }, Header { instance, root: identity }))
+        let one = Self { root, device: meta.dev(), has_change_attributes: mount.is_some() };
+        let identity = one.identity(&resolved, &meta)?;
+        let instance = match mount {
+            Some(mount) => mount["instance"].as_str().unwrap_or_default().to_owned(),
+            None => {
+                let id = rustix::fs::statvfs(&resolved).map_or(0, |fs| fs.f_fsid);
+                format!("{INSTANCE_BY_TIMES}{:x}", if id == 0 { meta.dev() } else { id })
+            }
+        };
+        Ok((one, Header { instance, root: identity }))
+    }
+
+    /// Returns whether files have change attributes: the tree is on a mount of ivers.
+    pub fn has_change_attributes(&self) -> bool {
+        self.has_change_attributes
+    }
+
+    fn identity(&self, path: &Path, meta: &Metadata) -> Result<Identity> {
+        if self.has_change_attributes {
+            file_info::identity(path, meta.ino())
+        } else {
+            Ok(identity_by_times(meta))
+        }
     }
 
     /// Walks the tree.
@@ -169,7 +222,7 @@ impl Tree for Mounted<'_> {
                 Err(error) if is_gone(&error) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
-            let record = Record { identity: file_info::identity(&full, meta.ino())?, is_dir: meta.is_dir() };
+            let record = Record { identity: self.identity(&full, &meta)?, is_dir: meta.is_dir() };
             Ok(Some((record, meta.is_dir().then_some(()))))
         };
         match read() {
@@ -222,8 +275,9 @@ pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: imp
     let mut state = Writer::new(BufWriter::with_capacity(64 << 10, out), &header)?;
     walk(&mut tree, root, &mut |path, found| match found {
         Found::File(record) => Ok(state.put(path, &record)?),
-        Found::Unreadable(error) => Err(error),
-    })?;
+        Found::Unreadable(error) => Err(error.context(image_path(image, path))),
+    })
+    .with_context(|| image_path(image, path))?;
     Ok(state.finish()?.0.flush()?)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`interrupt`] | ending on a signal |
 //! | [`stream`] | the stream from the process that reads to the process that writes |
 //! | [`reader`] | reading files of the host or an image |
 //! | [`writer`] | writing files of the host or an image |
@@ -10,6 +11,7 @@
 //! each image has an [image process](crate::image::process). All readers write to one pipe, one after the
 //! other.
 
+pub mod interrupt;
 pub mod reader;
 pub mod stream;
 pub mod writer;
@@ -19,10 +21,11 @@ use std::io::{PipeWriter, pipe};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
-use crate::arguments::{Operand, display_name, last_name, with_missing_slash};
+use crate::arguments::{Operand, STANDARD, display_name, is_stream, last_name, with_missing_slash};
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
@@ -33,38 +36,49 @@ use crate::image::process::{
 };
 use crate::output::failure::{reported, usage};
 use crate::output::print;
-use reader::{ReadOptions, Reader};
+use reader::{ReadOptions, Reader, open_stream};
 use stream::{FileId, Message, Sender, Truncated};
+use writer::{Stream, Target, WriteOptions};
 
 const HELP: &str = "\
 Copies directories with --recursive, hard links as hard links, and holes as holes. A symbolic link is copied \
 as a link; without --recursive, one in an operand is followed. FIFOs, sockets and, if allowed, device nodes \
 are created. SRC/. means the contents of SRC.
 
+As FROM, `-` is standard input; as TO, it is standard output (a file of this name is ./-). Without \
+--recursive, a FIFO or a character device in an operand is read or written to, as is /dev/stdin, /dev/fd/N \
+and <(command).
+
 With --preserve: owners (if this user may set them; else without set-id bits), permissions, times to the \
 nanosecond, ACLs and extended attributes (except those that this user may not set). Without: permissions \
 less the umask; in an image, files belong to root.
 
-What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. An \
-existing file or symbolic link is replaced, a directory is not, and a file that contains a filesystem only \
-with --force: IMAGE is the file itself, IMAGE:/ its root directory. -o applies to all images.
+What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. After a \
+signal (Ctrl-C) standard error says what was copied, and the exit code is 130. A file that is incomplete \
+is removed if the copy created it, and named otherwise; in a full image, what fitted stays. An existing \
+file or symbolic link is replaced, a directory is not, and a file that contains a filesystem only with \
+--force: IMAGE is the file itself, IMAGE:/ its root directory. -o applies to all images.
 
-JSON: copied (number of operands read), files (number of files, directories and links written), problems.
+JSON: copied (number of operands read), files (number of files, directories and links written), problems; \
+before that, with --verbose or --dry-run, one object per file: from, to, action (create, replace or skip).
 
 Examples:
   ivers cp disk.img:/etc/fstab .
   ivers cp -a disk.img:/home backup
   ivers cp -a tree/. disk.img:/srv
-  ivers cp -a old.img:/. new.img:/";
+  ivers cp -a old.img:/. new.img:/
+  ivers cp --dry-run -a tree/. disk.img:/srv
+  ivers cp - disk.img:/etc/motd < motd
+  ivers cp disk.img:/backup.tar - | tar -t";
 
 /// Options of `cp`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Files of the host, or IMAGE:/path
+    /// Files of the host, or IMAGE:/path; - is standard input
     #[arg(required = true)]
     from: Vec<PathBuf>,
-    /// The destination: a path of the host, or IMAGE:/path
+    /// The destination: a path of the host, or IMAGE:/path; - is standard output
     to: PathBuf,
     /// Copy directories with their contents
     #[arg(short, long)]
@@ -75,6 +89,15 @@ pub struct Args {
     /// The same as --recursive --preserve
     #[arg(short, long)]
     archive: bool,
+    /// Print each file that is copied
+    #[arg(short, long)]
+    verbose: bool,
+    /// Leave existing files as they are
+    #[arg(short, long)]
+    no_clobber: bool,
+    /// Copy nothing, and print what would be copied
+    #[arg(long)]
+    dry_run: bool,
     /// Overwrite a file of the host even if it contains a filesystem
     #[arg(short = 'F', long)]
     force: bool,
@@ -90,7 +113,7 @@ impl Processes {
     fn open(&mut self, args: &Args, to: &Operand, options: &ImageOptions) -> Result<()> {
         let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
         if let Operand::Image { image, .. } = to {
-            wanted.push((image.clone(), ImageOptions { read_only: false, ..options.clone() }));
+            wanted.push((image.clone(), ImageOptions { read_only: args.dry_run, ..options.clone() }));
         }
         for word in &args.from {
             if let Operand::Image { image, .. } = Operand::parse(word)
@@ -99,9 +122,13 @@ impl Processes {
                 wanted.push((image, options.clone()));
             }
         }
+        let prints = args.verbose || args.dry_run;
         let open = |(image, options): (PathBuf, ImageOptions)| -> Result<(PathBuf, ImageProcess)> {
             let device = open_image(&image, &options)?;
-            let process = ImageProcess::start(&device, &image, &options)?;
+            // Only the process that writes prints.
+            let writes = to.image().is_some_and(|to| is_same(to, &image));
+            let output = if prints && writes { Stdio::inherit() } else { Stdio::null() };
+            let process = ImageProcess::start_printing(&device, &image, &options, output)?;
             Ok((image, process))
         };
         wanted.retain(|(image, _)| !self.0.iter().any(|(open, _)| is_same(open, image)));
@@ -160,14 +187,21 @@ impl Processes {
 
 /// Runs `ivers cp`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
+    interrupt::catch_once()?;
     let mut processes = Processes(Vec::new());
-    let outcome = copy(args, &mut processes)?;
-    processes.finish()?;
+    let copied = copy(args, &mut processes, json);
+    let closed = processes.finish();
+    // The process that wrote has said what was copied.
+    if interrupt::is_set() {
+        return Err(reported(interrupt::INTERRUPTED));
+    }
+    let outcome = copied?;
+    closed?;
     finish(args, outcome, json)
 }
 
 /// Copies with image processes that are open already, and opens the others.
-pub fn copy(args: &Args, processes: &mut Processes) -> Result<CopyOutcome> {
+pub fn copy(args: &Args, processes: &mut Processes, json: bool) -> Result<CopyOutcome> {
     let args = &Args {
         recursive: args.recursive || args.archive,
         preserve: args.preserve || args.archive,
@@ -183,13 +217,34 @@ pub fn copy(args: &Args, processes: &mut Processes) -> Result<CopyOutcome> {
     }
     processes.open(args, &to, &options)?;
     let args = &Args { from: processes.expand(args)?, ..args.clone() };
+    let writing =
+        WriteOptions { no_clobber: args.no_clobber, dry_run: args.dry_run, verbose: args.verbose, json };
     match &to {
-        Operand::Image { image, path } => into_image(args, processes, image, path),
+        Operand::Image { image, path } => into_image(args, processes, image, path, writing),
+        Operand::Host(path) if is_stream(path) => {
+            if json {
+                return Err(usage(
+                    "--json: not possible, since standard output or a FIFO takes the contents",
+                ));
+            }
+            // Lines about files would mix with contents.
+            let writing = WriteOptions { verbose: false, ..writing };
+            onto_host(args, processes, Stream::open(path)?, None, writing)
+        }
         Operand::Host(path) => {
+            // Patterns name other files now.
             check_operands(args, &to)?;
-            onto_host(args, processes, path)
+            let words: Vec<_> = args.from.iter().map(|word| name_of(word)).collect();
+            let target = writer::Host::new(path, &words, args.preserve)?;
+            let exclude = target.dir_id();
+            onto_host(args, processes, target, exclude, writing)
         }
     }
+}
+
+/// Returns the name of a copy of an operand. `None` for standard input.
+fn name_of(word: &Path) -> Option<Vec<u8>> {
+    Operand::parse(word).name().filter(|_| word != Path::new(STANDARD))
 }
 
 /// Refuses operands that were probably meant as IMAGE:/path: they must not become files of the host, nor
@@ -215,7 +270,7 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
     }
     let Operand::Host(path) = to else { return Ok(()) };
     let named = |word: &PathBuf| {
-        let name = Operand::parse(word).name().filter(|_| path.is_dir());
+        let name = name_of(word).filter(|_| path.is_dir());
         name.map_or_else(|| path.clone(), |name| path.join(OsStr::from_bytes(&name)))
     };
     match args.from.iter().map(named).find(|target| contains_filesystem(target)) {
@@ -229,33 +284,43 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
     }
 }
 
-fn into_image(args: &Args, processes: &mut Processes, image: &Path, path: &[u8]) -> Result<CopyOutcome> {
+fn into_image(
+    args: &Args,
+    processes: &mut Processes,
+    image: &Path,
+    path: &[u8],
+    writing: WriteOptions,
+) -> Result<CopyOutcome> {
     let (from, into) = pipe()?;
     let (origin, process) = processes.find(image)?;
     let (many, preserve) = (args.from.len() > 1, args.preserve);
-    let request = WriteCopy { path: path.to_vec(), many, preserve, origin };
+    let WriteOptions { no_clobber, dry_run, verbose, json } = writing;
+    let path = path.to_vec();
+    let request = WriteCopy { path, many, preserve, origin, no_clobber, dry_run, verbose, json };
     process.request(&Request::WriteCopy(request), from.as_fd())?;
     drop(from);
     let fed = read_operands(args, processes, None, into);
     // An error of the writer explains an error of the readers.
     let outcome = processes.end_copy(image)?;
     fed?;
-    outcome.context("the image process reported no result")
+    outcome.context("the copy ended early")
 }
 
-fn onto_host(args: &Args, processes: &mut Processes, path: &Path) -> Result<CopyOutcome> {
-    let words: Vec<_> = args.from.iter().map(|word| Operand::parse(word).name()).collect();
-    let target = writer::Host::new(path, &words, args.preserve)?;
+fn onto_host<T: Target>(
+    args: &Args,
+    processes: &mut Processes,
+    target: T,
+    exclude: Option<FileId>,
+    writing: WriteOptions,
+) -> Result<CopyOutcome> {
     let (from, into) = pipe()?;
     let (fed, written) = std::thread::scope(|scope| {
         let feeder = scope.spawn(|| {
-            let fed = read_operands(args, processes, target.dir_id(), into);
+            let fed = read_operands(args, processes, exclude, into);
             // The processes forget what they read, for the next copy.
-            fed.and_then(|()| {
-                processes.0.iter_mut().try_for_each(|(_, process)| process.end_copy().map(drop))
-            })
+            fed.and(processes.0.iter_mut().try_for_each(|(_, process)| process.end_copy().map(drop)))
         });
-        let written = writer::write_copy(&target, from);
+        let written = writer::write_copy(&target, writing, from);
         (feeder.join(), written)
     });
     // If a reader failed, the stream is truncated: the error of the reader says more.
@@ -272,20 +337,30 @@ fn read_operands(
     exclude: Option<FileId>,
     into: PipeWriter,
 ) -> Result<()> {
-    let (recursive, preserve) = (args.recursive, args.preserve);
-    let mut host = Reader::new(writer::HOST_ORIGIN, ReadOptions { recursive, preserve, exclude });
+    let (recursive, preserve, contents) = (args.recursive, args.preserve, !args.dry_run);
+    let mut host = Reader::new(writer::HOST_ORIGIN, ReadOptions { recursive, preserve, contents, exclude });
     let mut out = Sender::new(&into);
     for word in &args.from {
         let operand = word.display().to_string();
         match Operand::parse(word) {
             Operand::Host(path) => {
                 let name = last_name(path.as_os_str().as_bytes());
-                let file = if recursive { Ok(path.clone()) } else { path.canonicalize().map_err(Into::into) };
+                let is_standard = path == Path::new(STANDARD);
+                let stream = if recursive && !is_standard { Ok(None) } else { open_stream(&path) };
+                let file = match stream {
+                    Ok(Some(stream)) => {
+                        host.read_stream(&stream, &operand, name.filter(|_| !is_standard), &mut out)?;
+                        continue;
+                    }
+                    Ok(None) if recursive => Ok(path.clone()),
+                    Ok(None) => path.canonicalize().map_err(Into::into),
+                    Err(error) => Err(error),
+                };
                 host.read_operand(&reader::Host, file, &operand, name, &mut out)?;
             }
             Operand::Image { image, path } => {
                 let (origin, process) = processes.find(&image)?;
-                let request = ReadCopy { origin, operand, path, recursive, preserve };
+                let request = ReadCopy { origin, operand, path, recursive, preserve, contents };
                 process.request(&Request::ReadCopy(request), into.as_fd())?;
             }
         }

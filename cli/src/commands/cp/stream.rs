@@ -57,6 +57,8 @@ pub struct FileHeader {
     pub atime: (i64, u32),
     /// Modification time.
     pub mtime: (i64, u32),
+    /// The size of a regular file in bytes, for the progress. 0 if unknown.
+    pub size: u64,
     /// The target of a symbolic link.
     pub target: Vec<u8>,
 }
@@ -142,6 +144,7 @@ impl<W: Write> Sender<W> {
 
     /// Sends a message without contents.
     pub fn send(&mut self, message: &Message) -> Result<()> {
+        super::interrupt::check()?;
         let text = serde_json::to_vec(message)?;
         let len = u32::try_from(text.len()).ok().filter(|&len| len <= MESSAGE_MAX);
         let len = len.context("a message of the copy is too long")?;

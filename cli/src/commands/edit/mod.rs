@@ -32,6 +32,7 @@ pub mod touch;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -225,7 +226,7 @@ pub fn check_replay(options: &ImageOptions, read_only: bool) -> Result<()> {
 /// Opens an image, runs a job, and closes the image.
 fn edit_image(image: &Path, options: &ImageOptions, job: Job, problems: &mut Problems) -> Result<()> {
     let device = open_image(image, options)?;
-    let mut process = ImageProcess::start_printing(&device, image, options)?;
+    let mut process = ImageProcess::start_printing(&device, image, options, Stdio::inherit())?;
     drop(device);
     let interrupts = Interrupts::watch(&process)?;
     let mut done = Ok(());

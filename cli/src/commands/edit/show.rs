@@ -56,13 +56,14 @@ impl Operation for Show {
         let words: Vec<_> =
             paths.iter().map(|path| PathBuf::from(OsString::from_vec(path.clone()))).collect();
         let mut out = std::io::stdout().lock();
+        let mut follows = false;
         for word in &words {
             session.check()?;
             let path = word.as_os_str().as_bytes();
             let done = match self {
                 Show::Ls(args) => {
                     let args = args.clone().with_paths(words.clone());
-                    ls::list(vfs, image, path, &args, json, &mut session.problems)
+                    ls::list(vfs, image, path, &args, json, &mut session.problems, &mut follows)
                 }
                 Show::Cat(_) => cat::copy(vfs, image, path, json, &mut out),
                 Show::Stat(args) => stat::of_image(vfs, image, path, args, json),

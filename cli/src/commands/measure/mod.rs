@@ -32,6 +32,7 @@ use serde_json::json;
 
 use crate::arguments::Operand;
 use crate::file_info;
+use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
@@ -91,7 +92,7 @@ Examples; the last one shows what a mount measured:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Files and directories of the host, or IMAGE:/path
+    /// Files and directories of the host, or IMAGE:/path; IMAGE alone is its root
     #[arg(required_unless_present = "of", value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// The files to measure and appraise, in the syntax of the kernel (see below; default: measure all)
@@ -365,7 +366,12 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         problems: Problems::default(),
     };
     for word in &args.paths {
-        let measured = match Operand::parse(word) {
+        let operand = match Operand::parse(word) {
+            // An image alone is its root, as in the other commands.
+            Operand::Host(image) if contains_filesystem(&image) => Operand::parse_image(&image),
+            operand => operand,
+        };
+        let measured = match operand {
             Operand::Host(path) => run.host(&path, json),
             Operand::Image { image, path } => run.image(&image, &path, &options, json),
         };
@@ -394,8 +400,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         }))?;
     } else {
         print::line(format_args!(
-            "{} files: {} read ({}), {} not read ({}) because they are unchanged since they were measured",
-            sums.files,
+            "{}: {} read ({}), {} not read ({}) because they are unchanged since they were measured",
+            format::count(sums.files, "file"),
             sums.read,
             progress::bytes(sums.read_bytes),
             sums.not_read,

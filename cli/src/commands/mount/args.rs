@@ -2,6 +2,12 @@
 
 use std::path::PathBuf;
 
+use crate::arguments::Completed;
+use crate::image::mount_options::COMPLETED_OPTIONS;
+
+/// The types that shells complete. The aliases are left out.
+const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "mem"];
+
 /// Options of `mount`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = super::help::HELP)]
@@ -11,17 +17,32 @@ pub struct Args {
     /// The directory to mount on
     pub dir: PathBuf,
     /// Mount options, separated by commas
-    #[arg(short = 'o', value_name = "OPTIONS")]
+    #[arg(
+        short = 'o',
+        value_name = "OPTIONS",
+        value_parser = Completed(COMPLETED_OPTIONS),
+        hide_possible_values = true
+    )]
     pub options: Vec<String>,
+    /// Mount read-only: the same as -o ro
+    #[arg(short, long, visible_alias = "ro")]
+    pub read_only: bool,
     /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
     /// xfs (read-only), or mem (in memory)
-    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
+    #[arg(
+        short = 't',
+        long = "type",
+        value_name = "TYPE",
+        default_value = "auto",
+        value_parser = Completed(TYPES),
+        hide_possible_values = true
+    )]
     pub fs_type: String,
     /// Stay in the foreground until unmounted
     #[arg(short, long)]
     pub foreground: bool,
-    /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state). In
-    /// the foreground they go to standard error
+    /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state). At
+    /// 1 MiB the older half is removed. In the foreground they go to standard error
     #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
     pub log: Option<PathBuf>,
     /// Fall back to read-only even with `rw`, which mount(8) always passes.

@@ -30,7 +30,8 @@ fn open_log(path: &Path) -> std::io::Result<File> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    OpenOptions::new().create(true).append(true).open(path)
+    // Readable: the supervisor bounds its length.
+    OpenOptions::new().create(true).read(true).append(true).open(path)
 }
 
 /// Starts this program again with these arguments. Returns its process ID and status once it serves.

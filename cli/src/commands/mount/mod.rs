@@ -38,8 +38,8 @@ use crate::image::channel::Channel;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
 use crate::image::unmount_status::StatusServer;
-use crate::output::failure::{BUSY, FAILED, REFUSED, failure, line, say, usage};
-use crate::output::{format, log as output_log, print};
+use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
+use crate::output::{log as output_log, print};
 use crate::process::{describe_exit, this_program};
 pub use args::Args;
 use background::MountStatus;
@@ -48,11 +48,20 @@ use protocol::{Event, Request};
 
 /// Runs `ivers mount`.
 pub fn run(mut args: Args, json: bool) -> Result<()> {
+    if args.read_only {
+        args.options.push("ro".to_owned());
+    }
     args.options = measurement::with_absolute_paths(&args.options)?;
     let mut options = parse(&args.options)?;
     options.image = options.image.with_format(&args.fs_type);
     if args.worker {
         return worker::run(&args, options);
+    }
+    if args.image.is_dir() && !args.dir.is_dir() && args.dir.exists() {
+        let (image, dir) = (args.dir.display(), args.image.display());
+        return Err(usage(format!(
+            "{dir}: a directory, not an image; did you mean `ivers mount {image} {dir}`?"
+        )));
     }
     // The processes of the mount have another current directory.
     if args.fs_type != "mem" {
@@ -72,7 +81,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
     }
     let (pid, status) = background::start(&words(&args, "--supervisor"), log.as_deref())?;
     if let Some(why) = &status.read_only_because {
-        say(format_args!("ivers: {}", format::one_line(&read_only_warning(&args, why))));
+        warn(read_only_warning(&args, why));
     }
     if json { print_status(&args, pid, &status) } else { Ok(()) }
 }
@@ -147,17 +156,20 @@ fn serve(args: &Args, options: Options, json: bool) -> Result<()> {
         });
     }
     background::leave_terminal()?;
-    let mut reported = false;
+    let _bound = output_log::bound_file();
+    let mut serving = false;
     let result = supervise(args, options, |status| {
-        reported = true;
+        serving = true;
         background::report_to_parent(Ok(&status));
     });
-    match &result {
-        Err(error) if !reported => background::report_to_parent(Err(error)),
-        Err(error) => log::error!("{}", line(error)),
-        Ok(()) => {}
-    }
-    result
+    result.map_err(|error| {
+        if !serving {
+            background::report_to_parent(Err(&error));
+        }
+        log::error!("{}", line(&error));
+        // Printed again, it would be a line without a date.
+        reported(failure::code(&error))
+    })
 }
 
 /// Refuses a read-only mount if `rw` was requested.

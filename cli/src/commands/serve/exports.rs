@@ -1,5 +1,6 @@
 //! The images of a server: opened before the sandbox, mounted in it.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use anyhow::{Context, Result};
 use ivers_block::{Budget, FileDevice};
 use ivers_nfsd::exports::config::{ExportConfig, Secured};
 use ivers_nfsd::server::Exported;
-use ivers_vfs::Vfs;
+use ivers_vfs::{Cred, Vfs};
 
 use super::plan::{self, ExportPlan};
 use crate::image::open::{open_device_or_fall_back, open_on};
@@ -141,6 +142,27 @@ fn mount(opened: Opened) -> Result<Mounted> {
 }
 
 impl Mounted {
+    /// Returns whether the export may be written and yet no client can create the first file: only root may
+    /// write to the root directory, all clients' root is another user, and no other directory exists.
+    pub fn admits_no_writer(&self) -> bool {
+        let all = || std::iter::once(&self.config.settings).chain(&self.config.rules);
+        let keeps_root = all().any(|one| one.root_squash == Some(false) || one.anonuid == Some(0));
+        if self.vfs.is_read_only() || keeps_root {
+            return false;
+        }
+        let Ok(root) = self.vfs.root() else { return false };
+        let attr = self.vfs.stat(&root);
+        if attr.uid != 0 || attr.perm & 0o002 != 0 {
+            return false;
+        }
+        let mut is_empty = true;
+        let read = self.vfs.readdir(&Cred::root(), &root, 0, &mut |entry| {
+            is_empty &= matches!(entry.name, b"." | b".." | b"lost+found");
+            if is_empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        is_empty && read.is_ok()
+    }
+
     /// Converts the export to the type of the server.
     pub fn exported(&self) -> Exported {
         Exported { config: self.config.clone(), vfs: self.vfs.clone(), device: self.device.clone() }

@@ -277,6 +277,14 @@ impl Serving<'_> {
             let access = if one.vfs.is_read_only() { "ro" } else { "rw" };
             log::info!(export = one.config.name.as_str(), image:% = one.image.display(), access; "exported");
         }
+        for one in self.mounted.iter().filter(|one| one.admits_no_writer()) {
+            log::warn!(
+                export = one.config.name.as_str();
+                "no client can create a file: the root directory belongs to root, and root of clients is \
+                 squashed; change its owner (mkfs --root-owner for a new image) or export it with \
+                 no_root_squash"
+            );
+        }
         for address in &self.addresses {
             log::info!(address:%; "serving");
         }

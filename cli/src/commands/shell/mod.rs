@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use anyhow::Result;
 
@@ -108,7 +109,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     };
     let umask = Owners::default().dmask;
     let device = open_image(&image, &options)?;
-    let process = ImageProcess::start_printing(&device, &image, &options)?;
+    let process = ImageProcess::start_printing(&device, &image, &options, Stdio::inherit())?;
     drop(device);
     let interrupts = if input.is_terminal() { Interrupts::ignore()? } else { Interrupts::watch(&process)? };
     let processes = cp::Processes(vec![(image.clone(), process)]);
@@ -261,7 +262,7 @@ impl Shell {
 
     fn copy(&mut self, args: line::CopyArgs, direction: Direction) -> Result<()> {
         let args = line::copy(args, direction, &self.image, &self.cwd)?;
-        let outcome = cp::copy(&args, &mut self.processes);
+        let outcome = cp::copy(&args, &mut self.processes, self.json);
         // Other images that the copy has opened are closed after it.
         let others = self.processes.0.split_off(1);
         let closed = cp::Processes(others).finish();

@@ -185,10 +185,13 @@ impl Superblock {
                 "s_first_data_block is {first_data_block} with blocks of {block_size} bytes"
             )));
         }
-        if blocks_count <= first_data_block || blocks_count > device_len >> block_bits {
+        if blocks_count > device_len >> block_bits {
             return Err(bad(format!(
-                "the filesystem has {blocks_count} blocks of {block_size} bytes, the image {device_len} bytes"
+                "truncated: {device_len} bytes of a filesystem of {blocks_count} blocks of {block_size} bytes"
             )));
+        }
+        if blocks_count <= first_data_block {
+            return Err(bad(format!("{blocks_count} blocks")));
         }
         if blocks_count >= 1 << 48 {
             return Err(bad(format!("{blocks_count} blocks")));

@@ -38,7 +38,8 @@ impl Ops {
         s.kernel_keeps_times.store(writes_back, Ordering::Relaxed);
         s.set_no_opendir(offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT));
         if let Err(missing) = config.add_capabilities(wanted & offered) {
-            log::warn!("the kernel does not support {missing:?}");
+            let names: Vec<_> = missing.iter_names().map(|(name, _)| name).collect();
+            log::warn!("the kernel does not support {}", names.join(", "));
         }
         let _ = config.set_max_write(WRITE_BYTES_MAX);
         let _ = config.set_max_background(64);

@@ -94,6 +94,15 @@ pub enum TooMany {
     Total,
 }
 
+impl std::fmt::Display for TooMany {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TooMany::PerClient => "limit of the client",
+            TooMany::Total => "limit of the server",
+        })
+    }
+}
+
 impl Budget {
     /// Creates an empty budget.
     pub fn new(bounds: Bounds) -> Arc<Self> {

@@ -119,7 +119,7 @@ impl Reactor {
             }
             Err(why) => {
                 self.shared.counters.connections_refused.fetch_add(1, Ordering::Relaxed);
-                log::warn!(peer:%, why:?; "connection refused: too many connections");
+                log::warn!(peer:%, why:%; "connection refused: too many connections");
             }
         }
     }

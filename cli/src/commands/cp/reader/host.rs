@@ -1,17 +1,81 @@
 //! Reading files of the host.
 
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use ivers_vfs::FileType;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::super::interrupt;
 use super::{FileHeader, Source};
+use crate::arguments::{STANDARD, is_stream};
+use crate::image::open_options::Owners;
+
+/// Opens an operand that is read as a stream: standard input, a FIFO or a character device, and what has no
+/// path of its own, such as /dev/fd/3. `None` if it is an ordinary file, or a directory.
+pub fn open_stream(path: &Path) -> Result<Option<File>> {
+    if path == Path::new(STANDARD) {
+        return Ok(Some(File::from(std::io::stdin().as_fd().try_clone_to_owned()?)));
+    }
+    let has_no_path = || path.canonicalize().is_err() && fs::metadata(path).is_ok_and(|meta| !meta.is_dir());
+    if is_stream(path) || has_no_path() { Ok(Some(File::open(path)?)) } else { Ok(None) }
+}
+
+/// Passes what comes out of a stream to `sink`, with byte offsets. Returns the number of bytes.
+pub fn read_stream(mut file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
+    let mut buffer = vec![0; super::super::stream::CHUNK_MAX];
+    let mut at = 0;
+    loop {
+        // A signal does not end a read, but it ends this wait. The limit is for one that comes just before.
+        let mut ready = [PollFd::new(file, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        match rustix::event::poll(&mut ready, Some(&limit)) {
+            Ok(0) | Err(Errno::INTR) => {
+                interrupt::check()?;
+                continue;
+            }
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(at),
+            Ok(n) => {
+                sink(at, &buffer[..n])?;
+                at += n as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Returns the attributes of a copy of a stream: a new file of this user.
+pub fn stream_header() -> FileHeader {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = (now.as_secs() as i64, now.subsec_nanos());
+    let owners = Owners::default();
+    FileHeader {
+        name: Vec::new(),
+        id: (0, 0),
+        has_links: false,
+        mode: FileType::Regular.mode_bits() | (0o666 & !owners.fmask),
+        uid: owners.uid,
+        gid: owners.gid,
+        rdev: 0,
+        atime: now,
+        mtime: now,
+        size: 0,
+        target: Vec::new(),
+    }
+}
 
 /// The files of the host, identified by path.
 pub struct Host;
@@ -33,6 +97,7 @@ impl Source for Host {
             rdev: meta.rdev() as u32,
             atime: (meta.atime(), meta.atime_nsec() as u32),
             mtime: (meta.mtime(), meta.mtime_nsec() as u32),
+            size: if meta.is_file() { meta.len() } else { 0 },
             target,
         })
     }

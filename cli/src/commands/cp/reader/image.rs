@@ -29,6 +29,7 @@ impl Source for Image {
             rdev: attr.rdev,
             atime: packed(attr.atime),
             mtime: packed(attr.mtime),
+            size: if attr.kind == FileType::Regular { attr.size } else { 0 },
             target,
         })
     }

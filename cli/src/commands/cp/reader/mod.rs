@@ -4,12 +4,13 @@ mod host;
 mod image;
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::Write;
 
 use anyhow::Result;
 use ivers_vfs::FileType;
 
-pub use host::Host;
+pub use host::{Host, open_stream};
 pub use image::Image;
 
 use super::stream::{FileHeader, FileId, Message, Sender};
@@ -41,6 +42,8 @@ pub struct ReadOptions {
     pub recursive: bool,
     /// Read extended attributes.
     pub preserve: bool,
+    /// Read contents. A dry run needs names only.
+    pub contents: bool,
     /// The destination directory, if it has the same origin: it is not copied into itself.
     pub exclude: Option<FileId>,
 }
@@ -81,6 +84,26 @@ impl Reader {
         done.and_then(|()| out.flush())
     }
 
+    /// Reads one operand that is a stream.
+    pub fn read_stream(
+        &mut self,
+        file: &File,
+        display_name: &str,
+        name: Option<&[u8]>,
+        out: &mut Sender<impl Write>,
+    ) -> Result<()> {
+        let name = name.map(<[u8]>::to_vec);
+        out.send(&Message::Operand { origin: self.origin, display_name: display_name.to_owned(), name })?;
+        out.send(&Message::File(host::stream_header()))?;
+        // An error of reading ends the copy too: what was read is not all.
+        let mut size = 0;
+        if self.options.contents {
+            size = host::read_stream(file, &mut |at, bytes| out.data(at, bytes))?;
+        }
+        out.send(&Message::End { size })?;
+        out.flush()
+    }
+
     fn read_file<S: Source>(
         &mut self,
         source: &S,
@@ -100,7 +123,7 @@ impl Reader {
             return out.send(&Message::Link { name, id });
         }
         out.send(&Message::File(header))?;
-        if self.options.preserve {
+        if self.options.preserve && self.options.contents {
             match source.xattrs(file) {
                 Ok(all) => {
                     all.into_iter().try_for_each(|(name, value)| out.send(&Message::Xattr(name, value)))?
@@ -111,7 +134,7 @@ impl Reader {
         let mut size = 0;
         if kind == FileType::Directory {
             self.read_below(source, file, path, out)?;
-        } else if kind == FileType::Regular {
+        } else if kind == FileType::Regular && self.options.contents {
             let mut broken = None;
             let read = source.read(file, &mut |offset, bytes| {
                 size = offset + bytes.len() as u64;

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::super::stream::FileHeader;
 use super::{Target, Xattrs, acls_missing_in, protocol_error};
-use crate::output::failure::usage;
+use crate::output::failure::{NOT_FOUND, failure, usage};
 use crate::output::format;
 use crate::output::save::dir_of;
 
@@ -197,6 +197,7 @@ impl Target for Host {
     type Destination = PathBuf;
     type File = Created;
     type Linked = PathBuf;
+    const KEEPS_PARTIAL: bool = false;
 
     fn destination(&self, name: Option<&[u8]>) -> Result<PathBuf> {
         if !self.operands.iter().any(|operand| operand.as_deref() == name) {
@@ -216,6 +217,10 @@ impl Target for Host {
     fn create(&self, path: PathBuf, header: &FileHeader, origin: u32) -> Result<Created> {
         // The operand names the source; the error is about the destination.
         let display_name = format::name(path.as_os_str().as_bytes());
+        let names_dir = path == self.to && path.as_os_str().as_bytes().ends_with(b"/");
+        if names_dir && !self.is_dir && header.kind()? != FileType::Directory {
+            return Err(failure(NOT_FOUND, "no such directory")).context(display_name);
+        }
         self.create_at(path, header, origin).context(display_name)
     }
 
@@ -237,6 +242,21 @@ impl Target for Host {
             fs::set_permissions(&created.path, Permissions::from_mode(mode))?;
         }
         Ok(())
+    }
+
+    fn existing(&self, name: Option<&[u8]>, below: &[Vec<u8>]) -> Option<FileType> {
+        let path = self.destination(name).ok()?;
+        let path = below.iter().fold(path, |path, name| path.join(OsStr::from_bytes(name)));
+        FileType::from_mode(fs::symlink_metadata(path).ok()?.mode())
+    }
+
+    fn display_destination(&self, name: Option<&[u8]>) -> String {
+        let path = self.destination(name).unwrap_or_else(|_| self.to.clone());
+        format::name(path.as_os_str().as_bytes())
+    }
+
+    fn abandon(&self, path: &PathBuf, created: &Created) -> bool {
+        created.is_new && fs::remove_file(path).is_ok()
     }
 
     fn link(&self, path: PathBuf, created: &PathBuf) -> Result<()> {

@@ -14,11 +14,18 @@ use crate::output::failure::usage;
 use crate::output::format;
 
 /// The destination of a file in an image.
+#[derive(Clone)]
 pub enum Destination {
     /// A name in a directory.
     Named(InodeRef, Vec<u8>),
     /// An existing directory.
     Itself(InodeRef),
+}
+
+/// A file that was created or opened.
+pub struct Created {
+    inode: InodeRef,
+    is_new: bool,
 }
 
 /// A file that may get more hard links.
@@ -35,6 +42,8 @@ pub struct Image {
     /// The origin of files that are read from the same image.
     origin: u32,
     dir: InodeRef,
+    /// The destination in messages.
+    display_name: String,
     /// The name of the copy. `None`: each copy keeps its name.
     name: Option<Vec<u8>>,
     /// The name was given with a trailing slash, so only a directory may have it.
@@ -54,21 +63,24 @@ impl Image {
         preserve: bool,
     ) -> Result<Self> {
         let cred = Cred::root();
+        let shown = display_name.to_owned();
         let found = match vfs.resolve(&cred, path, true) {
             Err(Error::Name(NameError::NotFound)) => None,
             found => Some(found.with_context(|| display_name.to_owned())?),
         };
         if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
-            return Ok(Self { vfs, origin, dir, name: None, only_dir: false, preserve });
+            let display_name = shown;
+            return Ok(Self { vfs, origin, dir, display_name, name: None, only_dir: false, preserve });
         }
         if many {
-            return Err(usage(format!("{display_name}: not a directory")));
+            let what = if found_is_file(&vfs, path) { "not a directory" } else { "no such directory" };
+            return Err(usage(format!("{display_name}: {what}, and several files are copied there")));
         }
         let name = last_name(path).ok_or_else(|| usage(format!("{display_name}: not a name")))?;
         let cut = path.windows(name.len()).rposition(|part| part == name).unwrap_or(0);
         let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| display_name.to_owned())?;
         let only_dir = path.ends_with(b"/");
-        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, only_dir, preserve })
+        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, display_name: shown, only_dir, preserve })
     }
 
     /// Identifies the directory that is written to.
@@ -95,6 +107,34 @@ impl Image {
         let spec =
             CreateSpec { rdev: header.rdev, target: header.target.clone(), ..CreateSpec::of(kind, perm) };
         Ok(self.vfs.create(&Cred::root(), dir, name, &spec, false)?.0)
+    }
+
+    fn open_or_create(
+        &self,
+        (dir, name): (&InodeRef, &[u8]),
+        header: &FileHeader,
+        origin: u32,
+        found: InodeRef,
+    ) -> Result<Created> {
+        let kind = header.kind()?;
+        let cred = Cred::root();
+        if origin == self.origin && found.kind != FileType::Directory && (0, found.ino.0) == header.id {
+            return Err(anyhow!("is the file to copy to"));
+        }
+        match (kind, found.kind) {
+            (FileType::Directory, FileType::Directory) => Ok(Created { inode: found, is_new: false }),
+            (FileType::Directory, other) | (_, other @ FileType::Directory) => {
+                Err(anyhow!("exists and is a {}", format::kind(other)))
+            }
+            (FileType::Regular, FileType::Regular) => {
+                self.vfs.set_attr(&cred, &found, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+                Ok(Created { inode: found, is_new: false })
+            }
+            _ => {
+                self.vfs.unlink(&cred, dir, name, false)?;
+                Ok(Created { inode: self.create_at(dir, name, header, kind)?, is_new: true })
+            }
+        }
     }
 
     fn set_attributes(&self, inode: &InodeRef, header: &FileHeader, xattrs: &Xattrs) -> Result<()> {
@@ -127,10 +167,22 @@ impl Image {
     }
 }
 
+/// Appends a name to a path for messages.
+fn join_name(dir: &str, name: &[u8]) -> String {
+    let slash = if dir.ends_with('/') { "" } else { "/" };
+    format!("{dir}{slash}{}", format::name(name))
+}
+
+/// Returns whether a path names something. It is no directory, as the caller knows.
+fn found_is_file(vfs: &Vfs, path: &[u8]) -> bool {
+    vfs.resolve(&Cred::root(), path, true).is_ok()
+}
+
 impl Target for Image {
     type Destination = Destination;
-    type File = InodeRef;
+    type File = Created;
     type Linked = Linked;
+    const KEEPS_PARTIAL: bool = true;
 
     fn destination(&self, name: Option<&[u8]>) -> Result<Destination> {
         Ok(match self.name.as_deref().or(name) {
@@ -139,49 +191,44 @@ impl Target for Image {
         })
     }
 
-    fn child_destination(&self, dir: &InodeRef, name: &[u8]) -> Destination {
-        Destination::Named(dir.clone(), name.to_vec())
+    fn child_destination(&self, dir: &Created, name: &[u8]) -> Destination {
+        Destination::Named(dir.inode.clone(), name.to_vec())
     }
 
-    fn create(&self, destination: Destination, header: &FileHeader, origin: u32) -> Result<InodeRef> {
+    fn create(&self, destination: Destination, header: &FileHeader, origin: u32) -> Result<Created> {
         let kind = header.kind()?;
         let (dir, name) = match destination {
-            Destination::Itself(dir) if kind == FileType::Directory => return Ok(dir),
-            Destination::Itself(_) => return Err(anyhow!("has no name to copy under")),
+            Destination::Itself(dir) if kind == FileType::Directory => {
+                return Ok(Created { inode: dir, is_new: false });
+            }
+            Destination::Itself(_) => {
+                return Err(usage(format!(
+                    "has no name to copy under; name the file: {}",
+                    join_name(&self.display_name, b"NAME")
+                )));
+            }
             Destination::Named(dir, name) => (dir, name),
         };
         let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
         if is_named && self.only_dir && kind != FileType::Directory {
-            return Err(Error::from(NameError::NotDirectory)).with_context(|| format::name(&name));
+            let why =
+                if self.find(&dir, &name)?.is_some() { NameError::NotDirectory } else { NameError::NotFound };
+            return Err(Error::from(why)).with_context(|| self.display_name.clone());
         }
-        let cred = Cred::root();
-        let Some(found) = self.find(&dir, &name)? else { return self.create_at(&dir, &name, header, kind) };
-        if origin == self.origin && found.kind != FileType::Directory && (0, found.ino.0) == header.id {
-            return Err(anyhow!("is the file to copy to"));
-        }
-        match (kind, found.kind) {
-            (FileType::Directory, FileType::Directory) => Ok(found),
-            (FileType::Directory, other) | (_, other @ FileType::Directory) => {
-                Err(anyhow!("exists and is a {}", format::kind(other)))
-            }
-            (FileType::Regular, FileType::Regular) => {
-                self.vfs.set_attr(&cred, &found, &SetAttr { size: Some(0), ..SetAttr::default() })?;
-                Ok(found)
-            }
-            _ => {
-                self.vfs.unlink(&cred, &dir, &name, false)?;
-                self.create_at(&dir, &name, header, kind)
-            }
+        match self.find(&dir, &name)? {
+            Some(found) => self.open_or_create((&dir, name.as_slice()), header, origin, found),
+            None => Ok(Created { inode: self.create_at(&dir, &name, header, kind)?, is_new: true }),
         }
     }
 
-    fn write(&self, inode: &InodeRef, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write(&self, Created { inode, .. }: &Created, offset: u64, bytes: &[u8]) -> Result<()> {
         let flags = WriteFlags::empty();
         self.vfs.write_with_outcome(&Cred::root(), inode, offset, bytes, flags)?.complete()?;
         Ok(())
     }
 
-    fn finish(&self, inode: &InodeRef, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()> {
+    fn finish(&self, created: &Created, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()> {
+        let inode = &created.inode;
         if inode.kind == FileType::Regular {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             self.vfs.set_attr(&Cred::root(), inode, &set)?;
@@ -210,7 +257,33 @@ impl Target for Image {
         Ok(())
     }
 
-    fn remember(&self, inode: &InodeRef) -> Linked {
+    fn existing(&self, name: Option<&[u8]>, below: &[Vec<u8>]) -> Option<FileType> {
+        let mut inode = match self.destination(name).ok()? {
+            Destination::Itself(dir) => dir,
+            Destination::Named(dir, name) => self.find(&dir, &name).ok()??,
+        };
+        for name in below {
+            if inode.kind != FileType::Directory {
+                return None;
+            }
+            inode = self.find(&inode, name).ok()??;
+        }
+        Some(inode.kind)
+    }
+
+    fn display_destination(&self, name: Option<&[u8]>) -> String {
+        match name.filter(|_| self.name.is_none()) {
+            Some(name) => join_name(&self.display_name, name),
+            None => self.display_name.clone(),
+        }
+    }
+
+    fn abandon(&self, destination: &Destination, created: &Created) -> bool {
+        let Destination::Named(dir, name) = destination else { return false };
+        created.is_new && self.vfs.unlink(&Cred::root(), dir, name, false).is_ok()
+    }
+
+    fn remember(&self, Created { inode, .. }: &Created) -> Linked {
         if self.vfs.info().persistent_inos {
             Linked::Number(inode.ino, inode.generation)
         } else {

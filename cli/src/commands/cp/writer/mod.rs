@@ -2,22 +2,27 @@
 
 mod host;
 mod image;
+mod stream;
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use ivers_vfs::FileType;
+use serde_json::json;
 
 pub use host::{HOST_ORIGIN, Host};
 pub use image::Image;
+pub use stream::Stream;
 
+use super::interrupt;
 use super::reader::display_path;
 use super::stream::{FileHeader, FileId, Message, Receiver};
 use crate::image::process::CopyOutcome;
-use crate::output::failure::{Problems, code, line, say};
-use crate::output::format;
+use crate::output::failure::{Problems, StdoutError, code, line, say_error, warn};
 use crate::output::progress::{self, Progress};
+use crate::output::{format, print};
 
 /// Returns an error for a message that the process that reads must not send: a hostile image can take
 /// it over.
@@ -38,11 +43,13 @@ fn check_name(name: &[u8]) -> Result<()> {
 /// A tree to write to.
 pub trait Target {
     /// The destination of a file.
-    type Destination;
+    type Destination: Clone;
     /// A file that was created or opened.
     type File;
     /// What finds a file again for a hard link. There can be millions.
     type Linked;
+    /// What fitted of a file stays if the rest of it cannot be written.
+    const KEEPS_PARTIAL: bool;
 
     /// Returns the destination of an operand with this name.
     fn destination(&self, name: Option<&[u8]>) -> Result<Self::Destination>;
@@ -59,6 +66,13 @@ pub trait Target {
     fn link(&self, destination: Self::Destination, file: &Self::Linked) -> Result<()>;
     /// Returns what later calls of [`Target::link`] need.
     fn remember(&self, file: &Self::File) -> Self::Linked;
+    /// Returns the type of the file that exists at the destination of an operand with this name, or at a path
+    /// below it. Follows no symbolic link.
+    fn existing(&self, name: Option<&[u8]>, below: &[Vec<u8>]) -> Option<FileType>;
+    /// Formats the destination of an operand with this name for a terminal.
+    fn display_destination(&self, name: Option<&[u8]>) -> String;
+    /// Removes a file that is incomplete, if it did not exist before the copy. Returns whether it is removed.
+    fn abandon(&self, destination: &Self::Destination, file: &Self::File) -> bool;
 }
 
 /// Extended attributes: names and values.
@@ -74,59 +88,115 @@ fn acls_missing_in(xattrs: &Xattrs) -> impl Iterator<Item = &'static str> {
 /// Most bytes of extended attributes of all open directories together.
 const XATTRS_MAX: usize = 64 << 20;
 
+/// How to write.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// Leave existing files as they are.
+    pub no_clobber: bool,
+    /// Write nothing, and print what would be written.
+    pub dry_run: bool,
+    /// Print each file.
+    pub verbose: bool,
+    /// Print as JSON.
+    pub json: bool,
+}
+
 /// A file or directory between its messages [`Message::File`] and [`Message::End`].
-struct Open<F> {
+struct Open<F, D> {
     /// `None` if it, or its directory, could not be created.
     file: Option<F>,
+    /// Where it is, if it is a regular file.
+    destination: Option<D>,
+    /// What is printed about it when it is complete.
+    action: &'static str,
     header: FileHeader,
     xattrs: Xattrs,
+    /// Bytes of contents written.
+    bytes: u64,
+    begun: Instant,
 }
 
 struct Writer<'a, T: Target> {
     target: &'a T,
+    options: WriteOptions,
     problems: Problems,
     files: u64,
     progress: Progress,
     bytes: u64,
     origin: u32,
     display_name: String,
+    name: Option<Vec<u8>>,
     destination: Option<T::Destination>,
-    open: Vec<Open<T::File>>,
+    open: Vec<Open<T::File, T::Destination>>,
     linked: HashMap<(u32, FileId), T::Linked>,
     xattr_bytes: usize,
 }
 
-/// Writes a stream. An error means that the rest of the stream is lost; other errors are printed and counted.
-pub fn write_copy<T: Target>(target: &T, from: impl Read) -> Result<CopyOutcome> {
+/// Writes a stream. An error means that the rest of the stream is lost, and what was copied is printed; other
+/// errors are printed and counted.
+pub fn write_copy<T: Target>(target: &T, options: WriteOptions, from: impl Read) -> Result<CopyOutcome> {
     let mut writer = Writer {
         target,
+        options,
         problems: Problems::default(),
         files: 0,
         progress: Progress::unbounded(),
         bytes: 0,
         origin: 0,
         display_name: String::new(),
+        name: None,
         destination: None,
         open: Vec::new(),
         linked: HashMap::new(),
         xattr_bytes: 0,
     };
     let mut from = Receiver::new(from);
-    loop {
-        match from.next()? {
-            Message::Finish => return Ok(writer.outcome()),
-            Message::Data { offset, len } => writer.data(offset, from.bytes(len)?)?,
-            message => writer.handle(message)?,
+    let mut write = || -> Result<()> {
+        loop {
+            interrupt::check()?;
+            match from.next()? {
+                Message::Finish => return Ok(()),
+                Message::Data { offset, len } => writer.data(offset, from.bytes(len)?)?,
+                message => writer.handle(message)?,
+            }
         }
+    };
+    let written = write();
+    if let Err(error) = &written
+        && !error.is::<StdoutError>()
+    {
+        writer.stop();
     }
+    written.map(|()| writer.outcome())
+}
+
+/// Describes how far one file is: percentage, rate, time left.
+fn describe(done: u64, size: u64, elapsed: Duration) -> String {
+    let rate = (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
+    let rate_text = format!("{}/s", progress::bytes(rate));
+    // The size is what the source said first. The file can be longer now.
+    if size < done.max(1) {
+        return format!("{}, {rate_text}", progress::bytes(done));
+    }
+    let percent = u128::from(done) * 100 / u128::from(size);
+    let left = (size - done).checked_div(rate).map_or_else(String::new, |seconds| match seconds {
+        0..60 => format!(", {seconds} s left"),
+        60..3600 => format!(", {} min left", seconds.div_ceil(60)),
+        _ => format!(", {} h left", seconds.div_ceil(3600)),
+    });
+    format!("{percent} % of {}, {rate_text}{left}", progress::bytes(size))
 }
 
 impl<T: Target> Writer<'_, T> {
-    fn path(&self, name: Option<&[u8]>) -> String {
+    /// Returns the names below the operand that lead to the file that is open, or to `name` in it.
+    fn names(&self, name: Option<&[u8]>) -> Vec<Vec<u8>> {
         // The first is the operand itself.
         let names = self.open.iter().skip(1).map(|open| open.header.name.clone());
-        let names: Vec<_> = names.chain(name.filter(|_| !self.open.is_empty()).map(<[u8]>::to_vec)).collect();
-        display_path(&self.display_name, &names)
+        names.chain(name.filter(|_| !self.open.is_empty()).map(<[u8]>::to_vec)).collect()
+    }
+
+    fn path(&self, name: Option<&[u8]>) -> String {
+        display_path(&self.display_name, &self.names(name))
     }
 
     fn outcome(&self) -> CopyOutcome {
@@ -137,7 +207,7 @@ impl<T: Target> Writer<'_, T> {
         self.problems.add(code);
         // The line can come from a process that a hostile image has taken over.
         let line = format::one_line(line);
-        self.progress.suspend(|| say(format_args!("ivers: {line}")));
+        self.progress.suspend(|| say_error(code, &line));
     }
 
     fn report(&mut self, name: Option<&[u8]>, error: &anyhow::Error) {
@@ -145,10 +215,76 @@ impl<T: Target> Writer<'_, T> {
         self.print_problem(code(error), &text);
     }
 
-    fn count_file(&mut self) {
+    /// Counts a file that is complete, and prints it if that is wanted.
+    fn count_file(&mut self, name: Option<&[u8]>, action: &'static str) -> Result<()> {
         self.files += 1;
-        let (files, bytes) = (self.files, self.bytes);
-        self.progress.step(1, |_| format!("{files} files, {}", progress::bytes(bytes)));
+        self.show_progress(1);
+        self.print(name, action)
+    }
+
+    fn show_progress(&self, steps: u64) {
+        let text = |_| {
+            let all = format!("{}, {}", format::count(self.files, "file"), progress::bytes(self.bytes));
+            match self.open.last().filter(|open| open.header.size > 0) {
+                Some(open) => {
+                    let part = describe(open.bytes, open.header.size, open.begun.elapsed());
+                    format!("{all}; {}: {part}", self.path(None))
+                }
+                None => all,
+            }
+        };
+        self.progress.step(steps, text);
+    }
+
+    /// Prints what is done with a file, if that is wanted.
+    fn print(&self, name: Option<&[u8]>, action: &str) -> Result<()> {
+        if !self.options.verbose && !self.options.dry_run {
+            return Ok(());
+        }
+        let (from, to) = (self.path(name), self.destination_path(name));
+        let print = || {
+            if self.options.json {
+                return print::json_line(&json!({ "from": from, "to": to, "action": action }));
+            }
+            match action {
+                "create" => print::line(format_args!("{from} -> {to}")),
+                "replace" => print::line(format_args!("{from} -> {to} (replaced)")),
+                _ => print::line(format_args!("{from}: skipped, {to} exists")),
+            }
+        };
+        self.progress.suspend(print)
+    }
+
+    fn destination_path(&self, name: Option<&[u8]>) -> String {
+        display_path(&self.target.display_destination(self.name.as_deref()), &self.names(name))
+    }
+
+    /// Returns what will be done with the next file: `create`, `replace` or `skip`.
+    fn action(&self, name: &[u8], kind: FileType) -> &'static str {
+        let WriteOptions { no_clobber, dry_run, verbose, .. } = self.options;
+        if !(no_clobber || dry_run || verbose) {
+            return "create";
+        }
+        match self.target.existing(self.name.as_deref(), &self.names(Some(name))) {
+            None => "create",
+            Some(FileType::Directory) if kind == FileType::Directory => "create",
+            Some(_) if no_clobber => "skip",
+            Some(_) => "replace",
+        }
+    }
+
+    /// Ends the copy early: says what was copied, and what is incomplete.
+    fn stop(&mut self) {
+        let incomplete = self.destination_path(None);
+        let open = self.open.last_mut();
+        let file = open.and_then(|open| Some((open.file.take()?, open.destination.take()?)));
+        let incomplete = file.map_or_else(String::new, |(file, destination)| {
+            let removed = self.target.abandon(&destination, &file);
+            let what = if removed { "was incomplete and is removed" } else { "is incomplete" };
+            format!("; {incomplete} {what}")
+        });
+        let (files, bytes) = (format::count(self.files, "file"), progress::bytes(self.bytes));
+        self.progress.suspend(|| warn(format_args!("ended early: {files} copied, {bytes}{incomplete}")));
     }
 
     /// Returns the destination of the next file. `None`: its directory was not created, which was reported.
@@ -171,6 +307,7 @@ impl<T: Target> Writer<'_, T> {
                 name.as_deref().map_or(Ok(()), check_name)?;
                 self.origin = origin;
                 self.display_name = display_name;
+                self.name.clone_from(&name);
                 self.destination = match self.target.destination(name.as_deref()) {
                     Ok(destination) => Some(destination),
                     Err(error) => {
@@ -180,7 +317,18 @@ impl<T: Target> Writer<'_, T> {
                 };
             }
             Message::File(header) => {
-                let destination = self.next_destination(&header.name)?;
+                let kind = header.kind()?;
+                let mut destination = self.next_destination(&header.name)?;
+                let action = self.action(&header.name, kind);
+                if self.options.dry_run || action == "skip" {
+                    destination = None;
+                    if action == "skip" {
+                        self.print(Some(&header.name), action)?;
+                    } else {
+                        self.count_file(Some(&header.name), action)?;
+                    }
+                }
+                let kept = destination.clone().filter(|_| kind == FileType::Regular);
                 let file = match destination
                     .map(|destination| self.target.create(destination, &header, self.origin))
                 {
@@ -193,16 +341,24 @@ impl<T: Target> Writer<'_, T> {
                 if let Some(file) = file.as_ref().filter(|_| header.has_links) {
                     self.linked.insert((self.origin, header.id), self.target.remember(file));
                 }
-                self.open.push(Open { file, header, xattrs: Vec::new() });
+                let (xattrs, begun) = (Vec::new(), Instant::now());
+                self.open.push(Open { file, destination: kept, action, header, xattrs, bytes: 0, begun });
             }
             Message::Link { name, id } => {
-                if let Some(destination) = self.next_destination(&name)? {
+                let action = self.action(&name, FileType::Regular);
+                if action == "skip" {
+                    self.print(Some(&name), action)?;
+                    self.next_destination(&name)?;
+                } else if self.options.dry_run {
+                    self.count_file(Some(&name), action)?;
+                    self.next_destination(&name)?;
+                } else if let Some(destination) = self.next_destination(&name)? {
                     let linked = match self.linked.get(&(self.origin, id)) {
                         Some(file) => self.target.link(destination, file),
                         None => Err(anyhow!("a hard link to a file that was not copied")),
                     };
                     match linked {
-                        Ok(()) => self.count_file(),
+                        Ok(()) => self.count_file(Some(&name), action)?,
                         Err(error) => self.report(Some(&name), &error),
                     }
                 }
@@ -219,12 +375,13 @@ impl<T: Target> Writer<'_, T> {
                     return Err(protocol_error("an end without a start"));
                 };
                 let (file, xattrs) = (open.file.take(), std::mem::take(&mut open.xattrs));
-                let header = open.header.clone();
+                let (header, action) = (open.header.clone(), open.action);
                 self.xattr_bytes -=
                     xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
                 if let Some(file) = file {
                     match self.target.finish(&file, &header, size, &xattrs) {
-                        Ok(()) => self.count_file(),
+                        Ok(()) => self.count_file(None, action)?,
+                        Err(error) if error.is::<StdoutError>() => return Err(error),
                         Err(error) => self.report(None, &error),
                     }
                 }
@@ -244,15 +401,23 @@ impl<T: Target> Writer<'_, T> {
         let Some(open) = self.open.last_mut() else {
             return Err(protocol_error("contents without a file"));
         };
-        self.bytes += bytes.len() as u64;
-        let (files, all) = (self.files, self.bytes);
-        self.progress.step(0, |_| format!("{files} files, {}", progress::bytes(all)));
-        let written = open.file.as_ref().map(|file| self.target.write(file, offset, bytes));
-        if let Some(Err(error)) = written {
-            // The error is reported once. Bytes written before stay in the file.
-            open.file = None;
-            self.linked.remove(&(self.origin, open.header.id));
-            self.report(None, &error.context(format!("incomplete after byte {offset}")));
+        let Some(file) = &open.file else { return Ok(()) };
+        match self.target.write(file, offset, bytes) {
+            Ok(()) => {
+                open.bytes += bytes.len() as u64;
+                self.bytes += bytes.len() as u64;
+                self.show_progress(0);
+            }
+            Err(error) if error.is::<StdoutError>() => return Err(error),
+            Err(error) => {
+                // The error is reported once.
+                let file = open.file.take().zip(open.destination.take());
+                self.linked.remove(&(self.origin, open.header.id));
+                let abandon = |(file, to)| !T::KEEPS_PARTIAL && self.target.abandon(&to, &file);
+                let removed = if file.is_some_and(abandon) { ", removed" } else { "" };
+                let to = self.destination_path(None);
+                self.report(None, &error.context(format!("{to}: incomplete after byte {offset}{removed}")));
+            }
         }
         Ok(())
     }
@@ -279,6 +444,7 @@ mod tests {
             rdev: 0,
             atime: time,
             mtime: time,
+            size: 0,
             target,
         };
         Message::File(header)
@@ -296,7 +462,37 @@ mod tests {
         sender.send(&Message::Operand { origin: 1, display_name: "image".into(), name }).unwrap();
         messages.iter().for_each(|message| sender.send(message).unwrap());
         drop(sender);
-        write_copy(&Host::new(out, &[None], false).unwrap(), &wire[..])
+        write_copy(&Host::new(out, &[None], false).unwrap(), WriteOptions::default(), &wire[..])
+    }
+
+    #[test]
+    fn the_progress_of_a_file_has_percentage_rate_and_time_left() {
+        let second = Duration::from_secs(1);
+        assert_eq!(describe(1 << 20, 4 << 20, second), "25 % of 4.00 MiB, 1.00 MiB/s, 3 s left");
+        assert_eq!(describe(1 << 20, 1 << 30, second), "0 % of 1.00 GiB, 1.00 MiB/s, 18 min left");
+        assert_eq!(describe(2 << 20, 1 << 20, second), "2.00 MiB, 2.00 MiB/s", "it grew");
+        assert!(describe(0, 5, Duration::ZERO).starts_with("0 % of 5 B"));
+    }
+
+    #[test]
+    fn a_stream_that_ends_early_leaves_no_partial_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, old) = (dir.path().join("out"), dir.path().join("old"));
+        fs::write(&old, "before").unwrap();
+        let mut wire = Vec::new();
+        let mut sender = Sender::new(&mut wire);
+        let operand = Message::Operand { origin: 1, display_name: "image".into(), name: None };
+        sender.send(&operand).unwrap();
+        sender.send(&file_header("", 0o100644, Path::new(""))).unwrap();
+        sender.data(0, b"half").unwrap();
+        drop(sender);
+        for (path, is_left) in [(&out, false), (&old, true)] {
+            let target = Host::new(path, &[None], false).unwrap();
+            let error = write_copy(&target, WriteOptions::default(), &wire[..]).unwrap_err();
+            assert!(error.is::<crate::commands::cp::stream::Truncated>(), "{error}");
+            assert_eq!(path.exists(), is_left, "{}", path.display());
+        }
+        assert_eq!(fs::read(&old).unwrap(), b"half", "it existed before: named, not removed");
     }
 
     /// A reader that a hostile image has taken over sends names that leave the directory.

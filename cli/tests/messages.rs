@@ -1,0 +1,245 @@
+//! What the command says: one form of errors, errors in JSON, hints, familiar words, and who uses an image.
+
+mod common;
+
+use common::*;
+use ivers_oracle::Image;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn image() -> Option<Image> {
+    ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]).then(|| Image::new("ext4", 32 << 20, &[]).unwrap())
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn refused(words: &[&str], code: i32) -> String {
+    let output = ivers(words);
+    let text = errors(&output);
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {text}");
+    text
+}
+
+#[test]
+fn all_errors_have_one_form() {
+    let wrong = [
+        (&["ls", "no-such-image"][..], 3),
+        (&["nonsense"], 2),
+        (&["ls", "--nonsense", "x"], 2),
+        (&["mount", "-t", "nonsense", "/dev/null", "/"], 2),
+        (&["stat", "/no/such/file"], 3),
+        (&["cp", "x"], 2),
+    ];
+    for (words, code) in wrong {
+        let text = refused(words, code);
+        assert!(text.starts_with("ivers: ") && !text.contains("error:"), "{words:?}: {text}");
+        assert!(!text.contains("os error") && !text.contains('\u{1b}'), "{words:?}: {text}");
+    }
+}
+
+#[test]
+fn errors_in_json_are_objects() {
+    let Some(image) = image() else { return };
+    let word = image.path().to_str().unwrap();
+    let missing = format!("{word}:/missing");
+    let unused = format!("{word}:/x");
+    let cases = [
+        (vec!["ls", "--json", "no-such-image"], 3, "not_found", Some("no-such-image")),
+        (vec!["cat", "--json", &missing], 3, "not_found", Some(&missing[..])),
+        (vec!["--json", "nonsense"], 2, "usage", Some("nonsense")),
+        (vec!["ls", "--json", "--nonsense"], 2, "usage", None),
+        (vec!["cp", "--json", "no-such-file", &unused], 3, "not_found", Some("no-such-file")),
+    ];
+    for (words, code, name, path) in cases {
+        let text = refused(&words, code);
+        let objects: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        let object = &objects[0];
+        assert_eq!(
+            (object["error"].as_str(), object["code"].as_i64()),
+            (Some(name), Some(code.into())),
+            "{text}"
+        );
+        assert!(object["message"].as_str().is_some_and(|text| !text.is_empty()), "{text}");
+        assert!(name == "usage" || object["path"].as_str() == path, "{text}");
+    }
+}
+
+#[test]
+fn the_missing_operand_and_the_missing_directory_are_named() {
+    let Some(image) = image() else { return };
+    let word = image.path().to_str().unwrap();
+    let text = refused(&["cp", &format!("{word}:/a")], 2);
+    assert!(text.contains("<TO>") && !text.lines().nth(1).unwrap().contains("FROM"), "{text}");
+    let dir = format!("{word}:/nosuchdir/");
+    let text = refused(&["cp", "/etc/hosts", &dir], 3);
+    assert!(text.contains(&format!("{dir}: no such file or directory")), "{text}");
+}
+
+#[test]
+fn a_truncated_and_a_damaged_image_are_told_apart() {
+    let Some(image) = image() else { return };
+    let [short, damaged] = ["short", "damaged"].map(|name| image.dir().join(name));
+    for copy in [&short, &damaged] {
+        fs::copy(image.path(), copy).unwrap();
+    }
+    fs::File::options().write(true).open(&short).unwrap().set_len(20 << 20).unwrap();
+    let text = refused(&["ls", short.to_str().unwrap()], 5);
+    assert!(text.contains("truncated") && text.contains("get a complete copy"), "{text}");
+    // The descriptor of the first group: after a superblock at 1024 in blocks of 1024 or 4096 bytes.
+    let file = fs::File::options().write(true).open(&damaged).unwrap();
+    for offset in [2048, 4096] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 64], offset).unwrap();
+    }
+    let word = damaged.to_str().unwrap();
+    let state = image.dir().join("state");
+    for words in [&["ls", word][..], &["changed", word, "--save", state.to_str().unwrap()]] {
+        let text = refused(words, 5);
+        assert!(text.contains(word) && text.contains("e2fsck"), "{words:?}: {text}");
+    }
+}
+
+#[test]
+fn measure_takes_an_image_for_its_root() {
+    let Some(image) = image() else { return };
+    let word = image.path().to_str().unwrap();
+    assert!(ivers(["cp", "/etc/hosts", &format!("{word}:/file")]).status.success());
+    let (list, store) = (image.dir().join("list"), image.dir().join("store"));
+    let output = ivers(
+        ["measure", "--json", word, "--list", list.to_str().unwrap(), "--store", store.to_str().unwrap()]
+            .iter(),
+    );
+    let first: serde_json::Value =
+        serde_json::from_str(String::from_utf8_lossy(&output.stdout).lines().next().unwrap()).unwrap();
+    assert_eq!(first["path"], "/file", "{}", said(&output));
+}
+
+#[test]
+fn swapped_operands_of_mount_get_a_hint() {
+    let Some(image) = image() else { return };
+    let (word, dir) = (image.path().to_str().unwrap(), image.dir().join("mnt"));
+    fs::create_dir(&dir).unwrap();
+    let text = refused(&["mount", dir.to_str().unwrap(), word], 2);
+    assert!(text.contains(&format!("ivers mount {word} {}", dir.display())), "{text}");
+}
+
+#[test]
+fn familiar_words_mount_read_only_and_unmount() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let (image, dir) = (place.image.path().to_str().unwrap(), place.dir.to_str().unwrap());
+    for option in ["-r", "--ro", "--read-only"] {
+        let output = ivers(["mount", option, image, dir]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(about(&place.dir)["read_only"], true);
+        wait_until("the mount is no longer busy", || ivers(["umount", dir]).status.success());
+    }
+}
+
+#[test]
+fn an_image_in_use_names_its_mount_and_the_way_out() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let pid = place.mount("");
+    let text = refused(&["ls", place.image.path().to_str().unwrap()], 6);
+    let dir = place.dir.canonicalize().unwrap();
+    for part in
+        [format!("mounted on {}", dir.display()), format!("process {pid}"), "ivers unmount".to_owned()]
+    {
+        assert!(text.contains(&part), "{part}: {text}");
+    }
+    place.unmount();
+}
+
+/// The log of a mount: each line has a date, also those about errors.
+#[test]
+fn every_line_of_the_log_is_dated() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let pid = place.mount("");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(children(pid)[0]).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    wait_until("the supervisor has ended", || !runs(pid));
+    assert!(ivers(["unmount", place.dir.to_str().unwrap()]).status.success());
+    place.mount("");
+    place.unmount();
+    let log = place.log();
+    assert!(!log.is_empty());
+    for line in log.lines() {
+        let is_dated = line.len() > 20 && line[..4].parse::<u32>().is_ok() && &line[4..5] == "-";
+        assert!(is_dated && !line.contains(" { "), "{line:?} in:\n{log}");
+    }
+}
+
+#[test]
+fn info_has_units_and_says_how_an_image_was_closed() {
+    let Some(image) = image() else { return };
+    let info = |path: &Path| {
+        let output = ivers([Path::new("info"), path]);
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = info(image.path());
+    assert!(text.contains("state: closed cleanly") && text.contains(" MiB ("), "{text}");
+    assert_eq!(text.matches("\nblocks:").count() + text.matches("  blocks:").count(), 0, "{text}");
+    // s_state: without the flag of a clean unmount.
+    let debugfs = ["-w", "-R", "set_super_value state 0", image.path().to_str().unwrap()];
+    if ivers_oracle::have_programs(&["debugfs"]) && Command::new("debugfs").args(debugfs).output().is_ok() {
+        let text = info(image.path());
+        assert!(text.contains("state: not closed cleanly"), "{text}");
+    }
+    if ivers_oracle::have_programs(&["mkfs.fat"]) {
+        let fat = image.dir().join("fat");
+        fs::File::create(&fat).unwrap().set_len(8 << 20).unwrap();
+        assert!(Command::new("mkfs.fat").arg(&fat).output().unwrap().status.success());
+        let text = info(&fat);
+        assert!(!text.contains("inodes:") && text.contains("state: closed cleanly"), "{text}");
+    }
+}
+
+#[test]
+fn shells_complete_values_of_options() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = ivers(["completions", shell]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        for value in ["affs", "iversion=lazy", "offset=", "norecovery"] {
+            assert!(text.contains(value), "{shell} does not complete {value}");
+        }
+    }
+}
+
+#[test]
+fn a_server_warns_if_no_client_can_create_a_file() {
+    let Some(image) = image() else { return };
+    let warning = "no client can create a file";
+    let log = |options: &str| {
+        let state = tempfile::tempdir().unwrap();
+        let export = format!("{},rw{options}", image.path().display());
+        let server = served::Server::start(state.path(), [export]);
+        // Warnings come before the addresses.
+        wait_until("the log says where it serves", || server.log().contains("serving"));
+        let log = server.log();
+        server.stop();
+        log
+    };
+    assert!(log("").contains(warning), "{}", log(""));
+    assert!(!log(",no_root_squash").contains(warning));
+    // A directory that clients may write to.
+    let dir = image.dir().join("dir");
+    fs::create_dir(&dir).unwrap();
+    let to = format!("{}:/", image.path().display());
+    assert!(ivers(["cp", "-r", dir.to_str().unwrap(), &to]).status.success());
+    assert!(!log("").contains(warning));
+}
