@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 
+use crate::output::failure::usage;
 use crate::output::format;
 
 /// The operand that names standard input or output.
@@ -142,6 +143,16 @@ impl TypedValueParser for Completed {
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(self.0.iter().copied().map(PossibleValue::new)))
     }
+}
+
+/// Returns the time that `SOURCE_DATE_EPOCH` sets (reproducible-builds.org), in seconds since 1970.
+pub fn source_date_epoch() -> anyhow::Result<Option<i64>> {
+    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
+    let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
+    value.to_str().and_then(|text| text.parse().ok()).map(Some).ok_or_else(|| {
+        let value = value.display();
+        usage(format!("{VARIABLE}={value}: must be seconds since 1970; correct it or unset it"))
+    })
 }
 
 /// Splits the arguments of `-o` at commas. `\,` is a comma in a value.

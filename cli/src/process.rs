@@ -67,10 +67,10 @@ mod tests {
     #[test]
     fn the_meter_sees_memory_that_is_used() {
         let meter = resident_meter().unwrap();
-        let before = meter().unwrap();
+        // Other tests of this process allocate and free meanwhile, so only a lower bound is certain.
         let used = std::hint::black_box(vec![1_u8; 64 << 20]);
-        let after = meter().unwrap();
-        assert!(before > 1 << 20 && after > before + (48 << 20), "{before}, {after}");
+        let resident = meter().unwrap();
+        assert!(resident > 64 << 20, "{resident}");
         drop(used);
     }
 }

@@ -114,7 +114,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     problems.into_result()
 }
 
-/// Lists the file or directory `path`, one of the operands. `follows` is whether a directory was listed before.
+/// Lists the file or directory `path`, one of the operands. `follows`: a directory was listed before.
 pub fn list(
     vfs: &Vfs,
     image: &Path,

@@ -112,8 +112,9 @@ pub fn inputs() -> Vec<Vec<u8>> {
         files.put(&identity, &algorithm.digest(b"x"), &signed);
     }
     let files = files.encode();
-    let store = store.encode();
-    let body = &store[..store.len() - 32];
+    let mut encoded = Vec::new();
+    store.write_to(&mut encoded).unwrap();
+    let body = &encoded[..encoded.len() - 32];
     let of = |which: u8, bytes: &[u8]| [&[which], bytes].concat();
     vec![
         of(0, policy.as_bytes()),
@@ -121,7 +122,7 @@ pub fn inputs() -> Vec<Vec<u8>> {
         of(2, &signed),
         of(2, &Label::encode_digest(&digest)),
         of(3, KEY.as_bytes()),
-        of(4, &store),
+        of(4, &encoded),
         of(4, body),
         of(5, &files),
     ]

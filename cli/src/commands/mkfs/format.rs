@@ -12,6 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::args::{Args, FsType};
+use crate::arguments::source_date_epoch;
 use crate::output::failure::usage;
 
 /// A filesystem that is going to be made.
@@ -288,20 +289,12 @@ fn owner_of(text: Option<&str>) -> Result<(u32, u32)> {
 
 /// The time of creation: `--timestamp`, else that of the environment (reproducible-builds.org), else now.
 fn timestamp(args: &Args) -> Result<u32> {
-    const VARIABLE: &str = "SOURCE_DATE_EPOCH";
     if let Some(seconds) = args.timestamp {
         return Ok(seconds);
     }
-    match std::env::var_os(VARIABLE) {
-        Some(value) => value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
-            let value = value.display();
-            usage(format!("{VARIABLE}={value}: must be seconds since 1970; correct it or unset it"))
-        }),
-        None => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-            Ok(u32::try_from(now).unwrap_or(u32::MAX))
-        }
-    }
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let seconds = source_date_epoch()?.map_or_else(now, |seconds| seconds.max(0).unsigned_abs());
+    Ok(u32::try_from(seconds).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

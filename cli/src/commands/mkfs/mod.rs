@@ -18,8 +18,7 @@ pub use args::Args;
 use format::{Made, NewFilesystem};
 use from::Filling;
 
-use super::tar::source_date_epoch;
-use crate::arguments::parse_size;
+use crate::arguments::{parse_size, source_date_epoch};
 use crate::image::foreign_formats;
 use crate::image::image_lock::open_when_closed;
 use crate::image::process::{FillOptions, FillOutcome};

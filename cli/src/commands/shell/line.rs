@@ -29,6 +29,7 @@ struct Line {
 #[derive(Debug, Subcommand)]
 pub enum LineCommand {
     /// List a directory
+    #[command(disable_help_flag = true)]
     Ls(ls::Args),
     /// Print files
     Cat(cat::Args),

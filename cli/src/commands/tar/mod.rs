@@ -27,6 +27,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::archive::member::{Kind, Member};
 use crate::archive::reader::Reader;
+use crate::arguments::source_date_epoch;
 use crate::image::directory::resolve;
 use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
@@ -148,13 +149,6 @@ fn create(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problem
     };
     let options = pack::Options { excludes, latest, show: &show };
     pack::pack(&vfs, &image, &path, &options, BufWriter::with_capacity(BUFFER, out))
-}
-
-/// Reads SOURCE_DATE_EPOCH (reproducible-builds.org).
-pub fn source_date_epoch() -> Result<Option<i64>> {
-    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
-    let seconds = text.to_str().and_then(|text| text.parse().ok());
-    seconds.map(Some).with_context(|| usage("SOURCE_DATE_EPOCH: must be seconds since 1970"))
 }
 
 /// Opens the archive for writing, before this process enters the sandbox.

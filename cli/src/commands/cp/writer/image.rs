@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use ivers_vfs::{
-    CreateSpec, Cred, Error, FileType, Ino, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
+    CreateSpec, Cred, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
 };
 
 use super::super::stream::{FileHeader, unpacked};
 use super::{Target, Xattrs, acls_missing_in};
 use crate::arguments::last_name;
+use crate::image::inode_handle::InodeHandle;
 use crate::output::failure::usage;
 use crate::output::format;
 
@@ -26,14 +27,6 @@ pub enum Destination {
 pub struct Created {
     inode: InodeRef,
     is_new: bool,
-}
-
-/// A file that may get more hard links.
-pub enum Linked {
-    /// Its inode number and generation. The inode may leave memory.
-    Number(Ino, u32),
-    /// Its inode number is not persistent.
-    Inode(InodeRef),
 }
 
 /// A directory of an open image, or a name in one.
@@ -181,7 +174,7 @@ fn found_is_file(vfs: &Vfs, path: &[u8]) -> bool {
 impl Target for Image {
     type Destination = Destination;
     type File = Created;
-    type Linked = Linked;
+    type Linked = InodeHandle;
     const KEEPS_PARTIAL: bool = true;
 
     fn destination(&self, name: Option<&[u8]>) -> Result<Destination> {
@@ -236,11 +229,8 @@ impl Target for Image {
         if self.preserve { self.set_attributes(inode, header, xattrs) } else { Ok(()) }
     }
 
-    fn link(&self, destination: Destination, linked: &Linked) -> Result<()> {
-        let inode = match linked {
-            Linked::Number(ino, generation) => self.vfs.get_generation(*ino, *generation)?,
-            Linked::Inode(inode) => inode.clone(),
-        };
+    fn link(&self, destination: Destination, linked: &InodeHandle) -> Result<()> {
+        let inode = linked.get(&self.vfs)?;
         let Destination::Named(dir, name) = destination else {
             return Err(anyhow!("has no name to copy under"));
         };
@@ -283,11 +273,7 @@ impl Target for Image {
         created.is_new && self.vfs.unlink(&Cred::root(), dir, name, false).is_ok()
     }
 
-    fn remember(&self, Created { inode, .. }: &Created) -> Linked {
-        if self.vfs.info().persistent_inos {
-            Linked::Number(inode.ino, inode.generation)
-        } else {
-            Linked::Inode(inode.clone())
-        }
+    fn remember(&self, Created { inode, .. }: &Created) -> InodeHandle {
+        InodeHandle::new(&self.vfs, inode)
     }
 }
