@@ -279,7 +279,7 @@ fn images_and_state_in_use_are_refused() {
     refused(command(&image.dir().join("other")).arg(image.path()), 6, "in use");
     let address = server.address().to_string();
     let mut same_port = Command::new(IVERS);
-    same_port.args(["serve", "--listen", &address, "--state"]).arg(image.dir().join("third"));
+    same_port.args(["serve", "--json", "--listen", &address, "--state"]).arg(image.dir().join("third"));
     refused(same_port.arg(other.path()), 6, &address);
     // The refused servers have not replaced its socket.
     assert_eq!(ask(&state)["pid"], server.pid());
