@@ -109,6 +109,10 @@ fn test() -> bool {
         ("pip3", "python3-pip python3-venv"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
+        ("mandoc", "mandoc"),
+        ("man", "man-db"),
+        ("zsh", "zsh"),
+        ("fish", "fish"),
     ];
     ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::{Arg, Command};
+use clap::{Arg, Command, ValueHint};
 
+use crate::commands::man_page::{self, after_help};
 use crate::output::failure::StdoutError;
 
 /// Help of `completions`.
@@ -32,11 +33,27 @@ fn public(whole: &Command) -> Command {
         .subcommand_required(true)
 }
 
+/// Tells shells where an option takes no file, so that they offer none. Only completions use it.
+fn with_hints(command: Command) -> Command {
+    command.mut_subcommands(|sub| {
+        sub.mut_args(|arg| {
+            let value = arg.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
+            match value.as_deref() {
+                Some(
+                    "SIZE" | "BYTES" | "PERCENT" | "LABEL" | "UUID" | "SECONDS" | "N" | "DOMAIN"
+                    | "ADDRESS:PORT" | "UID:GID",
+                ) => arg.value_hint(ValueHint::Other),
+                _ => arg,
+            }
+        })
+    })
+}
+
 /// Runs `ivers completions` for the command line `whole`.
 pub fn completions(whole: &Command, shell: clap_complete::Shell) -> Result<()> {
     // The generator panics if it cannot write. So it writes to memory.
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut public(whole), "ivers", &mut text);
+    clap_complete::generate(shell, &mut with_hints(public(whole)), "ivers", &mut text);
     std::io::stdout().write_all(&text).map_err(|error| StdoutError(error).into())
 }
 
@@ -51,7 +68,13 @@ pub fn man(whole: &Command, dir: &Path) -> Result<()> {
         let synopsis = synopsis(&sub);
         sub.override_usage(synopsis)
     });
-    clap_mangen::generate_to(command, dir).with_context(context)
+    let help_of_all = after_help(&command);
+    for page in command.get_subcommands().chain([&command]).filter(|page| !page.is_hide_set()) {
+        let (name, text) = man_page::render(page, &help_of_all).with_context(context)?;
+        let path = dir.join(name);
+        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// Returns the usage line with the values of options, which the generator of the pages omits.

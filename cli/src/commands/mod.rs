@@ -17,7 +17,7 @@
 //! | [`serve`] | `serve` and its helper |
 //! | [`stats`] | `stats`, of a mount or a server |
 //! | [`fuse2fs`] | `mount` with the command line of fuse2fs |
-//! | [`manpages`] | `man` and `completions` |
+//! | [`man_page`], [`manpages`] | `man` and `completions` |
 //! | [`image_process`] | the image process (hidden) |
 
 pub mod cat;
@@ -30,6 +30,7 @@ pub mod image_process;
 pub mod info;
 pub mod label;
 pub mod ls;
+pub mod man_page;
 pub mod manpages;
 pub mod measure;
 pub mod mkfs;

@@ -195,7 +195,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             (
                 "commands",
                 "stat ls cat tree du info label resize unmount changed measure cp edit shell tar mkfs mount \
-                 serve stats fuse2fs manpages image_process",
+                 serve stats fuse2fs man_page manpages image_process",
             ),
             ("commands/changed", "saved_state walk renames compare"),
             ("commands/cp", "interrupt stream reader writer"),
