@@ -105,6 +105,10 @@
 #[cfg(not(target_has_atomic = "64"))]
 compile_error!("iversion keeps its counter in one 64-bit atomic word, which this target does not have");
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(target_has_atomic = "64")]
 mod counter;
 #[cfg(target_has_atomic = "64")]

@@ -65,3 +65,13 @@ fn hammer_c11() {
     let (_folder, program) = compile(C, "hammer.c", &["-std=c11"]);
     println!("{}", run(Command::new(program).arg("1")));
 }
+
+/// Compiles and runs the example that documents the header.
+#[test]
+fn the_example_prints_what_it_says() {
+    let (_folder, program) = compile(C, "../../../../docs/examples/counter.c", &["-std=c11"]);
+    let readme = std::fs::read_to_string(Path::new(HERE).join("../../include/README.md")).unwrap();
+    let printed = run(&mut Command::new(program));
+    assert_eq!(printed.lines().count(), 1);
+    assert!(readme.contains(printed.trim()), "include/README.md does not show: {printed}");
+}
