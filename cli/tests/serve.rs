@@ -78,6 +78,33 @@ fn exports_are_listed_and_read_by_other_clients() {
     }
 }
 
+#[test]
+fn the_example_configuration_serves() {
+    if !can_serve() {
+        return;
+    }
+    let (photos, shared) = (image_with_file(), image_with_file());
+    let dir = tempfile::tempdir().unwrap();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/serve.toml");
+    let mut text = fs::read_to_string(example).unwrap();
+    for (theirs, ours) in [
+        ("/srv/photos.img", photos.path().to_str().unwrap()),
+        ("/srv/shared.img", shared.path().to_str().unwrap()),
+        ("/var/lib/ivers/serve", dir.path().join("state").to_str().unwrap()),
+        ("\"127.0.0.1:2049\", \"[::1]:2049\"", "\"127.0.0.1:0\""),
+        ("127.0.0.1:9149", "127.0.0.1:0"),
+    ] {
+        assert!(text.contains(theirs), "{theirs} is not in the example");
+        text = text.replace(theirs, ours);
+    }
+    let file = dir.path().join("serve.toml");
+    fs::write(&file, text).unwrap();
+    let server = Server::of(Command::new(IVERS).args(["serve", "--json", "--config"]).arg(&file));
+    let read = libnfs("nfs-cat", server.address(), "/photos/hello");
+    assert_eq!(read.stdout, b"hello over the wire\n", "{}: {}", said(&read), server.log());
+    assert!(server.stop().success());
+}
+
 fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
     let open = open("o", share::BOTH | share::WANT_NO_DELEG, guarded(), named(name));
     let (opened, handle) = opened(&client.call([data(), vec![open, Op::GetFh(())]].concat()));

@@ -1,6 +1,7 @@
 //! Development commands: `cargo xtask --help` lists them.
 
 mod bench;
+mod book;
 mod demo;
 mod fuzz;
 mod kmod;
@@ -164,6 +165,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Builds the documents as a book in target/book; requires mdbook
+    Book,
     /// Tests `iversion.h` as a Linux kernel module in an emulated machine
     Kmod,
     /// Tests the server with the Linux NFS client in an emulated machine
@@ -212,6 +215,7 @@ fn main() -> ExitCode {
     exit_code(match Task::parse() {
         Task::Test => test(),
         Task::Soak { step } => soak::soak(step.as_deref()),
+        Task::Book => book::book(),
         Task::Kmod => kmod::kmod(),
         Task::Nfs => nfs::nfs(),
         Task::Mutants { name } => mutants::mutants(name.as_deref()),

@@ -405,3 +405,23 @@ fn measurements_on_affs_are_valid_within_a_mount() {
     amitools().xdftool(&image, &["create", "size=24Mi", "+", "format", "Measured", "DOS3"]).unwrap();
     valid_within_a_mount_only(&image);
 }
+
+#[test]
+fn the_example_policy_measures_what_it_says() {
+    let kept = Kept::new();
+    let (tree, image) = (kept.path("tree"), kept.path("disk.img"));
+    for (dir, name) in [("var/cache", "left out"), ("etc", "measured")] {
+        fs::create_dir_all(tree.join(dir)).unwrap();
+        fs::write(tree.join(dir).join(name), name).unwrap();
+    }
+    let root = format!("{}:/", image.display());
+    let tree = format!("{}/.", tree.display());
+    for words in [&["mkfs", "--size", "32M", image.to_str().unwrap()][..], &["cp", "-a", &tree, &root]] {
+        let output = ivers(words);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/measure.policy");
+    let (sums, well) = kept.run(&["--policy".as_ref(), policy.as_os_str(), root.as_ref()]);
+    assert!(well, "{sums}");
+    assert_eq!((&sums["files"], &sums["read_bytes"]), (&1.into(), &"measured".len().into()), "{sums}");
+}

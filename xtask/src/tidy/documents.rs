@@ -1,6 +1,7 @@
 //! Documents: links, the lineage, the map of ARCHITECTURE.md.
 
-use super::{all, prose, relative, root};
+use super::{all, files, prose, relative, root};
+use crate::book;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -39,6 +40,31 @@ fn links_lead_somewhere() {
         }
     }
     assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+/// The book has every page of `docs`, and only pages that exist (see `links_lead_somewhere`).
+#[test]
+fn the_contents_of_the_book_are_complete() {
+    let contents = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let listed: Vec<String> = book::pages(&contents).iter().map(|page| page.display().to_string()).collect();
+    let unique: BTreeSet<&String> = listed.iter().collect();
+    assert_eq!(unique.len(), listed.len(), "docs/SUMMARY.md lists a page twice: {listed:?}");
+    let mut pages = Vec::new();
+    files(&root().join("docs"), ".md", &mut pages);
+    let pages = pages.iter().map(|page| relative(page)).filter(|page| page != "docs/SUMMARY.md");
+    let missing: Vec<String> = pages.filter(|page| !listed.contains(page)).collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md does not list {missing:?}");
+}
+
+/// A newcomer reads all of it.
+#[test]
+fn the_readme_is_short() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (words, lines) = (readme.split_whitespace().count(), readme.lines().count());
+    assert!(
+        words < 1000 && lines < 150,
+        "README.md has {words} words (below 1,000), {lines} lines (below 150)"
+    );
 }
 
 #[test]

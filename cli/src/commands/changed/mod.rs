@@ -54,7 +54,7 @@ program that writes to the device below the filesystem.
 JSON, one object per line: path, status (new, changed, removed, renamed), from (the path before a renaming), \
 ino, generation, change (decimal strings; null outside mounts of ivers).
 
-Examples: save the state, show what changed since, and copy what changed (for removed files see the README):
+Examples: save the state, show what changed since, and copy it (for removed files see docs/recipes.md):
   ivers changed mnt --save state
   ivers changed mnt --since state
   ivers changed mnt --since state --save state.new -0 > list &&

@@ -382,6 +382,18 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/serve.toml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let config = parse_text(&text).unwrap();
+        let names: Vec<_> = config.exports.iter().map(|export| export.name.as_str()).collect();
+        assert_eq!(names, ["/photos", "/shared"]);
+        // Also with the lines that it says to uncomment.
+        let tls = text.replace("# [tls]", "[tls]").replace("# c", "c").replace("# key", "key");
+        assert!(parse_text(&tls).unwrap().tls.unwrap().client_authorities.is_some());
+    }
+
+    #[test]
     fn a_flag_equals_the_file() {
         let flag = "photos.img,name=/a/b,ro,clients=192.0.2.0/24;::1,no_root_squash,all_squash,\
             anonuid=7,anongid=8,async,sec=sys;none,tls=certificate,names=a.example;*.b.example";
