@@ -3,6 +3,7 @@
 mod bench;
 mod book;
 mod demo;
+mod dist;
 mod fuzz;
 mod kmod;
 mod limit;
@@ -115,7 +116,8 @@ fn test() -> bool {
         ("zsh", "zsh"),
         ("fish", "fish"),
     ];
-    ensure(&[&programs[..], &machine::PROGRAMS].concat())
+    let programs = [&programs[..], &machine::PROGRAMS, &dist::PROGRAMS, &dist::PROGRAMS_OF_CHECK].concat();
+    ensure(&programs)
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
         && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
         && run(
@@ -125,6 +127,7 @@ fn test() -> bool {
             &[("RUSTDOCFLAGS", "-D warnings")],
         )
         && run("tests", "cargo", &["test", "--workspace"], &[])
+        && package()
         && run(
             "memory order",
             "cargo",
@@ -137,6 +140,17 @@ fn test() -> bool {
             &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
             &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
         )
+}
+
+/// Packages the program that the tests built. Installing it requires root.
+fn package() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    let program = dist::target_dir().join("debug/ivers");
+    let begin = Instant::now();
+    println!("== package: {}", program.display());
+    let passed = dist::dist(Some(&program), is_root);
+    println!("== package: {} s", begin.elapsed().as_secs());
+    passed
 }
 
 /// Development commands of ivers.
@@ -167,6 +181,16 @@ enum Task {
     },
     /// Builds the documents as a book in target/book; requires mdbook
     Book,
+    /// Makes the files of a release in target/dist: a static program, a package of Debian, an archive,
+    /// checksums and a bill of materials
+    Dist {
+        /// Package this program instead of a new build; the files go to target/dist-of-binary
+        #[arg(long, value_name = "FILE")]
+        binary: Option<PathBuf>,
+        /// Also install the package in a clean Debian, use it and remove it; requires root
+        #[arg(long)]
+        check: bool,
+    },
     /// Tests `iversion.h` as a Linux kernel module in an emulated machine
     Kmod,
     /// Tests the server with the Linux NFS client in an emulated machine
@@ -216,6 +240,7 @@ fn main() -> ExitCode {
         Task::Test => test(),
         Task::Soak { step } => soak::soak(step.as_deref()),
         Task::Book => book::book(),
+        Task::Dist { binary, check } => ensure(&dist::PROGRAMS) && dist::dist(binary.as_deref(), check),
         Task::Kmod => kmod::kmod(),
         Task::Nfs => nfs::nfs(),
         Task::Mutants { name } => mutants::mutants(name.as_deref()),

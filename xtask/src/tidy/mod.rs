@@ -1,5 +1,6 @@
 //! Rules for the tree as a whole: documents, layers, words, line lengths.
 
+mod dependencies;
 mod documents;
 mod layers;
 mod lines;
