@@ -42,39 +42,47 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
 }
 
-impl<D: Device + ?Sized> Device for Arc<D> {
-    fn size_bytes(&self) -> u64 {
-        (**self).size_bytes()
-    }
+/// Implements [`Device`] for a pointer to one.
+macro_rules! forward {
+    ($pointer:ty) => {
+        impl<D: Device + ?Sized> Device for $pointer {
+            fn size_bytes(&self) -> u64 {
+                (**self).size_bytes()
+            }
 
-    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
-        (**self).read_at(offset, buf)
-    }
+            fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
+                (**self).read_at(offset, buf)
+            }
 
-    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
-        (**self).write_at(offset, buf)
-    }
+            fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
+                (**self).write_at(offset, buf)
+            }
 
-    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
-        (**self).write_fua(offset, buf)
-    }
+            fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
+                (**self).write_fua(offset, buf)
+            }
 
-    fn flush(&self) -> Result<()> {
-        (**self).flush()
-    }
+            fn flush(&self) -> Result<()> {
+                (**self).flush()
+            }
 
-    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
-        (**self).discard(offset, len)
-    }
+            fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
+                (**self).discard(offset, len)
+            }
 
-    fn is_read_only(&self) -> bool {
-        (**self).is_read_only()
-    }
+            fn is_read_only(&self) -> bool {
+                (**self).is_read_only()
+            }
 
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
+            fn describe(&self) -> String {
+                (**self).describe()
+            }
+        }
+    };
 }
+
+forward!(Arc<D>);
+forward!(&D);
 
 /// Checks that `len` bytes at `offset` lie inside `device`.
 pub(crate) fn check_range(

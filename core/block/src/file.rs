@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::device::check_range;
-use crate::{BlockError, ByteOffset, Device, Result, loop_device};
+use crate::{BlockError, ByteOffset, Device, Result, lock};
 
 /// The access that a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,16 +24,30 @@ pub enum OpenMode {
     ReadWrite,
 }
 
-/// An image file or a block device, accessed with positional I/O and locked with `flock(2)` while it is open.
+/// A range of bytes of an image, such as a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileRange {
+    /// The first byte.
+    pub start: u64,
+    /// The length in bytes.
+    pub len: u64,
+}
+
+/// An image file or a block device, or a range of its bytes, accessed with positional I/O and locked while it
+/// is open (`lock.rs` has the protocol).
 ///
-/// The lock prevents two mounts of one image; `udev` and `mkfs` honour the same lock on block devices. A
-/// block device that is open for writing is also claimed (`O_EXCL`): the kernel does not mount it
-/// meanwhile, and a device that the kernel has mounted cannot be opened.
+/// The lock prevents two mounts of one image; `udev` and `mkfs` honour it on block devices. A block device
+/// that is open for writing is also claimed (`O_EXCL`): the kernel does not mount it meanwhile, and a device
+/// that the kernel has mounted cannot be opened.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     path: PathBuf,
+    /// The first byte of the device in the file.
+    start: u64,
     size_bytes: AtomicU64,
+    /// The device is a range of the file.
+    is_range: bool,
     mode: OpenMode,
     /// Writes that returned since the open.
     written: AtomicU64,
@@ -47,48 +61,14 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens and locks `path`, which must be a regular file or a block device.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<Self> {
-        let path = path.as_ref().to_path_buf();
-        let device = || path.display().to_string();
-        let open_error = |e: io::Error| BlockError::Open { device: device(), source: Arc::new(e) };
-        // Opening a FIFO or a tty can block or have effects.
-        let kind = std::fs::metadata(&path).map_err(open_error)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(open_error(io::Error::other("neither a regular file nor a block device")));
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(mode == OpenMode::ReadWrite);
-        if kind.is_block_device() && mode == OpenMode::ReadWrite {
-            // The kernel's mounts, swap and RAIDs claim a device this way and honour no other lock.
-            options.custom_flags(OFlags::EXCL.bits().cast_signed());
-        }
-        let busy = || BlockError::Busy { device: device() };
-        let file = options.open(&path).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::BUSY) => busy(),
-            _ => open_error(error),
-        })?;
-        if kind.is_block_device() && mode == OpenMode::ReadWrite {
-            let number = file.metadata().map_err(open_error)?.rdev();
-            if is_write_protected(number) {
-                // The kernel lets root open such a device for writing and fails the writes.
-                let cause = "the block device is read-only";
-                return Err(open_error(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, cause)));
-            }
-        }
-        let lock = match mode {
-            OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
-            OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-        };
-        match rustix::fs::flock(&file, lock) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(busy()),
-            // Some network filesystems have no locks; reading is still safe.
-            Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
-            Err(e) => return Err(open_error(e.into())),
-        }
-        if mode == OpenMode::ReadWrite && loop_device::in_use(&file.metadata().map_err(open_error)?) {
-            return Err(busy());
-        }
-        let device = Self::adopt(file, path, mode)?;
+        let file = open_file(path.as_ref(), mode)?;
+        lock::lock_whole(&file, path.as_ref(), mode)?;
+        Self::first(file, path.as_ref(), mode)
+    }
+
+    /// Creates the device of a file that this process alone has open.
+    pub(crate) fn first(file: File, path: &Path, mode: OpenMode) -> Result<Self> {
+        let device = Self::adopt(file, path.to_path_buf(), mode)?;
         device.unshared.store(true, Ordering::Relaxed);
         Ok(device)
     }
@@ -104,12 +84,41 @@ impl FileDevice {
         Ok(Self {
             file,
             path,
+            start: 0,
             size_bytes: AtomicU64::new(size_bytes),
+            is_range: false,
             mode,
             written: AtomicU64::new(1),
             flushed: Mutex::new(0),
             unshared: AtomicBool::new(false),
         })
+    }
+
+    /// Limits the device to a range of its bytes. Fails if the range is empty or not inside the device.
+    pub fn limit(mut self, range: FileRange) -> Result<Self> {
+        let FileRange { start, len } = range;
+        if len == 0 {
+            let (device, size_bytes) = (self.describe(), self.size_bytes());
+            return Err(BlockError::OutOfRange {
+                what: "begin",
+                device,
+                offset: ByteOffset(start),
+                len,
+                size_bytes,
+            });
+        }
+        check_range(&self, "begin", ByteOffset(start), len)?;
+        // Inside the device, so the sum is at most its end.
+        self.start += start;
+        self.size_bytes = AtomicU64::new(len);
+        self.is_range = true;
+        Ok(self)
+    }
+
+    /// Returns the range of the file that the device is limited to. Another process that takes over the file
+    /// must limit its device too.
+    pub fn range(&self) -> Option<FileRange> {
+        self.is_range.then_some(FileRange { start: self.start, len: self.size_bytes() })
     }
 
     /// Returns the descriptor to send to another process, for [`FileDevice::adopt`]. From then on the lock
@@ -125,11 +134,24 @@ impl FileDevice {
             let (device, offset) = (self.describe(), ByteOffset(size_bytes));
             return Err(BlockError::ReadOnly { what: "set the length", device, offset });
         }
+        if self.is_range {
+            let cause = io::Error::new(io::ErrorKind::InvalidInput, "a partition has a fixed size");
+            return Err(self.error("set the length to", ByteOffset(0), size_bytes, cause));
+        }
         let set = self.file.set_len(size_bytes);
         set.map_err(|error| self.error("set the length to", ByteOffset(0), size_bytes, error))?;
         self.written.fetch_add(1, Ordering::Release);
         self.size_bytes.store(size_bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Records that no other process has the file any longer.
+    pub(crate) fn end_lending(&self) {
+        self.unshared.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn as_file(&self) -> &File {
+        &self.file
     }
 
     /// The path of the image.
@@ -160,8 +182,7 @@ impl FileDevice {
 impl Drop for FileDevice {
     fn drop(&mut self) {
         if *self.unshared.get_mut() {
-            // If this fails, the file was never locked, or closing it unlocks it.
-            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+            lock::unlock(&self.file);
         }
     }
 }
@@ -173,12 +194,14 @@ impl Device for FileDevice {
 
     fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         check_range(self, "read", offset, buf.len() as u64)?;
-        self.file.read_exact_at(buf, offset.0).map_err(|e| self.error("read", offset, buf.len() as u64, e))
+        self.file
+            .read_exact_at(buf, self.start + offset.0)
+            .map_err(|e| self.error("read", offset, buf.len() as u64, e))
     }
 
     fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.check_write("write", offset, buf.len() as u64)?;
-        let done = self.file.write_all_at(buf, offset.0);
+        let done = self.file.write_all_at(buf, self.start + offset.0);
         self.written.fetch_add(1, Ordering::Release);
         done.map_err(|e| self.error("write", offset, buf.len() as u64, e))
     }
@@ -188,7 +211,8 @@ impl Device for FileDevice {
         let mut done = 0;
         while done < buf.len() {
             let part = [io::IoSlice::new(&buf[done..])];
-            match rustix::io::pwritev2(&self.file, &part, offset.0 + done as u64, ReadWriteFlags::DSYNC) {
+            let at = self.start + offset.0 + done as u64;
+            match rustix::io::pwritev2(&self.file, &part, at, ReadWriteFlags::DSYNC) {
                 Ok(0) => return Err(self.error("write", offset, buf.len() as u64, io::ErrorKind::WriteZero)),
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
@@ -214,10 +238,11 @@ impl Device for FileDevice {
             // Another process truncated the image: blocks beyond its end are lost.
             let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
-            if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes()) {
+            let end = self.start + self.size_bytes();
+            if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < end) {
                 let cut = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    format!("the image shrank from {} to {} bytes", self.size_bytes(), size.st_size),
+                    format!("the image shrank from {end} to {} bytes", size.st_size),
                 );
                 return Err(self.error("flush", ByteOffset(0), 0, cut));
             }
@@ -233,7 +258,7 @@ impl Device for FileDevice {
             return Ok(());
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let done = rustix::fs::fallocate(&self.file, punch, offset.0, len);
+        let done = rustix::fs::fallocate(&self.file, punch, self.start + offset.0, len);
         self.written.fetch_add(1, Ordering::Release);
         match done {
             Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(()),
@@ -248,6 +273,35 @@ impl Device for FileDevice {
     fn describe(&self) -> String {
         self.path.display().to_string()
     }
+}
+
+/// Opens `path` without a lock. It must be a regular file or a block device.
+pub(crate) fn open_file(path: &Path, mode: OpenMode) -> Result<File> {
+    let open_error = |e: io::Error| lock::open_error(path, e);
+    // Opening a FIFO or a tty can block or have effects.
+    let kind = std::fs::metadata(path).map_err(open_error)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(open_error(io::Error::other("neither a regular file nor a block device")));
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(mode == OpenMode::ReadWrite);
+    if kind.is_block_device() && mode == OpenMode::ReadWrite {
+        // The kernel's mounts, swap and RAIDs claim a device this way and honour no other lock.
+        options.custom_flags(OFlags::EXCL.bits().cast_signed());
+    }
+    let file = options.open(path).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => lock::busy(path),
+        _ => open_error(error),
+    })?;
+    if kind.is_block_device() && mode == OpenMode::ReadWrite {
+        let number = file.metadata().map_err(open_error)?.rdev();
+        if is_write_protected(number) {
+            // The kernel lets root open such a device for writing and fails the writes.
+            let cause = "the block device is read-only";
+            return Err(open_error(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, cause)));
+        }
+    }
+    Ok(file)
 }
 
 /// The answer of BLKROGET, without an ioctl (Documentation/ABI/stable/sysfs-block). False without sysfs:

@@ -4,9 +4,10 @@
 //!
 //! - [`BlockNo`], [`FileBlock`] and [`ByteOffset`]: addresses that do not mix;
 //! - [`Device`]: the interface through which every driver reads and writes;
-//! - its implementations: [`FileDevice`] (image files and block devices, locked while open), [`MemDevice`],
-//!   [`OffsetDevice`] (a partition), [`CountedDevice`], [`OverlayDevice`] (copy on write in memory) and
-//!   [`FaultDevice`] (records writes, injects faults, and reconstructs the device after a crash);
+//! - its implementations: [`FileDevice`] (image files and block devices, or a range of one, locked while
+//!   open; [`DiskFile`] locks the range), [`MemDevice`], [`OffsetDevice`] (a range of any device),
+//!   [`CountedDevice`], [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records writes,
+//!   injects faults, and reconstructs the device after a crash);
 //! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
 //! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
 //! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
@@ -21,6 +22,7 @@
 //! | B4 | a snapshot never changes | copy on write in `Buffer::modify` | `buffer::tests` |
 //! | B5 | every access lies inside the device | `check_range` | `file::tests`, `memory::tests` |
 //! | B6 | contents count in the budget once, until nothing refers to them | `Contents` | `contents::tests` |
+//! | B7 | processes use overlapping bytes of an image only to read them | `lock` | `lock::tests` |
 #![forbid(unsafe_code)]
 
 mod address;
@@ -33,6 +35,7 @@ mod device;
 mod error;
 mod fault;
 mod file;
+mod lock;
 mod loop_device;
 mod memory;
 mod offset;
@@ -49,7 +52,8 @@ pub use counted::{CountedDevice, IoCounts};
 pub use device::Device;
 pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};
-pub use file::{FileDevice, OpenMode};
+pub use file::{FileDevice, FileRange, OpenMode};
+pub use lock::DiskFile;
 pub use memory::{MemDevice, OverlayDevice};
 pub use offset::OffsetDevice;
 pub use timer::Timer;

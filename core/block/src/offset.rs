@@ -2,26 +2,34 @@
 
 use crate::{BlockError, ByteOffset, Device, Result};
 
-/// A device from a byte offset on, for example a partition of a disk image.
+/// A range of the bytes of another device, for example a partition of a disk image.
 pub struct OffsetDevice<D> {
     base: D,
     start: ByteOffset,
+    size_bytes: u64,
 }
 
 impl<D: Device> OffsetDevice<D> {
     /// Creates a device of all bytes of `base` from `start` on. Fails if there are none.
     pub fn new(base: D, start: ByteOffset) -> Result<Self> {
+        let rest = base.size_bytes().saturating_sub(start.0);
+        Self::with_len(base, start, rest.max(1))
+    }
+
+    /// Creates a device of `len` bytes of `base` from `start` on. Fails if they are not inside `base`, or if
+    /// there are none.
+    pub fn with_len(base: D, start: ByteOffset, len: u64) -> Result<Self> {
         let size_bytes = base.size_bytes();
-        if start.0 >= size_bytes {
+        if len == 0 || start.checked_add(len).is_none_or(|end| end.0 > size_bytes) {
             return Err(BlockError::OutOfRange {
                 what: "begin",
                 device: base.describe(),
                 offset: start,
-                len: 1,
+                len,
                 size_bytes,
             });
         }
-        Ok(Self { base, start })
+        Ok(Self { base, start, size_bytes: len })
     }
 
     /// Returns the position of a range on the base. Checks it against the size of this device first: a
@@ -34,7 +42,7 @@ impl<D: Device> OffsetDevice<D> {
 
 impl<D: Device> Device for OffsetDevice<D> {
     fn size_bytes(&self) -> u64 {
-        self.base.size_bytes() - self.start.0
+        self.size_bytes
     }
 
     fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
@@ -91,5 +99,19 @@ mod tests {
         want[1000..1010].fill(1);
         want[8182..].fill(2);
         assert!(all == want);
+    }
+
+    #[test]
+    fn bytes_after_the_end_are_unreachable() {
+        for (start, len) in [(0, 0), (1, 8192), (8192, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            let base = MemDevice::new(8192);
+            assert!(OffsetDevice::with_len(base, ByteOffset(start), len).is_err(), "{start}, {len}");
+        }
+        let device = OffsetDevice::with_len(MemDevice::new(8192), ByteOffset(1000), 2000).unwrap();
+        assert_eq!(device.size_bytes(), 2000);
+        device.write_at(ByteOffset(1990), &[1; 10]).unwrap();
+        assert!(device.write_at(ByteOffset(1990), &[1; 11]).is_err());
+        assert!(device.discard(ByteOffset(0), 2001).is_err());
+        assert!(device.read_at(ByteOffset(2000), &mut [0]).is_err());
     }
 }
