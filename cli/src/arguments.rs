@@ -1,4 +1,4 @@
-//! Parts of the command line: operands such as IMAGE:/path, lists of options, sizes.
+//! Parts of the command line: names of images, operands such as IMAGE:/path, lists of options, sizes.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -23,6 +23,55 @@ pub fn is_stream(path: &Path) -> bool {
     path == Path::new(STANDARD) || std::fs::metadata(path).is_ok_and(is_special)
 }
 
+/// The name of an image: `FILE`, or `FILE@PARTITION`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageName {
+    /// The image file or block device.
+    pub file: PathBuf,
+    /// The partition: a number, a name or a PARTUUID.
+    pub partition: Option<String>,
+}
+
+impl ImageName {
+    /// Splits a name at its last `@` before which an existing file is named. A file whose own name contains
+    /// the `@` is that file.
+    pub fn parse(name: &Path) -> Self {
+        let bytes = name.as_os_str().as_bytes();
+        if std::fs::symlink_metadata(name).is_err() {
+            for at in (1..bytes.len().saturating_sub(1)).rev().filter(|&at| bytes[at] == b'@') {
+                let file = Path::new(OsStr::from_bytes(&bytes[..at]));
+                if file.exists() && !file.is_dir() {
+                    let partition = String::from_utf8_lossy(&bytes[at + 1..]).into_owned();
+                    return Self { file: file.to_owned(), partition: Some(partition) };
+                }
+            }
+        }
+        Self { file: name.to_owned(), partition: None }
+    }
+
+    /// Returns the name with the canonical path of the file.
+    pub fn canonicalize(&self) -> std::io::Result<PathBuf> {
+        Ok(with_partition(&self.file.canonicalize()?, self.partition.as_deref()))
+    }
+}
+
+/// Returns the name of a partition of an image, unless `image` names it already.
+pub fn with_partition(image: &Path, partition: Option<&str>) -> PathBuf {
+    let Some(suffix) = partition.map(|partition| format!("@{partition}")) else { return image.to_owned() };
+    if image.as_os_str().as_bytes().ends_with(suffix.as_bytes()) {
+        return image.to_owned();
+    }
+    let mut name = image.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Returns the partition in the name of an image whose file is known. Looks at no file.
+pub fn partition_of(image: &Path, file: &Path) -> Option<String> {
+    let rest = image.as_os_str().as_bytes().strip_prefix(file.as_os_str().as_bytes())?;
+    rest.strip_prefix(b"@").map(|partition| String::from_utf8_lossy(partition).into_owned())
+}
+
 /// A file that an operand names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operand {
@@ -30,7 +79,7 @@ pub enum Operand {
     Host(PathBuf),
     /// A path in an image.
     Image {
-        /// The image.
+        /// The name of the image, which may name a partition: see [`ImageName`].
         image: PathBuf,
         /// The path, which starts with a slash.
         path: Vec<u8>,
@@ -38,14 +87,15 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// Parses `IMAGE:/path`. Anything else is a path of the host: also a name that exists as a whole, and one
-    /// whose IMAGE is a directory.
+    /// Parses `IMAGE:/path`. Anything else is a path of the host: also a name that exists as a whole, a
+    /// partition of such a file, and a word whose IMAGE is a directory.
     pub fn parse(word: &Path) -> Self {
         let bytes = word.as_os_str().as_bytes();
-        if std::fs::symlink_metadata(word).is_err() {
+        let is_partition = ImageName::parse(word).partition.is_some_and(|name| !name.contains(":/"));
+        if !is_partition && std::fs::symlink_metadata(word).is_err() {
             for at in (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")) {
                 let image = PathBuf::from(OsString::from_vec(bytes[..at].to_vec()));
-                if at > 0 && !image.is_dir() && (image.exists() || !bytes[at + 1..].contains(&b':')) {
+                if at > 0 && !image.is_dir() && (names_file(&image) || !bytes[at + 1..].contains(&b':')) {
                     return Operand::Image { image, path: bytes[at + 1..].to_vec() };
                 }
             }
@@ -80,6 +130,11 @@ impl Operand {
     }
 }
 
+/// Returns whether a name of an image names an existing file.
+fn names_file(image: &Path) -> bool {
+    ImageName::parse(image).file.exists()
+}
+
 /// Returns `IMAGE:/path` if `word` is `IMAGE:path` without the slash, for a hint in an error.
 pub fn with_missing_slash(word: &Path) -> Option<String> {
     let bytes = word.as_os_str().as_bytes();
@@ -89,7 +144,7 @@ pub fn with_missing_slash(word: &Path) -> Option<String> {
     }
     let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
     let mut parts = colons.map(|at| (Path::new(OsStr::from_bytes(&bytes[..at])), &bytes[at + 1..]));
-    let (image, rest) = parts.find(|(image, _)| image.exists() && !image.is_dir())?;
+    let (image, rest) = parts.find(|(image, _)| names_file(image) && !image.is_dir())?;
     Some(display_name(image, &join(b"/", rest)))
 }
 
@@ -219,6 +274,46 @@ mod tests {
         assert_eq!(with_missing_slash(Path::new("no.img:x")), None);
         let missing = Operand::Image { image: "no.img".into(), path: b"/x".to_vec() };
         assert_eq!(Operand::parse(Path::new("no.img:/x")), missing);
+    }
+
+    #[test]
+    fn partitions_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("a@b.img"), "").unwrap();
+        std::fs::write(path("real@2"), "").unwrap();
+        std::fs::write(path("real"), "").unwrap();
+        let split = |name: &str| {
+            let ImageName { file, partition } = ImageName::parse(&path(name));
+            (file.file_name().unwrap().to_str().unwrap().to_owned(), partition)
+        };
+        assert_eq!(split("a@b.img@2"), ("a@b.img".into(), Some("2".into())));
+        assert_eq!(split("a@b.img@my root"), ("a@b.img".into(), Some("my root".into())));
+        assert_eq!(split("a@b.img"), ("a@b.img".into(), None));
+        assert_eq!(split("real@2"), ("real@2".into(), None), "a file of this name");
+        assert_eq!(split("real@3"), ("real".into(), Some("3".into())));
+        assert_eq!(split("real@2@1"), ("real@2".into(), Some("1".into())));
+        assert_eq!(split("real@"), ("real@".into(), None), "no partition");
+        assert_eq!(split("missing@1"), ("missing@1".into(), None));
+        assert_eq!(ImageName::parse(Path::new("/@1")).partition, None, "a directory");
+        assert_eq!(ImageName::parse(Path::new("@1")).partition, None);
+
+        let word = |rest: &str| PathBuf::from(format!("{}{rest}", path("real").display()));
+        let inside =
+            |image: &str, path: &str| Operand::Image { image: word(image), path: path.as_bytes().to_vec() };
+        assert_eq!(Operand::parse(&word("@3:/etc/a:/b")), inside("@3", "/etc/a:/b"));
+        std::fs::create_dir(path("dir:")).unwrap();
+        std::fs::write(path("dir:/image"), "").unwrap();
+        assert_eq!(Operand::parse(&path("dir:/image@3")), Operand::Host(path("dir:/image@3")));
+        let file = Operand::Image { image: path("dir:/image@3"), path: b"/f".to_vec() };
+        assert_eq!(Operand::parse(&path("dir:/image@3:/f")), file);
+        assert_eq!(Operand::parse_image(&word("@3")), inside("@3", "/"));
+        assert_eq!(with_missing_slash(&word("@3:x")), Some(format!("{}:/x", word("@3").display())));
+        assert_eq!(partition_of(&word("@3"), &word("")), Some("3".into()));
+        assert_eq!(partition_of(&word("@2"), &word("@2")), None);
+        assert_eq!(with_partition(&word(""), Some("3")), word("@3"));
+        assert_eq!(with_partition(&word("@3"), Some("3")), word("@3"));
+        assert_eq!(with_partition(&word("@2"), None), word("@2"));
     }
 
     #[test]

@@ -40,7 +40,7 @@ Getting started:
 /// Every inode has a change attribute: a 64-bit number that is larger after any change of the inode since the
 /// last query. `ivers stat` shows it, `ivers changed` compares it.
 ///
-/// Files of an image that is not mounted are written IMAGE:/path.
+/// Files of an image that is not mounted are written IMAGE:/path. IMAGE@2 is partition 2 of IMAGE.
 #[derive(Debug, Parser)]
 #[command(name = "ivers", version, after_long_help = HELP, infer_long_args = true)]
 pub struct CommandLine {

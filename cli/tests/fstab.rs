@@ -85,6 +85,30 @@ fn an_fstab_line_mounts() {
         );
         assert!(output.status.success(), "{options}: {}", said(&output));
     }
+    // A partition: as an option, and in the name of the image.
+    let disk = place.image.dir().join("disk.img");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[450] = 0x83;
+    bytes[454..462].copy_from_slice(&[0, 8, 0, 0, 0, 0, 2, 0]);
+    bytes[510..512].copy_from_slice(&[0x55, 0xAA]);
+    bytes.extend(fs::read(place.image.path()).unwrap());
+    fs::write(&disk, bytes).unwrap();
+    let output = script(
+        &place,
+        "defaults",
+        r#"disk=$(dirname "$IMAGE")/disk.img
+        echo "$disk $DIR fuse.ivers partition=1 0 0" > "$TABLE"
+        mount -T "$TABLE" "$DIR"
+        grep "^$disk $DIR fuse.ivers rw," /proc/self/mounts
+        echo partition > "$DIR/p"
+        gone
+        echo "$disk@1 $DIR fuse.ivers ro 0 0" > "$TABLE"
+        mount -T "$TABLE" "$DIR"
+        grep "^$disk@1 $DIR fuse.ivers ro," /proc/self/mounts
+        test "$(cat "$DIR/p")" = partition
+        gone"#,
+    );
+    assert!(output.status.success(), "{}", said(&output));
     let output = script(&place, "nonsense", r#"mount -T "$TABLE" "$DIR""#);
     assert!(!output.status.success() && said(&output).contains("nonsense"), "{}", said(&output));
 }

@@ -108,6 +108,17 @@ fn json_of_commands_on_images_has_the_documented_names() {
     }
     holds("tree", &ask(&["tree", &image]));
     holds("info", &ask(&["info", &image]));
+    let disk = path("disk");
+    let mut table = vec![0; 4 << 20];
+    table[450] = 0x83;
+    table[454..462].copy_from_slice(&[0, 8, 0, 0, 0, 8, 0, 0]);
+    table[510..512].copy_from_slice(&[0x55, 0xAA]);
+    fs::write(&disk, table).unwrap();
+    let answer = ask(&["info", &disk]);
+    holds("info DISK", &answer);
+    let names = ["number", "start", "size", "type", "type_id", "name", "uuid", "fs", "contents", "problem"];
+    let partition = answer[0]["partitions"][0].as_object().unwrap();
+    assert!(names.iter().all(|name| partition.contains_key(*name)), "{partition:?}");
 }
 
 #[test]

@@ -62,6 +62,10 @@ fn recipes_without_a_mount_make_an_image_and_look_into_it() {
     if ivers_oracle::have_programs(&["e2fsck"]) {
         ivers_oracle::e2fsck(&dir.join("disk.img")).unwrap();
     }
+    if ivers_oracle::have_programs(&["sfdisk"]) {
+        let disk = code("Make a disk with partitions, without root");
+        sh(dir, &format!("({disk}) > said; tail -n 3 said | grep -v lost+found | diff - <(ls tree)"));
+    }
 }
 
 #[test]

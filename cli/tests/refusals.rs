@@ -379,7 +379,7 @@ fn options_unsupported_by_the_format_are_refused() {
         assert!(fs::read(image).unwrap() == before && !state.exists());
     }
     for image in [fat, place.image.path().to_str().unwrap()] {
-        refused(&["mount", "-o", "partition=DH1", image, dir], 2, "partition=");
+        refused(&["mount", "-o", "partition=DH1", image, dir], 4, "has no partition table");
     }
     let about = ivers(["info", affs]);
     assert!(about.status.success() && !said(&about).contains("uuid"), "{}", said(&about));

@@ -115,6 +115,9 @@ fn test() -> bool {
         ("man", "man-db"),
         ("zsh", "zsh"),
         ("fish", "fish"),
+        ("sfdisk", "fdisk"),
+        ("sgdisk", "gdisk"),
+        ("qemu-img", "qemu-utils"),
     ];
     let programs = [&programs[..], &machine::PROGRAMS, &dist::PROGRAMS, &dist::PROGRAMS_OF_CHECK].concat();
     ensure(&programs)

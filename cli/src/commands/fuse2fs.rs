@@ -49,6 +49,7 @@ Mount options (-o):
   ro, rw             read-only, writable (the default)
   fakeroot           the user acts as root inside the image
   offset=BYTES       start of the filesystem in the image
+  partition=N        partition of the image: a number, a name or a PARTUUID
   norecovery         do not replay the journal (implies ro)
   allow_other, default_permissions, nonempty, fsname=, subtype=
   no_default_opts    do not add fsname=DEVICE and subtype=ext4

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::FileDevice;
+use ivers_block::{FileDevice, FileRange, OpenMode};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 
 use super::changed::walk::write_state;
@@ -21,8 +21,9 @@ use super::measure;
 use super::mkfs::{fill, spec};
 use crate::arguments::{image_path, last_name};
 use crate::image::channel::Channel;
-use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, descriptor};
-use crate::image::{glob, open, sandbox};
+use crate::image::open_options::ImageOptions;
+use crate::image::process::{CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, descriptor};
+use crate::image::{glob, open, partitions, sandbox};
 use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
@@ -48,17 +49,37 @@ fn failed(error: &anyhow::Error) -> Reply {
 }
 
 fn serve(channel: &Channel) -> Result<()> {
-    let Some((Request::Open { image, options, quiet, json }, fds)) = channel.receive()? else {
-        bail!("an image process is started by other commands only");
-    };
-    let image = PathBuf::from(OsString::from_vec(image));
-    if quiet {
-        progress::silence();
+    let (request, fds) = channel.receive()?.context("an image process is started by other commands only")?;
+    let file = descriptor(fds)?;
+    match request {
+        Request::Open { image, options, range, quiet, json } => {
+            if quiet {
+                progress::silence();
+            }
+            if let Some(operands) = json {
+                failure::print_json_about(operands);
+            }
+            let image = PathBuf::from(OsString::from_vec(image));
+            let mut device = FileDevice::adopt(file, image.clone(), options.open_mode())?;
+            if let Some((start, len)) = range {
+                device = device.limit(FileRange { start, len })?;
+            }
+            serve_image(channel, device, image, &options)
+        }
+        Request::FindPartition { image, wanted, sandbox } => {
+            let image = PathBuf::from(OsString::from_vec(image));
+            let device = FileDevice::adopt(file, image.clone(), OpenMode::ReadOnly)?;
+            sandbox::enter(sandbox);
+            let (disk, at) = partitions::find(&device, &image.display().to_string(), &wanted)?;
+            let FileRange { start, len } = disk.partition(at)?.range;
+            let place = PartitionPlace { start, len, in_rdb: disk.is_rdb() };
+            channel.send(&Reply::Partition(place), &[])
+        }
+        _ => bail!("no image is open"),
     }
-    if let Some(operands) = json {
-        failure::print_json_about(operands);
-    }
-    let device = FileDevice::adopt(descriptor(fds)?, image.clone(), options.open_mode())?;
+}
+
+fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &ImageOptions) -> Result<()> {
     if options.read_only {
         // A reader has nothing to close. If the command ends during a long walk, the lock on the image must
         // not stay.
@@ -69,7 +90,7 @@ fn serve(channel: &Channel) -> Result<()> {
     let budget = process::metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
-    let vfs = open::open_on(Some(device), &image, &options, mount_options)?;
+    let vfs = open::open_on(Some(device), &image, options, mount_options)?;
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
     }
@@ -121,7 +142,7 @@ impl Jobs<'_> {
                 return fill::from_archive(&self.vfs, descriptor(fds)?, &self.spec, &options)
                     .map(Reply::Filled);
             }
-            Request::Open { .. } => bail!("an image is open already"),
+            Request::Open { .. } | Request::FindPartition { .. } => bail!("an image is open already"),
             Request::Walk { path, to_save } => {
                 write_state(&self.vfs, &self.image, &path, to_save, descriptor(fds)?)?;
             }

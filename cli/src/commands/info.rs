@@ -1,13 +1,15 @@
 //! `info`: format, size, features and promises of an image or a mount.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use ivers_vfs::Vfs;
 use serde_json::{Value, json};
 
 use crate::file_info;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
+use crate::image::partitions::Disk;
 use crate::output::{format, print, progress};
 
 const HELP: &str = "\
@@ -16,17 +18,20 @@ whether it was closed cleanly.
 
 JSON: fs, uuid, label, block_size (in bytes), blocks and blocks_free (of that size, as statfs(2) counts \
 them), files and files_free (inodes; null if the format has no table of them), semantics (as of stat), \
-details; for a mount also instance, pid, read_only, sandbox, iversion, lazytime, lazyversion.
+details; for a mount also instance, pid, read_only, sandbox, iversion, lazytime, lazyversion. Of a disk with \
+partitions: table (gpt, mbr or rdb), sector_bytes, id, damage, and partitions: number, start, size, type, \
+type_id, name, uuid, fs (null if it is not supported), contents, problem (why it cannot be used).
 
 Examples:
   ivers info disk.img
+  ivers info disk-with-partitions.img@2
   ivers info mnt";
 
 /// Options of `info`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// An image, or a directory on a mount
+    /// An image, or a directory on a mount. Of an image with partitions: the partition table
     target: PathBuf,
     #[command(flatten)]
     image: ImageArgs,
@@ -34,7 +39,15 @@ pub struct Args {
 
 /// Runs `ivers info`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
-    let mut info = if args.target.is_dir() { mount_info(args)? } else { image_info(args)? };
+    let mut info = if args.target.is_dir() {
+        mount_info(args)?
+    } else {
+        let mut images = Images::open([args.target.as_path()], &args.image.options()?)?;
+        if let Some(disk) = images.disk(&args.target)? {
+            return if json { print::json_line(&disk.json()) } else { print_disk(&disk, &args.target) };
+        }
+        image_info(images.get(&args.target)?.as_ref())?
+    };
     // FAT has no table of files, and so no number of them.
     if info["files"] == 0 {
         (info["files"], info["files_free"]) = (Value::Null, Value::Null);
@@ -90,9 +103,13 @@ fn mount_info(args: &Args) -> Result<Value> {
     Ok(info)
 }
 
-fn image_info(args: &Args) -> Result<Value> {
-    let image = args.target.as_path();
-    let vfs = Images::open([image], &args.image.options()?)?.get(image)?;
+fn print_disk(disk: &Disk, image: &Path) -> Result<()> {
+    disk.lines().into_iter().try_for_each(print::line)?;
+    let image = format::name(image.as_os_str().as_encoded_bytes());
+    print::line(format_args!("Name a partition as {image}@NUMBER, {image}@NAME or {image}@UUID."))
+}
+
+fn image_info(vfs: &Vfs) -> Result<Value> {
     let info = vfs.info();
     let space = vfs.stat_fs()?;
     let details = vfs.fs().describe().into_iter().map(|(key, value)| (key, Value::from(value)));
@@ -105,7 +122,7 @@ fn image_info(args: &Args) -> Result<Value> {
         "blocks_free": space.blocks_free,
         "files": space.files,
         "files_free": space.files_free,
-        "semantics": ivers_fuse::semantics(&vfs),
+        "semantics": ivers_fuse::semantics(vfs),
         "details": details.collect::<serde_json::Map<_, _>>(),
     }))
 }

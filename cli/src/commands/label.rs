@@ -22,13 +22,14 @@ JSON: path, label.
 
 Examples:
   ivers label disk.img
-  ivers label disk.img backup";
+  ivers label disk.img backup
+  ivers label disk-with-partitions.img@2 root";
 
 /// Options of `label`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// The image
+    /// The image, or a partition of one: IMAGE@PARTITION
     image: PathBuf,
     /// The new label
     new: Option<String>,

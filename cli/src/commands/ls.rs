@@ -28,6 +28,7 @@ target.
 Examples:
   ivers ls disk.img
   ivers ls -la disk.img:/etc
+  ivers ls disk-with-partitions.img@2:/boot
   ivers ls -lhS disk.img:/var/log
   ivers ls -o offset=1048576 disk-with-partitions.img:/boot";
 

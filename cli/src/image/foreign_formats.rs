@@ -24,15 +24,26 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS container: open it first (cryptsetup)"),
     (536, b"LVM2 001", "an LVM volume: mount a logical volume of it"),
     (4086, b"SWAPSPACE2", "swap space"),
-    (0, b"QFI\xfb", "a qcow2 image: convert it first (qemu-img convert -O raw)"),
-    (0, b"KDMV", "a VMDK image: convert it first (qemu-img convert -O raw)"),
+    (0, b"QFI\xfb", "a qcow2 image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (0, b"KDMV", "a VMDK image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (0, b"COWD", "a VMDK image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (
+        0,
+        b"# Disk DescriptorFile",
+        "a VMDK description: convert it first (qemu-img convert -O raw {} out.img)",
+    ),
+    (0, b"conectix", "a VHD image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (0, b"vhdxfile", "a VHDX image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (0x40, b"\x7f\x10\xda\xbe", "a VDI image: convert it first (qemu-img convert -O raw {} out.img)"),
 ];
 
 /// Compressed files, which often contain images.
 const PACKED: &[(usize, &[u8], &str)] = &[
-    (0, b"\x1f\x8b", "a gzip file: unpack it first"),
-    (0, b"\xfd7zXZ\0", "an xz file: unpack it first"),
-    (0, b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first"),
+    (0, b"\x1f\x8b", "a gzip file: unpack it first (gzip -dc {} > out.img)"),
+    (0, b"\xfd7zXZ\0", "an xz file: unpack it first (xz -dc {} > out.img)"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (zstd -dc {} > out.img)"),
+    (0, b"BZh", "a bzip2 file: unpack it first (bzip2 -dc {} > out.img)"),
+    (0, b"\x04\x22\x4d\x18", "an LZ4 file: unpack it first (lz4 -dc {} > out.img)"),
 ];
 
 /// A shorter mark occurs by chance too often.
@@ -41,16 +52,11 @@ const RELIABLE_MARK_BYTES: usize = 4;
 /// Bytes of an image in which all marks lie.
 const HEAD_BYTES: u64 = 0x1_0048;
 
-/// Names the contents of a device by its first bytes.
-pub fn recognise(device: &dyn Device) -> Option<String> {
-    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
-    device.read_at(ByteOffset(0), &mut head).ok()?;
-    let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
-    if let Some((_, _, what)) = MAGICS.iter().chain(PACKED).find(|(at, magic, _)| has(*at, magic)) {
-        return Some((*what).to_owned());
-    }
-    if has(512, b"EFI PART") {
-        return Some(choose_partition("a disk with a GPT partition table", &gpt_partitions(&head)));
+/// Names the contents of a device by its first bytes, and says what to do. `image_name` names it in commands.
+pub fn recognise(device: &dyn Device, image_name: &str) -> Option<String> {
+    let head = read_head(device)?;
+    if let Some(what) = mark(&head) {
+        return Some(what.replace("{}", image_name));
     }
     if head.is_empty() {
         return Some("no data: the file is empty".into());
@@ -58,7 +64,44 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
     if head.iter().all(|&byte| byte == 0) {
         return Some("zeros at its start: make a filesystem in it first (ivers mkfs)".into());
     }
-    partitions(&head)
+    table(&head).map(|what| format!("{what}: give the start of the filesystem with -o offset=BYTES"))
+}
+
+/// Returns whether a device starts like a disk with partitions, and not with a filesystem.
+pub fn has_table(device: &dyn Device) -> bool {
+    let starts_so = |head: Vec<u8>| mark(&head).is_none() && table(&head).is_some();
+    matches!(formats::recognise(device), Ok(None)) && read_head(device).is_some_and(starts_so)
+}
+
+fn table(head: &[u8]) -> Option<&'static str> {
+    if has_at(head, 512, b"EFI PART") {
+        Some("a GPT partition table")
+    } else if has_at(head, 510, &[0x55, 0xAA]) {
+        Some("a boot sector (perhaps of a disk with partitions)")
+    } else {
+        None
+    }
+}
+
+/// Returns the name of the contents of a device, for a list. `None` without a known mark.
+pub fn short_name(device: &dyn Device) -> Option<&'static str> {
+    let what = mark(&read_head(device)?)?.split([':', ',']).next()?;
+    Some(what.trim_start_matches("an ").trim_start_matches("a "))
+}
+
+fn read_head(device: &dyn Device) -> Option<Vec<u8>> {
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(ByteOffset(0), &mut head).ok()?;
+    Some(head)
+}
+
+fn has_at(head: &[u8], at: usize, magic: &[u8]) -> bool {
+    head.get(at..).is_some_and(|rest| rest.starts_with(magic))
+}
+
+fn mark(head: &[u8]) -> Option<&'static str> {
+    let known = MAGICS.iter().chain(PACKED);
+    known.copied().find(|(at, magic, _)| has_at(head, *at, magic)).map(|(_, _, what)| what)
 }
 
 /// Names the contents of a device that is not empty, without a hint.
@@ -67,7 +110,7 @@ pub fn contents(device: &dyn Device) -> String {
         let article = if format.title.starts_with(['a', 'e', 'A', 'E']) { "an" } else { "a" };
         return format!("{article} {}", format.title);
     }
-    let found = recognise(device).unwrap_or_default();
+    let found = recognise(device, "").unwrap_or_default();
     let what = found.split(':').next().unwrap_or_default();
     // Zeros at the start, and something after them.
     if what.is_empty() || what.starts_with("zeros") { "data".to_owned() } else { what.to_owned() }
@@ -87,62 +130,14 @@ pub fn contains_filesystem(path: &Path) -> bool {
 }
 
 fn is_filesystem(head: &[u8]) -> bool {
-    let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let number = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
     // The magic of ext4 has two bytes only: s_log_block_size and s_rev_level must be plausible too.
     let is_ext = ivers_ext4::probe(head)
         && number(1024 + 24).is_some_and(|log| log <= 6)
         && number(1024 + 76).is_some_and(|revision| revision <= 1);
     is_ext
-        || MAGICS.iter().any(|(at, magic, _)| magic.len() >= RELIABLE_MARK_BYTES && has(*at, magic))
-        || has(512, b"EFI PART")
-        || partitions(head).is_some()
-}
-
-/// Returns a hint to choose one of the partitions that start at these bytes.
-fn choose_partition(what: &str, starts: &[u64]) -> String {
-    let starts: Vec<String> = starts.iter().map(|byte| format!("-o offset={byte}")).collect();
-    match &starts[..] {
-        [] => format!("{what}: give the start of the filesystem with -o offset=BYTES"),
-        starts => format!("{what}: choose a partition with {}", starts.join(" or ")),
-    }
-}
-
-/// Returns the byte offsets of the first partitions of a GPT with sectors of 512 bytes.
-fn gpt_partitions(head: &[u8]) -> Vec<u64> {
-    let number = |at: usize, len: usize| {
-        let bytes = head.get(at..at + len)?;
-        Some(bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte)))
-    };
-    let table = number(512 + 72, 8).and_then(|sector| usize::try_from(sector.checked_mul(512)?).ok());
-    let (Some(table), Some(entry)) = (table, number(512 + 84, 4).filter(|&len| (128..=4096).contains(&len)))
-    else {
-        return Vec::new();
-    };
-    let rest = head.get(table..).unwrap_or_default();
-    let entries = rest.chunks_exact(entry as usize).take(16);
-    // The first 16 bytes are the type: zeros in an unused entry.
-    let used = entries.filter(|entry| entry[..16].iter().any(|&byte| byte != 0));
-    used.filter_map(|entry| u64::from_le_bytes(entry[32..40].try_into().ok()?).checked_mul(512)).collect()
-}
-
-/// Returns a hint for the four entries of a DOS partition table.
-fn partitions(head: &[u8]) -> Option<String> {
-    if head.get(510..512)? != [0x55, 0xAA] {
-        return None;
-    }
-    let starts = head[446..510].chunks_exact(16).filter_map(|slot| {
-        let sector = u32::from_le_bytes(slot[8..12].try_into().ok()?);
-        // A boot sector without a table has code there, so that the flag byte is invalid.
-        (slot[4] != 0 && sector != 0 && slot[0] & 0x7F == 0).then(|| u64::from(sector) * 512)
-    });
-    let starts: Vec<u64> = starts.collect();
-    let what = if starts.is_empty() {
-        "a boot sector (perhaps of a disk with partitions)"
-    } else {
-        "a disk with partitions"
-    };
-    Some(choose_partition(what, &starts))
+        || MAGICS.iter().any(|(at, magic, _)| magic.len() >= RELIABLE_MARK_BYTES && has_at(head, *at, magic))
+        || table(head).is_some()
 }
 
 #[cfg(test)]
@@ -155,30 +150,19 @@ mod tests {
         for (at, magic, what) in MAGICS.iter().chain(PACKED) {
             let device = MemDevice::new(1 << 20);
             device.write_at(ByteOffset(*at as u64), magic).unwrap();
-            assert_eq!(recognise(&device).as_deref(), Some(*what));
+            assert_eq!(recognise(&device, "x.img"), Some(what.replace("{}", "x.img")));
         }
+        let recognise = |device: &MemDevice| recognise(device, "x.img");
         let device = MemDevice::new(1 << 20);
         assert!(recognise(&device).unwrap().contains("zeros"));
-        let mut slot = [0; 16];
-        slot[4] = 0x83;
-        slot[8..12].copy_from_slice(&2048u32.to_le_bytes());
-        device.write_at(ByteOffset(446), &slot).unwrap();
         device.write_at(ByteOffset(510), &[0x55, 0xAA]).unwrap();
-        assert!(recognise(&device).unwrap().ends_with("-o offset=1048576"));
-        let device = MemDevice::new(1 << 20);
+        assert!(recognise(&device).unwrap().starts_with("a boot sector"));
         device.write_at(ByteOffset(512), b"EFI PART").unwrap();
         assert!(recognise(&device).unwrap().ends_with("-o offset=BYTES"));
-        for (at, value) in [
-            (584, 2u64),
-            (596, 128),
-            (1024 + 128, 7),
-            (1024 + 128 + 32, 2048),
-            (1024 + 384, 7),
-            (1024 + 416, u64::MAX),
-        ] {
-            device.write_at(ByteOffset(at), &value.to_le_bytes()).unwrap();
-        }
-        assert!(recognise(&device).unwrap().ends_with("choose a partition with -o offset=1048576"));
+        device.write_at(ByteOffset(0), b"XFSB").unwrap();
+        assert_eq!(short_name(&device), Some("XFS filesystem"));
+        device.write_at(ByteOffset(0), b"QFI\xfb").unwrap();
+        assert_eq!(short_name(&device), Some("qcow2 image"));
         for short in [1, 100, 511, 4096] {
             let device = MemDevice::new(short);
             device.write_at(ByteOffset(0), &[0x55]).unwrap();

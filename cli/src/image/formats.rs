@@ -18,7 +18,7 @@ pub struct Format {
     pub stores_owners: bool,
     /// Files can have a `security.ima`.
     pub stores_security_xattrs: bool,
-    /// The filesystem can be in a partition that has a name.
+    /// The probe also recognises a disk with the partition table of this format.
     pub has_partitions: bool,
     probe: fn(head: &[u8]) -> bool,
     open: Open,

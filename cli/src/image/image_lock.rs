@@ -9,9 +9,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ivers_block::{BlockError, FileDevice, OpenMode};
+use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, OpenMode};
 
-use super::unmount_status;
+use super::unmount_status::{self, UnmountStatus};
 use crate::output::format;
 use crate::output::progress::Waiting;
 
@@ -24,32 +24,81 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Opens and locks an image as [`FileDevice::open`] does. If a mount of it has just ended, waits until the
 /// image is closed.
 pub fn open_when_closed(image: &Path, mode: OpenMode) -> Result<FileDevice, BlockError> {
-    let busy = match FileDevice::open(image, mode) {
+    when_closed(image, || FileDevice::open(image, mode))
+}
+
+/// Opens an image to use a partition of it, as [`open_when_closed`] does.
+pub fn open_disk_when_closed(image: &Path, mode: OpenMode) -> Result<DiskFile, BlockError> {
+    when_closed(image, || DiskFile::open(image, mode))
+}
+
+/// Locks a partition. If a mount of it has just ended, waits until it is closed.
+pub fn lock_when_closed(disk: &DiskFile, range: FileRange) -> Result<(), BlockError> {
+    match disk.lock(range) {
+        Err(BlockError::Busy { .. }) => {}
+        locked => return locked,
+    }
+    // Who holds the range is not visible. Mounts of other partitions go on.
+    let image = disk.whole().path();
+    if let Ok(meta) = std::fs::metadata(image) {
+        for pid in lock_holders(&meta) {
+            if let Some(status) = closing(pid) {
+                wait(status, image);
+            }
+        }
+    }
+    disk.lock(range)
+}
+
+/// Takes a lock on an image. If a mount of it has just ended, waits until the image is closed.
+fn when_closed<T>(image: &Path, lock: impl Fn() -> Result<T, BlockError>) -> Result<T, BlockError> {
+    let busy = match lock() {
         Err(busy @ BlockError::Busy { .. }) => busy,
-        opened => return opened,
+        locked => return locked,
     };
     let Ok(meta) = std::fs::metadata(image) else { return Err(busy) };
     for pid in lock_holders(&meta) {
-        let status = unmount_status::connect(pid);
-        let status = status.filter(|status| status.is_closing(NOTICE_TIMEOUT)).ok_or(busy.clone())?;
-        let waiting = Waiting::to("waiting for the previous mount to close the image");
-        let failure = status.with_timeout(CLOSE_TIMEOUT).wait();
-        drop(waiting);
-        if let Some((_, failure)) = failure {
-            log::warn!("{}: the previous mount failed to close the image: {failure}", image.display());
-        }
+        wait(closing(pid).ok_or(busy.clone())?, image);
     }
-    FileDevice::open(image, mode)
+    lock()
 }
 
-/// Returns an error for an image that is in use: who uses it, and what to do. `None` if no visible process
-/// holds its lock.
-pub fn explain_busy(image: &Path) -> Option<String> {
-    let pid = *lock_holders(&std::fs::metadata(image).ok()?).first()?;
+/// Connects to the process of a mount that has ended or ends soon.
+fn closing(pid: i32) -> Option<UnmountStatus> {
+    unmount_status::connect(pid).filter(|status| status.is_closing(NOTICE_TIMEOUT))
+}
+
+/// Waits until a mount has closed its image.
+fn wait(status: UnmountStatus, image: &Path) {
+    let waiting = Waiting::to("waiting for the previous mount to close the image");
+    let failure = status.with_timeout(CLOSE_TIMEOUT).wait();
+    drop(waiting);
+    if let Some((_, failure)) = failure {
+        log::warn!("{}: the previous mount failed to close the image: {failure}", image.display());
+    }
+}
+
+/// Returns an error for an image, or a partition of one, that is in use: who uses it, and what to do. `None`
+/// if no visible process holds its lock. `file` is the file of the image.
+pub fn explain_busy(image: &Path, file: &Path) -> Option<String> {
+    let holders = lock_holders(&std::fs::metadata(file).ok()?);
+    let users = match &holders[..] {
+        [] => return None,
+        // Which of them uses the partition is not visible.
+        [_, _, ..] if image != file => {
+            let users: Vec<_> = holders.iter().map(|&pid| describe_holder(pid)).collect();
+            format!("in use by one of these: {}", users.join(" / "))
+        }
+        [pid, ..] => describe_holder(*pid),
+    };
+    Some(format!("{}: {users}", image.display()))
+}
+
+fn describe_holder(pid: i32) -> String {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<String> = words.split(|&byte| byte == 0).map(format::name).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
-    Some(format!("{}: {}", image.display(), holder_in_words(pid, &words)))
+    holder_in_words(pid, &words)
 }
 
 /// Describes a process with this command line, and how to end its use of an image.
@@ -72,17 +121,18 @@ fn holder_in_words(pid: i32, words: &[&str]) -> String {
     }
 }
 
-/// Returns the visible processes that hold a `flock(2)` on a file.
+/// Returns the other visible processes that hold a `flock(2)` on a file. Every user of an image holds one.
 fn lock_holders(file: &Metadata) -> Vec<i32> {
     // A line is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1022 0 EOF"; the device is in hexadecimal
     // (proc_locks(5)).
     let table = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
     let id = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let own = std::process::id().cast_signed();
     let holder = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
         match words[..] {
-            [_, "FLOCK", _, _, pid, on, ..] if on == id => pid.parse().ok(),
+            [_, "FLOCK", _, _, pid, on, ..] if on == id => pid.parse().ok().filter(|pid| *pid != own),
             _ => None,
         }
     };

@@ -6,14 +6,15 @@
 //! |---|---|
 //! | [`open_options`] | how an image is opened |
 //! | [`formats`], [`foreign_formats`] | the supported formats; names of others, for errors |
+//! | [`partitions`] | partition tables, and what is in the partitions |
 //! | [`mount_options`] | the options of `-o` |
 //! | [`sandbox`] | the sandbox of this process |
 //! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
 //! | [`cycle_guard`], [`sorted_names`], [`directory`] | walks over damaged trees; sorted listings |
-//! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
 //! | [`glob`] | patterns in paths of an image |
-//! | [`open`] | opening an image file and the filesystem in it |
 //! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
+//! | [`open`] | opening an image file and the filesystem in it |
+//! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
 
 pub mod channel;
 pub mod cycle_guard;
@@ -27,6 +28,7 @@ pub mod inode_handle;
 pub mod mount_options;
 pub mod open;
 pub mod open_options;
+pub mod partitions;
 pub mod process;
 pub mod sandbox;
 pub mod sorted_names;

@@ -83,11 +83,12 @@ const READ_OPTIONS_COMPLETED: &[&str] = &[
 /// The options of a command that reads images without mounting them.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageArgs {
-    /// How to open images, e.g. offset=SIZE
+    /// How to open images, e.g. partition=N
     ///
-    /// A comma-separated list of: offset=SIZE, the start of the filesystem in the image (for a partition), in
-    /// bytes or as 1M; nosandbox, parse the image without a sandbox; cache=SIZE; norecovery; trust-foreign;
-    /// and others, see `ivers mount --help`.
+    /// A comma-separated list of: partition=N, the partition of the image, also by name or PARTUUID (the same
+    /// as IMAGE@N); offset=SIZE, the start of the filesystem in the image, in bytes or as 1M; nosandbox,
+    /// parse the image without a sandbox; cache=SIZE; norecovery; trust-foreign; and others, see `ivers
+    /// mount --help`.
     #[arg(
         short = 'o',
         value_name = "OPTIONS",

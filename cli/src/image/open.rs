@@ -8,35 +8,89 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, OffsetDevice};
+use ivers_block::{
+    BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, FileRange, OffsetDevice,
+};
 use ivers_mem::Mem;
 use ivers_vfs::{Clock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
-use super::image_lock::{explain_busy, open_when_closed};
+use super::image_lock::{explain_busy, lock_when_closed, open_disk_when_closed, open_when_closed};
 use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
-use super::{foreign_formats, glob, sandbox};
-use crate::arguments::{Operand, with_missing_slash};
+use super::partitions::Disk;
+use super::process::{ImageProcess, PartitionPlace};
+use super::{foreign_formats, glob, partitions, sandbox};
+use crate::arguments::{ImageName, Operand, partition_of, with_missing_slash, with_partition};
 use crate::output::failure::{BUSY, NOT_FOUND, REFUSED, USAGE, code, failure, usage};
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
 pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {
     match fs_type {
         "mem" => Ok(None),
-        name if name == AUTO || formats::by_name(name).is_some() => {
-            open_when_closed(image, options.open_mode()).map(Some).map_err(|error| match error {
-                BlockError::Busy { .. } => match explain_busy(image) {
-                    Some(message) => failure(BUSY, message),
-                    None => error.into(),
-                },
-                error => missing_or(image, error.into()),
-            })
-        }
+        name if name == AUTO || formats::by_name(name).is_some() => open_file(image, options).map(Some),
         other => Err(failure(
             REFUSED,
             format!("type {other:?} is not supported: choose one of {AUTO}, {}, mem", formats::all_names()),
         )),
+    }
+}
+
+/// Opens and locks an image file, or the partition that `image` or the options name, without reading it. A
+/// process of its own reads the partition table.
+pub fn open_file(image: &Path, options: &ImageOptions) -> Result<FileDevice> {
+    open_partition(image, options).map(|(device, _)| device)
+}
+
+/// Opens and locks an image file, or a partition of one, to make a filesystem in it.
+pub fn open_to_format(image: &Path) -> Result<FileDevice> {
+    let options = ImageOptions { read_only: false, ..ImageOptions::default() };
+    match open_partition(image, &options)? {
+        (device, false) => Ok(device),
+        (_, true) => {
+            let why = "is a partition of a Rigid Disk Block, in which mkfs makes no filesystem";
+            Err(failure(REFUSED, format!("{} {why}; format it on the Amiga", image.display())))
+        }
+    }
+}
+
+/// Returns the device, and whether it is the whole disk because the partition is in a Rigid Disk Block: its
+/// driver reads the block itself, and stays inside the partition.
+fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, bool)> {
+    let ImageName { file, partition } = ImageName::parse(image);
+    let wanted = match (partition, &options.partition) {
+        (Some(one), Some(other)) if one != *other => {
+            let image = image.display();
+            return Err(usage(format!("{image}: option partition={other} names another one; remove it")));
+        }
+        (one, other) => one.or_else(|| other.clone()),
+    };
+    let mode = options.open_mode();
+    let Some(wanted) = wanted else {
+        let device = open_when_closed(&file, mode).map_err(|error| open_error(image, &file, error))?;
+        return Ok((device, false));
+    };
+    if options.offset_bytes > 0 {
+        return Err(usage("options offset= and partition=: both say where the filesystem is; remove one"));
+    }
+    let name = with_partition(&file, Some(&wanted));
+    let disk = open_disk_when_closed(&file, mode).map_err(|error| open_error(&name, &file, error))?;
+    let PartitionPlace { start, len, in_rdb } =
+        ImageProcess::find_partition(disk.whole(), &wanted, options.sandbox)?;
+    let range = FileRange { start, len };
+    lock_when_closed(&disk, range).map_err(|error| open_error(&name, &file, error))?;
+    let device = disk.into_device();
+    if in_rdb { Ok((device, true)) } else { Ok((device.limit(range)?, false)) }
+}
+
+/// Returns the error for an image that cannot be opened: who uses it, or what was probably meant.
+fn open_error(image: &Path, file: &Path, error: BlockError) -> anyhow::Error {
+    match error {
+        BlockError::Busy { .. } => match explain_busy(image, file) {
+            Some(message) => failure(BUSY, message),
+            None => BlockError::Busy { device: image.display().to_string() }.into(),
+        },
+        error => missing_or(file, error.into()),
     }
 }
 
@@ -71,44 +125,20 @@ pub fn open_on(
     device: Option<FileDevice>,
     image: &Path,
     options: &ImageOptions,
-    mount_options: MountOptions,
-) -> Result<Arc<Vfs>> {
-    let device = match device {
-        None => None,
-        Some(device) if options.offset_bytes == 0 => Some(Arc::new(device) as Arc<dyn Device>),
-        Some(device) => {
-            Some(Arc::new(OffsetDevice::new(device, ByteOffset(options.offset_bytes))?) as Arc<dyn Device>)
-        }
-    };
-    mount_on(device, image, options, mount_options)
-}
-
-/// A clock that always shows the same time.
-struct StoppedClock(Timestamp);
-
-impl Clock for StoppedClock {
-    fn now(&self) -> Timestamp {
-        self.0
-    }
-}
-
-/// Opens the filesystem on a device that starts with it.
-pub fn mount_on(
-    device: Option<Arc<dyn Device>>,
-    image: &Path,
-    options: &ImageOptions,
     mut mount_options: MountOptions,
 ) -> Result<Arc<Vfs>> {
     let budget = mount_options.budget.take().unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
-    let image_name = image.display().to_string();
-    let fs: Arc<dyn FileSystem> = match device {
-        None => Arc::new(Mem::new(options.cache_bytes)),
-        Some(device) => {
+    let (fs, image_name): (Arc<dyn FileSystem>, _) = match device {
+        None => (Arc::new(Mem::new(options.cache_bytes)), image.display().to_string()),
+        Some(file) => {
             let counts = mount_options.io_counts.get_or_insert_default().clone();
-            let device = Arc::new(CountedDevice::new(device, counts)) as Arc<dyn Device>;
-            let format = format_of(&*device, &image_name, options)?;
+            let file = Arc::new(file);
+            let counted = Arc::new(CountedDevice::new(file.clone(), counts));
+            let Located { device, format, partition, image_name, .. } =
+                locate(&file, counted, image, options)?;
             check_options(format, options).with_context(|| image_name.clone())?;
-            format.open(device, options, budget.clone(), image_name.clone())?
+            let options = ImageOptions { partition, ..options.clone() };
+            (format.open(device, &options, budget.clone(), image_name.clone())?, image_name)
         }
     };
     if let Some(sec) = options.filling {
@@ -122,19 +152,97 @@ pub fn mount_on(
     Vfs::mount(fs, mount_options).with_context(|| image_name)
 }
 
-/// Returns the format of a device: the requested one, or the recognised one. The error says what the device
-/// contains instead.
-fn format_of(device: &dyn Device, image_name: &str, options: &ImageOptions) -> Result<&'static Format> {
+/// A clock that always shows the same time.
+struct StoppedClock(Timestamp);
+
+impl Clock for StoppedClock {
+    fn now(&self) -> Timestamp {
+        self.0
+    }
+}
+
+/// A filesystem in an image.
+pub struct Located {
+    /// The bytes of the filesystem, or those of the disk if the driver must find the partition.
+    pub device: Arc<dyn Device>,
+    /// They are all bytes of the file.
+    pub is_whole: bool,
+    /// Its format.
+    pub format: &'static Format,
+    /// The partition that the driver must find.
+    pub partition: Option<String>,
+    /// The name of the image, for errors; with the partition.
+    pub image_name: String,
+}
+
+/// Finds the filesystem: at the start, at an offset, or in a partition. If no partition is named, it must
+/// be the only one with a filesystem. `device` is `file`, or counts what `file` is asked for.
+pub fn locate(
+    file: &FileDevice,
+    mut device: Arc<dyn Device>,
+    image: &Path,
+    options: &ImageOptions,
+) -> Result<Located> {
+    let wanted = options.partition.clone().or_else(|| partition_of(image, file.path()));
+    let image_name = with_partition(image, wanted.as_deref()).display().to_string();
+    let is_whole = file.range().is_none() && options.offset_bytes == 0;
+    if options.offset_bytes > 0 {
+        device = Arc::new(OffsetDevice::new(device, ByteOffset(options.offset_bytes))?);
+    }
+    let (requested, found) = recognise(&*device, options)?;
+    if !is_whole {
+        let format = found.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
+        return Ok(Located { device, is_whole, format, partition: None, image_name });
+    }
+    // A Rigid Disk Block looks like a volume to the probe.
+    if let Some(format) = found.filter(|format| wanted.is_none() && !format.has_partitions) {
+        return Ok(Located { device, is_whole, format, partition: None, image_name });
+    }
+    let Some(disk) = partitions::read(&*device, &image_name)? else {
+        let found = found.filter(|_| wanted.is_none());
+        let format = found.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
+        return Ok(Located { device, is_whole, format, partition: None, image_name });
+    };
+    // A partition that was named is in a Rigid Disk Block: the device is not limited to it.
+    let at = match &wanted {
+        Some(wanted) => disk.find(&image.display().to_string(), wanted)?,
+        None => disk.only(&image_name, requested)?,
+    };
+    let partition = disk.partition(at)?;
+    let number = partition.number.to_string();
+    let format = partition.format.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
+    let image_name = match &wanted {
+        Some(_) => image_name,
+        None => with_partition(image, Some(&number)).display().to_string(),
+    };
+    if disk.is_rdb() && format.has_partitions {
+        return Ok(Located { device, is_whole, format, partition: Some(number), image_name });
+    }
+    let FileRange { start, len } = partition.range;
+    let device = Arc::new(OffsetDevice::with_len(device, ByteOffset(start), len)?);
+    Ok(Located { device, is_whole: false, format, partition: None, image_name })
+}
+
+/// Returns the format that the options request, and the format at the start of a device. If a format is
+/// requested, no other one is found.
+fn recognise(
+    device: &dyn Device,
+    options: &ImageOptions,
+) -> Result<(Option<&'static Format>, Option<&'static Format>)> {
     let requested = options.format.as_deref().and_then(formats::by_name);
     let found = match requested {
         Some(format) => Some(format).filter(|format| format.is_on(device).unwrap_or(true)),
         None => formats::recognise(device)?,
     };
-    found.ok_or_else(|| {
-        let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
-        let hint = foreign_formats::recognise(device).map_or(String::new(), |found| format!(", but {found}"));
-        failure(REFUSED, format!("{image_name} contains no {wanted}{hint}"))
-    })
+    Ok((requested, found))
+}
+
+/// Returns an error that says what a device contains instead of a filesystem.
+fn no_filesystem(device: &dyn Device, image_name: &str, requested: Option<&Format>) -> anyhow::Error {
+    let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
+    let found = foreign_formats::recognise(device, image_name);
+    let hint = found.map_or(String::new(), |found| format!(", but {found}"));
+    failure(REFUSED, format!("{image_name} contains no {wanted}{hint}"))
 }
 
 /// Refuses options that the format cannot honour.
@@ -142,10 +250,6 @@ fn check_options(format: &Format, options: &ImageOptions) -> Result<()> {
     let name = format.names[0];
     if options.owners_given && format.stores_owners {
         let why = "stores owners, permissions and UTC times; remove uid, gid, masks and utc_offset";
-        return Err(failure(USAGE, format!("{name} {why}")));
-    }
-    if options.partition.is_some() && !format.has_partitions {
-        let why = "has no Rigid Disk Block; replace partition= with offset= (where the filesystem starts)";
         return Err(failure(USAGE, format!("{name} {why}")));
     }
     if options.appraise && !format.stores_security_xattrs {
@@ -228,6 +332,23 @@ impl Images {
             }
         }
         Ok((expanded, images))
+    }
+
+    /// Returns the partition table of one of the images. `None` if it contains a filesystem of its own, or
+    /// if a partition of it was named.
+    pub fn disk(&self, image: &Path) -> Result<Option<Disk>> {
+        let Some((_, State::Opened(Some(file)))) = self.images.iter().find(|(other, _)| other == image)
+        else {
+            return Ok(None);
+        };
+        let is_named = self.options.partition.is_some() || partition_of(image, file.path()).is_some();
+        if is_named || self.options.offset_bytes > 0 {
+            return Ok(None);
+        }
+        match recognise(file, &self.options)?.1 {
+            Some(format) if !format.has_partitions => Ok(None),
+            _ => partitions::read(file, &image.display().to_string()),
+        }
     }
 
     /// Returns the filesystem of one of the images.

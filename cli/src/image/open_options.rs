@@ -15,7 +15,7 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Byte offset of the filesystem in the image.
     pub offset_bytes: u64,
-    /// The partition of an Amiga disk, by name or number.
+    /// The partition: a number from 1, a name or a PARTUUID.
     pub partition: Option<String>,
     /// See `OpenOptions::trust_foreign`.
     pub trust_foreign: bool,

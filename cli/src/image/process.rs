@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
+use crate::arguments::{ImageName, partition_of};
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
 use crate::process::{describe_exit, this_program};
@@ -37,10 +38,21 @@ pub enum Request {
         image: Vec<u8>,
         /// How to open it.
         options: ImageOptions,
+        /// The first byte and the length of the partition that the device is limited to.
+        range: Option<(u64, u64)>,
         /// Show no progress.
         quiet: bool,
         /// Print errors as JSON, with these operands of the command line.
         json: Option<Vec<String>>,
+    },
+    /// Find a partition; with the descriptor of the whole image. It is the only request.
+    FindPartition {
+        /// The path of the image, for errors.
+        image: Vec<u8>,
+        /// The partition: a number, a name or a PARTUUID.
+        wanted: String,
+        /// Read the table in the sandbox.
+        sandbox: bool,
     },
     /// Write the saved state of a tree to the pipe.
     Walk {
@@ -141,6 +153,17 @@ pub struct ReadCopy {
     pub contents: bool,
 }
 
+/// Where a partition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionPlace {
+    /// The first byte.
+    pub start: u64,
+    /// The length in bytes.
+    pub len: u64,
+    /// The table is a Rigid Disk Block, which the driver of the filesystem reads too.
+    pub in_rdb: bool,
+}
+
 /// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyOutcome {
@@ -180,6 +203,8 @@ pub const BROKEN_PIPE: &str = "broken pipe";
 pub enum Reply {
     /// The request is done, or has started.
     Done,
+    /// The partition was found.
+    Partition(PartitionPlace),
     /// The filesystem is filled.
     Filled(FillOutcome),
     /// The result of [`Request::EndCopy`]; `None` if no copy was started.
@@ -218,6 +243,20 @@ impl ImageProcess {
         options: &ImageOptions,
         output: Stdio,
     ) -> Result<Self> {
+        let mut process = Self::spawn(output)?;
+        let partition = options.partition.clone().or_else(|| partition_of(image, device.path()));
+        let request = Request::Open {
+            image: image.as_os_str().as_bytes().to_vec(),
+            options: ImageOptions { partition, ..options.clone() },
+            range: device.range().map(|range| (range.start, range.len)),
+            quiet: progress::is_silent(),
+            json: failure::json_operands(),
+        };
+        process.request(&request, device.lend())?;
+        Ok(process)
+    }
+
+    fn spawn(output: Stdio) -> Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let child = this_program()?
             .arg(SUBCOMMAND)
@@ -225,15 +264,22 @@ impl ImageProcess {
             .stdout(output)
             .spawn()
             .context("cannot start the image process")?;
-        let mut process = Self { child, channel };
-        let request = Request::Open {
-            image: image.as_os_str().as_bytes().to_vec(),
-            options: options.clone(),
-            quiet: progress::is_silent(),
-            json: failure::json_operands(),
+        Ok(Self { child, channel })
+    }
+
+    /// Finds a partition of an image in a process of its own: the table is hostile.
+    pub fn find_partition(disk: &FileDevice, wanted: &str, sandbox: bool) -> Result<PartitionPlace> {
+        let mut process = Self::spawn(Stdio::null())?;
+        let image = disk.path().as_os_str().as_bytes().to_vec();
+        let request = Request::FindPartition { image, wanted: wanted.to_owned(), sandbox };
+        // If the process has ended, sending fails and the reply says why.
+        let sent = process.channel.send(&request, &[disk.lend()]);
+        let Reply::Partition(place) = process.receive()? else {
+            return Err(protocol_error("an unexpected reply"));
         };
-        process.request(&request, device.lend())?;
-        Ok(process)
+        sent?;
+        process.finish()?;
+        Ok(place)
     }
 
     /// Sends a request and waits for the reply.
@@ -343,6 +389,9 @@ pub fn descriptor(fds: Vec<std::os::fd::OwnedFd>) -> Result<File> {
 /// Returns whether two paths name one image. Its lock would prevent a second open.
 pub fn is_same(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    let id = |path: &Path| {
+        let ImageName { file, partition } = ImageName::parse(path);
+        std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino(), partition)).ok()
+    };
     one == other || id(one).is_some_and(|one| id(other) == Some(one))
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub struct OpenOptions {
     /// The options that every driver has.
     pub common: DriverOptions,
-    /// The partition of a hard disk, by name or number. Required if there are several.
+    /// The partition of a hard disk, by name or by number from 1. Required if there are several.
     pub partition: Option<String>,
 }
 
@@ -157,10 +157,7 @@ fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dy
         block_size: Some(chosen.block_size),
         reserved: chosen.reserved,
     };
-    let device = match chosen.start {
-        0 => device,
-        start => Arc::new(OffsetDevice::new(device, ByteOffset(start))?),
-    };
+    let device = Arc::new(OffsetDevice::with_len(device, ByteOffset(chosen.start), chosen.len)?);
     Ok((device, extent))
 }
 

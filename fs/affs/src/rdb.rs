@@ -33,8 +33,13 @@ pub struct Partition {
 
 impl Partition {
     /// Returns number, name, type and size, for a list of partitions.
-    pub fn describe(&self, nth: usize) -> String {
-        format!("{nth}: {} ({}, {} KiB)", self.name, format_dos_type(self.dos_type), self.len >> 10)
+    pub fn describe(&self, number: usize) -> String {
+        format!("{number}: {} ({}, {} KiB)", self.name, self.type_name(), self.len >> 10)
+    }
+
+    /// Returns the type as text, such as `DOS\\3`.
+    pub fn type_name(&self) -> String {
+        format_dos_type(self.dos_type)
     }
 }
 
@@ -125,16 +130,17 @@ fn decode(part: &[u8], block_bytes: u32, disk_len: u64) -> Option<Partition> {
     })
 }
 
-/// Chooses a partition by name or by number, or the only one.
+/// Chooses a partition by number, from 1, or by name, or the only one.
 pub fn choose(partitions: &[Partition], requested: Option<&str>, place: &str) -> Result<Partition> {
-    let list: Vec<String> = partitions.iter().enumerate().map(|(nth, one)| one.describe(nth)).collect();
+    let list: Vec<String> = (1..).zip(partitions).map(|(number, one)| one.describe(number)).collect();
     let list = list.join(", ");
     let refuse = |what: &str| Err(Error::Incompatible(format!("{place} {what}: {list}")));
     match requested {
         Some(requested) => {
             let named = partitions.iter().find(|one| one.name.eq_ignore_ascii_case(requested));
-            let numbered = || requested.parse().ok().and_then(|nth: usize| partitions.get(nth));
-            match named.or_else(numbered) {
+            let nth = || requested.parse::<usize>().ok()?.checked_sub(1);
+            let numbered = || partitions.get(nth()?);
+            match numbered().or(named) {
                 Some(one) => Ok(one.clone()),
                 None => refuse(&format!("has no partition {requested:?}")),
             }

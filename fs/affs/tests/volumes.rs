@@ -294,10 +294,10 @@ fn partitions_are_found_by_name_and_number() {
     let choose =
         |partition: Option<&str>| OpenOptions { partition: partition.map(str::to_owned), ..writable() };
     let error = open(&device, choose(None)).err().unwrap().to_string();
-    assert!(error.contains("partition=DH0") && error.contains("1: Work (DOS\\0"), "{error}");
+    assert!(error.contains("partition=DH0") && error.contains("2: Work (DOS\\0"), "{error}");
     let error = open(&device, choose(Some("DH9"))).err().unwrap().to_string();
     assert!(error.contains("no partition \"DH9\""), "{error}");
-    for (wanted, label) in [("dh0", "DH0"), ("0", "DH0"), ("Work", "Work"), ("1", "Work")] {
+    for (wanted, label) in [("dh0", "DH0"), ("1", "DH0"), ("Work", "Work"), ("2", "Work")] {
         let vfs = mount_fs(open(&device, choose(Some(wanted))).unwrap());
         assert_eq!(vfs.info().label, label);
         let name = format!("/{label}/by {wanted}");

@@ -125,7 +125,7 @@ pub fn run(input: &[u8]) {
         change(&*device, block, write, !flags.keep_checksums());
     }
     let calls = rest.calls();
-    for partition in ["DH0", "1"] {
+    for partition in ["DH0", "2"] {
         mount_twice(flags, &calls, |flags| mount(&device, flags, partition));
     }
 }

@@ -19,6 +19,7 @@ pub mod inputs;
 mod journal;
 mod measure;
 mod nfs;
+mod partitions;
 pub mod place;
 mod plain;
 mod work;
@@ -56,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
     Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "xfs", max_len: 2048, run: xfs::run, classes: &[] },
+    Target { name: "partitions", max_len: 4096, run: partitions::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
     Target { name: "measure", max_len: 4096, run: measure::run, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },

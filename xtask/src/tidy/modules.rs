@@ -189,8 +189,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("output", "format colours failure print progress log save"),
             (
                 "image",
-                "open_options formats foreign_formats mount_options sandbox unmount_status image_lock \
-                 cycle_guard sorted_names directory glob open inode_handle filler channel process",
+                "open_options formats foreign_formats partitions mount_options sandbox unmount_status \
+                 image_lock cycle_guard sorted_names directory glob channel process open inode_handle filler",
             ),
             (
                 "commands",

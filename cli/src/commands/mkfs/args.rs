@@ -28,6 +28,7 @@ files, problems.
 Examples:
   ivers mkfs disk.img --size 1G --root-owner
   ivers mkfs --type fat32 --label BOOT --size 64M boot.img
+  ivers mkfs disk-with-partitions.img@2
   ivers mkfs rootfs.img --from rootfs.tar --size auto
   ivers mkfs disk.img --from tree --spec devices.txt --size 64M --timestamp 0
   ivers mkfs -L data -m 0 /dev/sdx1";
@@ -52,7 +53,7 @@ pub enum FsType {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// The image file or block device
+    /// The image file or block device, or a partition of one: IMAGE@PARTITION
     pub image: PathBuf,
     /// The format
     #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]

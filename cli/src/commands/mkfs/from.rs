@@ -6,14 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use ivers_block::OpenMode;
 use ivers_vfs::MountOptions;
 
 use super::args::FromArgs;
 use super::fill::{from_dir, read_spec};
 use super::source::Source;
-use crate::image::image_lock::open_when_closed;
-use crate::image::open::open_on;
+use crate::arguments::ImageName;
+use crate::image::open::{open_on, open_to_format};
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{FillOptions, FillOutcome, ImageProcess, Request};
 
@@ -41,12 +40,13 @@ impl Filling {
         let fill_options = FillOptions { silent, ..self.options.clone() };
         let options =
             ImageOptions { read_only: false, filling: Some(self.options.time), ..ImageOptions::default() };
-        let device = open_when_closed(image, OpenMode::ReadWrite)?;
+        let device = open_to_format(image)?;
         self.source.rewind()?;
         let spec = self.spec.as_deref().map(open_spec).transpose()?;
         let archive = match (&self.source, self.source.archive()) {
             (Source::Dir(dir), _) => {
-                let id = std::fs::metadata(image).ok().map(|meta| (meta.dev(), meta.ino()));
+                let file = ImageName::parse(image).file;
+                let id = std::fs::metadata(file).ok().map(|meta| (meta.dev(), meta.ino()));
                 let spec = spec.map(read_spec).transpose()?.unwrap_or_default();
                 let vfs = open_on(Some(device), image, &options, MountOptions::default())?;
                 let outcome = from_dir(&vfs, dir, id, &spec, &fill_options)?;

@@ -12,15 +12,15 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{ByteOffset, Device, OpenMode};
+use ivers_block::{ByteOffset, Device};
 
 pub use args::Args;
 use format::{Made, NewFilesystem};
 use from::Filling;
 
-use crate::arguments::{parse_size, source_date_epoch};
+use crate::arguments::{ImageName, parse_size, source_date_epoch};
 use crate::image::foreign_formats;
-use crate::image::image_lock::open_when_closed;
+use crate::image::open::open_to_format;
 use crate::image::process::{FillOptions, FillOutcome};
 use crate::output::failure::{FAILED, REFUSED, failure, line, reported, usage};
 use crate::output::print;
@@ -32,17 +32,18 @@ const HEAD_BYTES: u64 = 512 << 10;
 
 /// Opens a device. Without `--force` it must contain only zeros at its start. Returns also whether it does.
 fn open(args: &Args) -> Result<(Arc<dyn Device>, bool)> {
-    let device: Arc<dyn Device> = Arc::new(open_when_closed(&args.image, OpenMode::ReadWrite)?);
+    let device: Arc<dyn Device> = Arc::new(open_to_format(&args.image)?);
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
     let is_empty = head.iter().all(|&byte| byte == 0);
     if !args.force && !is_empty {
         let name = args.image.display();
         let found = foreign_formats::contents(&*device);
-        return Err(failure(
-            REFUSED,
-            format!("{name} is not empty: it contains {found}; --force overwrites it"),
-        ));
+        let mut how = "--force overwrites it".to_owned();
+        if foreign_formats::has_table(&*device) && ImageName::parse(&args.image).partition.is_none() {
+            how = format!("{how}; to keep the table, name a partition, as {name}@1");
+        }
+        return Err(failure(REFUSED, format!("{name} is not empty: it contains {found}; {how}")));
     }
     Ok((device, is_empty))
 }
@@ -150,11 +151,13 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
                 .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
         ),
     };
-    let found = std::fs::metadata(&args.image).ok();
+    let image = ImageName::parse(&args.image);
+    let found = std::fs::metadata(&image.file).ok();
     if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
         return Err(usage(format!("{name} is a directory")));
     }
     let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+    let has_fixed_size = is_device || image.partition.is_some();
     // Opening a FIFO would wait for its other end.
     if found.as_ref().is_some_and(|meta| !meta.is_file()) && !is_device {
         return Err(usage(format!("{name} is neither a file nor a block device")));
@@ -163,7 +166,10 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     if is_auto && args.filling.from.is_none() {
         return Err(usage("--size auto: only with --from"));
     }
-    if is_auto && (is_device || old_len > 0) {
+    if args.size.is_some() && has_fixed_size {
+        return Err(usage(format!("{name} has a fixed size; remove --size")));
+    }
+    if is_auto && old_len > 0 {
         return Err(usage(format!(
             "{name} is not empty, and --size auto creates a file; remove {name} first"
         )));
@@ -171,9 +177,6 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     match (&found, size) {
         (None, None) if is_auto => {}
         (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
-        (Some(_), Some(_)) if is_device => {
-            return Err(usage(format!("{name} is a device, which has a fixed size; remove --size")));
-        }
         (Some(_), Some(size)) if size < old_len => {
             return Err(usage(format!("{name} has {old_len} bytes: --size cannot shrink a file")));
         }
@@ -181,15 +184,15 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     }
     // Checked for the final size before the file is created or changed.
     let bytes = size.unwrap_or(old_len);
-    if !is_device && !is_auto {
+    if !has_fixed_size && !is_auto {
         new.plan(bytes, &name)?;
     }
     let mut filling = Filling::open(&args.filling, fill_options)?;
     // A new file reads as zeros, so tables and journal need no zeroing.
-    if old_len == 0 && !is_device {
+    if old_len == 0 && !has_fixed_size {
         new.set_zeroed();
     }
-    let new_len = (bytes > old_len && !is_device).then_some(bytes);
+    let new_len = (bytes > old_len && !has_fixed_size).then_some(bytes);
     let make = || -> Result<(Made, Option<FillOutcome>)> {
         match &mut filling {
             Some(filling) if is_auto => {
@@ -200,7 +203,10 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
                 let made = write(args, &new, new_len, old_len > 0)?;
                 let outcome = filling.as_mut().map(|filling| filling.fill(&args.image, false)).transpose()?;
                 match outcome.as_ref().and_then(|outcome| outcome.full.as_ref()) {
-                    Some(why) => Err(failure(FAILED, format!("{name}: {why}; choose a larger --size"))),
+                    Some(why) => {
+                        let how = if has_fixed_size { "the size is fixed" } else { "choose a larger --size" };
+                        Err(failure(FAILED, format!("{name}: {why}; {how}")))
+                    }
                     None => Ok((made, outcome)),
                 }
             }

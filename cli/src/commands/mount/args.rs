@@ -12,7 +12,7 @@ const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "mem"];
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = super::help::HELP)]
 pub struct Args {
-    /// The image file or block device (with --type mem: any word)
+    /// The image file or block device, or a partition of one: IMAGE@PARTITION (with --type mem: any word)
     pub image: PathBuf,
     /// The directory to mount on
     pub dir: PathBuf,

@@ -22,10 +22,11 @@ Mount options (-o), separated by commas:
                    when the access time is updated (default: relatime)
   cache=SIZE       bound of all caches together, as 64M or 1G: at least 4M
                    (default: 256M)
-  offset=SIZE      start of the filesystem in the image (for a partition),
-                   in bytes or as 1M
-  partition=NAME   the partition of an Amiga hard disk (Rigid Disk Block), by
-                   name or number
+  partition=N      the partition of a disk image (GPT, MBR or the Amiga's
+                   Rigid Disk Block): a number, a name or a PARTUUID. The
+                   same as IMAGE@N. Without it the image must have one
+                   partition with a filesystem; ivers info IMAGE lists them
+  offset=SIZE      start of the filesystem in the image, in bytes or as 1M
   uid=N, gid=N     owner of all files if the format stores no owners (FAT;
                    default: the calling user)
   umask=, fmask=, dmask=
@@ -99,5 +100,6 @@ when the mount serves.
 
 Examples:
   ivers mount disk.img mnt
-  ivers mount -o ro,offset=1048576 disk-with-partitions.img mnt
+  ivers mount disk-with-partitions.img@2 mnt
+  ivers mount -o ro,partition=root disk-with-partitions.img mnt
   ivers mount -t mem none mnt";

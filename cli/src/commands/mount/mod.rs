@@ -33,6 +33,7 @@ use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::arguments::{ImageName, escape_option, with_partition};
 use crate::file_info::{self, is_dead_mount};
 use crate::image::channel::Channel;
 use crate::image::mount_options::{Options, parse};
@@ -63,10 +64,17 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
             "{dir}: a directory, not an image; did you mean `ivers mount {image} {dir}`?"
         )));
     }
-    // The processes of the mount have another current directory.
+    let name = ImageName::parse(&args.image);
     if args.fs_type != "mem" {
-        args.image =
-            args.image.canonicalize().with_context(|| format!("cannot open {}", args.image.display()))?;
+        // The processes of the mount have another current directory.
+        args.image = name.canonicalize().with_context(|| format!("cannot open {}", args.image.display()))?;
+        // The worker cannot see which part of the name is the file.
+        if options.image.partition.is_none()
+            && let Some(partition) = &name.partition
+        {
+            args.options.push(escape_option(&format!("partition={partition}")));
+            options.image.partition = Some(partition.clone());
+        }
     }
     check_dir(&mut args, &options)?;
     if args.supervisor || args.foreground {
@@ -75,7 +83,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
     let log = args.log.take().map(std::path::absolute).transpose()?;
     if let Some(log) = &log {
         let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
-        if id(log).is_some_and(|log| id(&args.image) == Some(log)) {
+        if id(log).is_some_and(|log| id(&name.file) == Some(log)) {
             return Err(usage(format!("--log {}: this file is the image", log.display())));
         }
     }
@@ -244,13 +252,15 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
         check_writable(args, options, why)?;
     }
     // Before the worker starts: an unreadable policy is an error of the command line.
-    let measure = (!options.measure.is_none()).then(|| measurement::open(&options.measure, &args.image));
+    let image = with_partition(&args.image, options.image.partition.as_deref());
+    let measure = (!options.measure.is_none()).then(|| measurement::open(&options.measure, &image));
     let measure = measure.transpose()?;
     let mut worker = Worker::start(args)?;
     if let Some(Opened { setup, files }) = measure {
         worker.channel.send(&Request::Measure(setup), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
-    let request = Request::Open { read_only: only_readable.is_some() };
+    let range = device.as_ref().and_then(FileDevice::range).map(|range| (range.start, range.len));
+    let request = Request::Open { read_only: only_readable.is_some(), range };
     worker.channel.send(&request, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // From here on the worker holds the lock on the image.
     drop(device);

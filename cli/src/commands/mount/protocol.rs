@@ -13,6 +13,8 @@ pub enum Request {
     Open {
         /// Open it read-only, whatever the options say.
         read_only: bool,
+        /// The first byte and the length of the partition that the device is limited to.
+        range: Option<(u64, u64)>,
     },
     /// Serve the mount; with the descriptors of `ivers_fuse::MountChannels`.
     Serve {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::FileDevice;
+use ivers_block::{FileDevice, FileRange};
 use ivers_fuse::{FuseOptions, MountChannels, Server};
 use ivers_vfs::Vfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -46,14 +46,17 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
         measure = Some((setup, fds));
         request = channel.receive()?;
     }
-    let Some((Request::Open { read_only }, fds)) = request else {
+    let Some((Request::Open { read_only, range }, fds)) = request else {
         bail!("a worker is started by a supervisor only")
     };
     image_options.read_only |= read_only;
-    let image = fds
-        .into_iter()
-        .next()
-        .map(|fd| FileDevice::adopt(File::from(fd), args.image.clone(), image_options.open_mode()));
+    let image = fds.into_iter().next().map(|fd| {
+        let device = FileDevice::adopt(File::from(fd), args.image.clone(), image_options.open_mode())?;
+        match range {
+            None => Ok(device),
+            Some((start, len)) => device.limit(FileRange { start, len }),
+        }
+    });
     let image = image.transpose()?;
     // Opened before the sandbox. A filesystem in memory is larger than its caches.
     vfs.budget = image.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));

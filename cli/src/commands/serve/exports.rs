@@ -11,6 +11,7 @@ use ivers_nfsd::server::Exported;
 use ivers_vfs::{Cred, Vfs};
 
 use super::plan::{self, ExportPlan};
+use crate::arguments::ImageName;
 use crate::image::open::{open_device_or_fall_back, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::output::failure::{REFUSED, failure, line, usage};
@@ -81,7 +82,7 @@ fn open(plan: ExportPlan) -> Result<Opened> {
     let context = || format!("export {}", plan.config.name);
     let mut image = plan.config.image.clone();
     if plan.fs_type != "mem" {
-        image = image
+        image = ImageName::parse(&image)
             .canonicalize()
             .with_context(|| format!("{}: cannot open {}", context(), image.display()))?;
     }

@@ -14,7 +14,7 @@ use ivers_vfs::{InodeFlags, MountOptions};
 use super::args::Args;
 use super::config_file::{self, LimitsConfig, LogFormat, OwnersConfig, ServerConfig, TlsConfig};
 use super::config_files;
-use crate::arguments::split_options;
+use crate::arguments::{split_options, with_partition};
 use crate::image::mount_options::{is_export_option, parse_for_export};
 use crate::image::open_options::{AUTO, ImageOptions};
 use crate::output::failure::{USAGE, failure, usage};
@@ -257,8 +257,9 @@ fn limits(file: &LimitsConfig, threads: Option<usize>) -> Result<(Limits, state:
     Ok((net, state))
 }
 
-/// Identifies the filesystem across restarts: by image and offset.
+/// Identifies the filesystem across restarts: by image, partition and offset.
 pub fn device_name(image: &Path, options: &ImageOptions) -> Vec<u8> {
+    let image = with_partition(image, options.partition.as_deref());
     let mut name = image.as_os_str().as_encoded_bytes().to_vec();
     if options.offset_bytes > 0 {
         name.extend(format!("@{}", options.offset_bytes).into_bytes());
