@@ -3,7 +3,7 @@
 //! It is in this crate because the buffer cache charges it. The VFS charges it too and may use this crate;
 //! this crate may not use the VFS.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Returns the resident memory of the process in bytes; `None` if it is unknown.
 pub type Meter = Box<dyn Fn() -> Option<u64> + Send + Sync>;
@@ -22,7 +22,8 @@ const RANGE_BYTES: u64 = 16 << 20;
 ///
 /// An allocator keeps a page while one object in it is in use. So the process can be larger than what the
 /// caches keep: after work on many inodes, the few that stay hold most of the pages. A budget with a meter
-/// gives the caches less while that is so.
+/// gives the caches less while that is so. If that does not suffice, it asks them to
+/// [empty](Budget::take_emptying) once, because only then the allocator has whole pages to return.
 pub struct Budget {
     limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
@@ -35,6 +36,9 @@ struct Metered {
     charged_bytes: AtomicU64,
     /// What the caches may not use now.
     withheld_bytes: AtomicU64,
+    /// How much the caches may still be charged, at the smallest share, before they are to be empty once.
+    patience_bytes: AtomicU64,
+    should_empty: AtomicBool,
 }
 
 impl Metered {
@@ -47,6 +51,16 @@ impl Metered {
         let excess = resident.saturating_sub(limit.saturating_add(BESIDE_BYTES)).min(RANGE_BYTES);
         let share = u128::from(limit / 2) * u128::from(excess) / u128::from(RANGE_BYTES);
         self.withheld_bytes.store(share as u64, Ordering::Relaxed);
+        if excess < RANGE_BYTES {
+            return;
+        }
+        let left = self.patience_bytes.load(Ordering::Relaxed).saturating_sub(METER_INTERVAL_BYTES);
+        if left == 0 {
+            self.should_empty.store(true, Ordering::Relaxed);
+        }
+        // If other memory than the caches' is in use, emptying them does not help: do it seldom.
+        let left = if left == 0 { limit.saturating_mul(4) } else { left };
+        self.patience_bytes.store(left, Ordering::Relaxed);
     }
 }
 
@@ -68,8 +82,14 @@ impl Budget {
     /// Creates a budget of `limit_bytes` that shrinks while the process is much larger. `meter` must be
     /// quick.
     pub fn with_meter(limit_bytes: u64, meter: Meter) -> Self {
-        let (charged_bytes, withheld_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { metered: Some(Metered { meter, charged_bytes, withheld_bytes }), ..Self::new(limit_bytes) }
+        let metered = Metered {
+            meter,
+            charged_bytes: AtomicU64::new(0),
+            withheld_bytes: AtomicU64::new(0),
+            patience_bytes: AtomicU64::new(limit_bytes / 4),
+            should_empty: AtomicBool::new(false),
+        };
+        Self { metered: Some(metered), ..Self::new(limit_bytes) }
     }
 
     /// Creates a budget that is never over.
@@ -113,6 +133,12 @@ impl Budget {
         self.limit().saturating_sub(withheld)
     }
 
+    /// True once when the caches should evict all that they can: the process stays too large although they
+    /// have become small.
+    pub fn take_emptying(&self) -> bool {
+        self.metered.as_ref().is_some_and(|metered| metered.should_empty.swap(false, Ordering::Relaxed))
+    }
+
     /// True while more bytes are in use than is allowed now.
     pub fn over(&self) -> bool {
         self.used() > self.allowed()
@@ -142,6 +168,18 @@ mod tests {
         budget.charge(LIMIT / 2 + 1);
         assert!(budget.over());
         budget.uncharge(LIMIT / 2 + 1);
+        assert_eq!(allowed(0), LIMIT);
+        assert!(!budget.take_emptying());
+        // It stays too large: the caches are to be empty, but not again and again.
+        let emptied = |mib: u64| {
+            (0..mib)
+                .filter(|_| {
+                    allowed(u64::MAX);
+                    budget.take_emptying()
+                })
+                .count()
+        };
+        assert_eq!((emptied(LIMIT >> 22), emptied(LIMIT >> 19), emptied(LIMIT >> 19)), (1, 0, 1));
         assert_eq!(allowed(0), LIMIT);
         // Few bytes do not read the meter.
         resident.store(u64::MAX, Ordering::Relaxed);

@@ -467,7 +467,7 @@ impl Vfs {
             let Some(hand) = self.shrink_lock.try_lock() else { return };
             hand
         };
-        let target = limit - limit / 16;
+        let target = if self.memory.budget.take_emptying() { 0 } else { limit - limit / 16 };
         let shards = self.inodes.shards();
         // Another thread may have done it.
         self.memory.no_shrink_up_to.store(0, Ordering::Relaxed);
