@@ -86,7 +86,7 @@ impl Budget {
             meter,
             charged_bytes: AtomicU64::new(0),
             withheld_bytes: AtomicU64::new(0),
-            patience_bytes: AtomicU64::new(limit_bytes / 4),
+            patience_bytes: AtomicU64::new(limit_bytes / 16),
             should_empty: AtomicBool::new(false),
         };
         Self { metered: Some(metered), ..Self::new(limit_bytes) }
@@ -179,7 +179,7 @@ mod tests {
                 })
                 .count()
         };
-        assert_eq!((emptied(LIMIT >> 22), emptied(LIMIT >> 19), emptied(LIMIT >> 19)), (1, 0, 1));
+        assert_eq!((emptied(100), emptied(300), emptied(100)), (1, 0, 1));
         assert_eq!(allowed(0), LIMIT);
         // Few bytes do not read the meter.
         resident.store(u64::MAX, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -27,8 +28,12 @@ use crate::output::failure::{FAILED, Problems, failure, line, say};
 use crate::output::format;
 use crate::output::progress::{self, Progress};
 
-/// Messages from the thread that reads. Each has at most one chunk of contents.
-const QUEUE: usize = 32;
+/// Batches on their way from the thread that reads.
+const QUEUE: usize = 4;
+/// A batch has so many messages at most: a message at a time would wake the other thread for each file.
+const BATCH_MESSAGES: usize = 256;
+/// A batch has so many bytes of contents at most, and one chunk.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// Fills a filesystem from an archive.
 pub fn from_archive(
@@ -63,7 +68,8 @@ pub fn from_dir(
     fill(vfs, spec, options, |filler| {
         std::thread::scope(|scope| {
             let (sender, receiver) = sync_channel(QUEUE);
-            let mut walker = Walker { sender, image, latest, linked: HashSet::new() };
+            let (batch, batch_bytes, linked) = (Vec::new(), 0, HashSet::new());
+            let mut walker = Walker { sender, batch, batch_bytes, image, latest, linked };
             let builder = std::thread::Builder::new().name("ivers-reader".into());
             builder.spawn_scoped(scope, move || walker.walk(dir))?;
             create_all(vfs, filler, receiver, options.silent)
@@ -167,19 +173,36 @@ enum Found {
 struct Stopped;
 
 struct Walker {
-    sender: SyncSender<Found>,
+    sender: SyncSender<Vec<Found>>,
+    /// What is not sent yet.
+    batch: Vec<Found>,
+    batch_bytes: usize,
     image: Option<FileId>,
     latest: Option<Timestamp>,
     linked: HashSet<FileId>,
 }
 
 impl Walker {
-    fn send(&self, found: Found) -> Result<(), Stopped> {
-        self.sender.send(found).map_err(|_| Stopped)
+    fn send(&mut self, found: Found) -> Result<(), Stopped> {
+        if let Found::Data(_, bytes) = &found {
+            self.batch_bytes += bytes.len();
+        }
+        self.batch.push(found);
+        if self.batch.len() < BATCH_MESSAGES && self.batch_bytes < BATCH_BYTES {
+            return Ok(());
+        }
+        self.send_batch()
+    }
+
+    fn send_batch(&mut self) -> Result<(), Stopped> {
+        self.batch_bytes = 0;
+        self.sender.send(mem::take(&mut self.batch)).map_err(|_| Stopped)
     }
 
     fn walk(&mut self, root: &Path) {
-        let _ = self.walk_below(root).and_then(|()| self.send(Found::Finish));
+        let whole = self.walk_below(root).and_then(|()| self.send(Found::Finish));
+        // If the other thread has stopped, it says why.
+        let _ = whole.and_then(|()| self.send_batch());
     }
 
     fn walk_below(&mut self, root: &Path) -> Result<(), Stopped> {
@@ -284,7 +307,7 @@ struct Level {
 fn create_all(
     vfs: &Vfs,
     filler: &mut Filler,
-    found: Receiver<Found>,
+    found: Receiver<Vec<Found>>,
     silent: bool,
 ) -> Result<(u64, Problems)> {
     let mut linked: HashMap<FileId, InodeHandle> = HashMap::new();
@@ -292,7 +315,7 @@ fn create_all(
     let mut problems = Problems::default();
     let progress = Progress::unbounded();
     let (mut files, mut bytes) = (0, 0);
-    for found in found {
+    for found in found.into_iter().flatten() {
         let (path, done) = match found {
             Found::Finish => return Ok((files, problems)),
             Found::Unreadable(path, error) => (path, Err(error)),
