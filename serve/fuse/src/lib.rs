@@ -65,6 +65,7 @@ mod errno;
 mod flusher;
 mod inflight_changes;
 mod ioctl;
+mod kept_places;
 mod mount;
 mod mountinfo;
 mod nodes;

@@ -13,6 +13,7 @@
 //! never finds two nodes of one inode, nor one that was forgotten.
 
 use crate::inflight_changes::{Callers, InflightChanges};
+use crate::kept_places::{KeptPlaces, PLACES_MAX, Place};
 use ivers_vfs::{Error, FileType, Ino, InodeRef, NameError, Result, Vfs};
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
@@ -54,14 +55,6 @@ pub(crate) struct Node {
     /// these. They are hints, verified at use.
     places: Mutex<Vec<Place>>,
 }
-
-/// A name in a directory.
-type Place = (u64, Box<[u8]>);
-
-/// Names kept for one file, enough for a file with some links. A removed name does not say which file it had.
-/// One kept name must still exist: otherwise a file that is open for writing is not found, and counts as
-/// changed at each query.
-const PLACES_MAX: usize = 16;
 
 impl Node {
     /// `listed`: the kernel may have a cached listing of this directory.
@@ -190,6 +183,8 @@ struct Shard {
     nodes: HashMap<u64, Arc<Node>>,
     /// In order of arrival, for second-chance eviction. May have entries of nodes that are gone.
     queue: VecDeque<u64>,
+    /// Names of files without a node.
+    kept: KeptPlaces,
 }
 
 impl Shard {
@@ -200,6 +195,7 @@ impl Shard {
             return node.clone();
         }
         self.sweep(callers, dropped);
+        *new.places.lock() = self.kept.take(new.id);
         let node = Arc::new(new);
         self.nodes.insert(node.id, node.clone());
         self.queue.push_back(node.id);
@@ -220,10 +216,19 @@ impl Shard {
             {
                 self.queue.push_back(id);
             } else {
-                dropped.push(slot.remove());
+                let node = slot.remove();
+                if has_other_names(&node.inode) {
+                    self.kept.keep(id, node.places());
+                }
+                dropped.push(node);
             }
         }
     }
+}
+
+/// Whether one name is not enough to find a file again: see [`KeptPlaces`].
+fn has_other_names(inode: &InodeRef) -> bool {
+    inode.kind != FileType::Directory && inode.attr().nlink > 1
 }
 
 /// All nodes of a mount.
@@ -389,11 +394,18 @@ impl Nodes {
     }
 
     /// As [`Nodes::remember`], for an inode of a listing: its node is made when a request needs it.
-    pub(crate) fn remember_listed(&self, inode: &InodeRef, parent: u64) {
+    pub(crate) fn remember_listed(&self, inode: &InodeRef, parent: u64, name: &[u8]) {
         let id = self.id(inode.ino.0);
-        if id != ROOT {
-            let _shard = self.shard(id).lock();
-            self.vfs.remember(inode, Ino(self.ino(parent)));
+        if id == ROOT {
+            return;
+        }
+        let mut shard = self.shard(id).lock();
+        self.vfs.remember(inode, Ino(self.ino(parent)));
+        if has_other_names(inode) {
+            match shard.nodes.get(&id) {
+                Some(node) => node.set_place(parent, name),
+                None => shard.kept.keep(id, [(parent, name.into())]),
+            }
         }
     }
 
@@ -415,6 +427,7 @@ impl Nodes {
             if !self.vfs.forget(ino, lookups) {
                 return;
             }
+            shard.kept.take(id);
             shard.nodes.remove(&id)
         };
         drop(gone);
@@ -494,6 +507,26 @@ mod tests {
         assert!(nodes.find(dir_id).unwrap().take_listed());
         nodes.forget(id, 1);
         assert!(nodes.find(id).is_err(), "a forgotten number is stale");
+    }
+
+    #[test]
+    fn names_of_a_hard_link_outlive_its_node() {
+        let (vfs, nodes) = nodes();
+        let root = vfs.root().unwrap();
+        let dir = create(&vfs, &root, b"dir", &CreateSpec::directory(0o755));
+        let file = create(&vfs, &root, b"one", &CreateSpec::file(0o644));
+        for name in [&b"two"[..], b"three"] {
+            vfs.link(&Cred::root(), &file, &dir, name, false).unwrap();
+        }
+        let dir_id = nodes.remember(dir.clone(), ROOT, b"dir").unwrap().id;
+        let id = nodes.remember(file.clone(), ROOT, b"one").unwrap().id;
+        nodes.remember_listed(&file, dir_id, b"three");
+        crowd_out(&vfs, &nodes);
+        nodes.remember_listed(&file, dir_id, b"two");
+        nodes.remember(file, ROOT, b"one").unwrap();
+        let node = nodes.find(id).unwrap();
+        let expected = [&b"one"[..], b"dir/two", b"dir/three"];
+        assert_eq!(nodes.paths(&node).take(3).collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::op::*;
 use crate::subject::{Limits, Seen};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The model's prediction for an operation.
@@ -93,6 +93,8 @@ pub(crate) struct Model {
     /// The identifier of the next file.
     pub(crate) next: Id,
     pub(crate) paths: BTreeMap<String, Id>,
+    /// Paths that no operation has named since the last remount, so that the kernel may not know them.
+    unseen: BTreeSet<String>,
     pub(crate) open: [Option<Id>; SLOTS as usize],
     /// The mapped files, with the length of each mapping.
     pub(crate) maps: [Option<(Id, u32)>; SLOTS as usize],
@@ -112,7 +114,17 @@ impl Model {
         let nodes = BTreeMap::from([(TOP, Node::new(Kind::Directory))]);
         let paths = BTreeMap::from([(String::new(), TOP)]);
         let (open, maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
-        Self { nodes, next: TOP + 1, paths, open, maps, limits }
+        Self { nodes, next: TOP + 1, paths, unseen: BTreeSet::new(), open, maps, limits }
+    }
+
+    /// Whether a file is open, or mapped, and no operation has named any of its names since the last remount.
+    pub(crate) fn is_held_without_name(&self, id: Id) -> bool {
+        let is_seen = |(path, named): (&String, &Id)| *named == id && !self.unseen.contains(path);
+        self.is_held(id) && !self.paths.iter().any(is_seen)
+    }
+
+    fn is_held(&self, id: Id) -> bool {
+        self.open.contains(&Some(id)) || self.maps.iter().flatten().any(|(mapped, _)| *mapped == id)
     }
 
     pub(crate) fn id(&self, on: On<'_>) -> Option<Id> {
@@ -323,6 +335,9 @@ impl Model {
     /// Applies an operation that was predicted to succeed.
     pub(crate) fn apply(&mut self, op: &Op) {
         use Touched::*;
+        for path in op.paths() {
+            self.see(path);
+        }
         match *op {
             Op::Create { path, kind, .. } => {
                 let (id, parent) = (self.next, self.dir(path));
@@ -376,6 +391,7 @@ impl Model {
                 // After a mount without a value nobody knows what changed in it: see `Run::remounted`.
                 (self.open, self.maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
                 self.nodes.values_mut().for_each(|node| node.remounted = true);
+                self.unseen = self.paths.keys().cloned().collect();
                 self.reap();
             }
             Op::Write { on, .. }
@@ -402,6 +418,11 @@ impl Model {
         }
     }
 
+    /// An operation names a path.
+    pub(crate) fn see(&mut self, path: &str) {
+        self.unseen.remove(path);
+    }
+
     fn lose(&mut self, path: &str) {
         if let Some(id) = self.paths.remove(path) {
             let node = self.nodes.get_mut(&id).expect("named");
@@ -413,10 +434,9 @@ impl Model {
 
     /// Forgets unreachable files.
     fn reap(&mut self) {
-        let (open, maps) = (self.open, self.maps);
-        let held =
-            |id: Id| open.contains(&Some(id)) || maps.iter().flatten().any(|(mapped, _)| *mapped == id);
-        self.nodes.retain(|id, node| node.names > 0 || held(*id));
+        let mut nodes = std::mem::take(&mut self.nodes);
+        nodes.retain(|id, node| node.names > 0 || self.is_held(*id));
+        self.nodes = nodes;
     }
 
     /// Returns whether an operation is a rename between two names of one file, which does nothing.
@@ -443,6 +463,7 @@ impl Model {
         };
         self.paths =
             std::mem::take(&mut self.paths).into_iter().map(|(path, id)| (move_to(&path), id)).collect();
+        self.unseen = std::mem::take(&mut self.unseen).iter().map(|path| move_to(path)).collect();
         for path in [from, to] {
             if let Some(&id) = self.paths.get(path) {
                 self.touch(id, Touched::Metadata);

@@ -196,6 +196,40 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns the paths that the operation names.
+    pub(crate) fn paths(&self) -> Vec<Name> {
+        match *self {
+            Op::Create { path, .. }
+            | Op::Born { path, .. }
+            | Op::Remove { path, .. }
+            | Op::Open { path, .. }
+            | Op::Map { path, .. } => vec![path],
+            Op::Rename { from, to, .. } | Op::Link { from, to, .. } => vec![from, to],
+            Op::Write { on, .. }
+            | Op::Truncate { on, .. }
+            | Op::Range { on, .. }
+            | Op::Chmod { on, .. }
+            | Op::Chown { on, .. }
+            | Op::Times { on, .. }
+            | Op::SetXattr { on, .. }
+            | Op::RemoveXattr { on, .. }
+            | Op::SetAcl { on, .. }
+            | Op::RemoveAcl { on }
+            | Op::Look { on }
+            | Op::Query { on }
+            | Op::Sync { on: Some(on) } => match on {
+                On::At(path) => vec![path],
+                On::Open(_) => Vec::new(),
+            },
+            Op::Close { .. }
+            | Op::Store { .. }
+            | Op::Unmap { .. }
+            | Op::Sync { on: None }
+            | Op::Evict
+            | Op::Remount => Vec::new(),
+        }
+    }
+
     /// Returns whether the operation needs attributes that formats like FAT do not store: permission bits,
     /// owners, links, extended attributes.
     pub fn needs_modes(&self) -> bool {

@@ -164,14 +164,20 @@ impl<'a> Run<'a> {
         };
         self.hold(Promise::ChangeAttribute, value.is_some() == claims.change_attribute, claims, what)?;
         let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
+        if let On::At(path) = on {
+            self.model.see(path);
+        }
+        // It cannot be flushed: the value rises by this query, and afterwards.
+        let rises = !limits.nameless_rest && self.model.is_held_without_name(id);
         let node = self.model.nodes.get_mut(&id).expect("asked for");
         let (data, changed, remounted) = (node.data, node.data || node.metadata, node.remounted);
-        let perhaps = node.perhaps || (node.names == 0 && !limits.nameless_rest) || !limits.unheld_rest;
-        let Some(last) = node.last else {
-            node.record_value(value);
-            return Ok(());
-        };
+        let perhaps = node.perhaps || rises || !limits.unheld_rest;
+        let last = node.last;
         node.record_value(value);
+        if rises {
+            node.touch(Touched::Perhaps);
+        }
+        let Some(last) = last else { return Ok(()) };
         if !remounted || claims.persistent {
             let what = || format!("{on:?} decreased from {last} to {value}");
             self.hold(Promise::Monotonic, step_between(last, value) >= 0, claims, what)?;
@@ -191,6 +197,9 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn look(&mut self, on: On<'_>) -> Checked {
+        if let On::At(path) = on {
+            self.model.see(path);
+        }
         let (seen, expected) = (self.subject.look(on), self.model.expected(on));
         let (Ok(mut seen), Some(expected)) = (seen.clone(), expected) else {
             return Err(self.failure(Promise::Model, format!("read of {on:?}: {seen:?}")));

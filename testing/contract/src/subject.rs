@@ -90,8 +90,8 @@ pub struct Limits {
     /// Setting the current times is no change, and a refused call changes no times. False with a kernel in
     /// between, which changes them first.
     pub times_are_ours: bool,
-    /// The value of an open unnamed file rests. Through FUSE it cannot be flushed, so each query returns
-    /// another value.
+    /// The value of an open file rests even if it has no name, or none that was used since the mount. Through
+    /// FUSE it cannot be flushed, so each query returns another value.
     pub nameless_rest: bool,
     /// The value rests while the file is not held. False if it is stored nowhere.
     pub unheld_rest: bool,

@@ -87,7 +87,7 @@ impl Ops {
             let is_dot = matches!(&*entry.name, b"." | b"..");
             let mut ttl = s.ttl;
             if !is_dot {
-                s.nodes.remember_listed(&inode, ino.0);
+                s.nodes.remember_listed(&inode, ino.0, &entry.name);
                 // Without a node there is nothing that the kernel may not show.
                 ttl = s.nodes.get(id).map_or(ttl, |node| s.attr_ttl(&node));
             }
