@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod acl;
+pub mod check;
 mod clone;
 mod create;
 mod dcache;
