@@ -245,7 +245,7 @@ fn affs_is_changed_too() {
     assert_eq!(ok(path, "cat @/hard"), "hello");
     ok(path, "rm -r @/Devs @/soft");
     assert_eq!(ok(path, "ls @/"), "hard\n");
-    ivers_oracle::affs::check(&std::fs::read(path).unwrap(), 512).closed().unwrap();
+    ivers_affs::check::report(&std::fs::read(path).unwrap(), 512).closed().unwrap();
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn amiga_labels_are_in_the_root_block() {
         assert!(made.status.success(), "{}", said(&made));
         labels_are_set(&image, &["Work", "System 3.1"], || {
             let bytes = std::fs::read(&image).unwrap();
-            ivers_oracle::affs::check(&bytes, 512).closed().unwrap();
+            ivers_affs::check::report(&bytes, 512).closed().unwrap();
             // The root block is the middle one. Its name is 80 bytes before the end, after its length.
             let root = &bytes[880 * 512..881 * 512];
             let name = &root[512 - 80..];

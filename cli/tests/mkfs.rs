@@ -47,7 +47,7 @@ fn check(image: &Path, fs_type: &str) {
         // The exit status, its name and its summary.
         assert_eq!(text.lines().count(), 2, "{fs_type}: {text}");
     } else {
-        ivers_oracle::affs::check(&fs::read(image).unwrap(), 512).closed().unwrap();
+        ivers_affs::check::report(&fs::read(image).unwrap(), 512).closed().unwrap();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Other projects' test suites on our mounts: pjdfstest and fsx, installed into the target directory.
 
-use ivers_oracle::affs::{Amitools, check};
+use ivers_affs::check::report;
+use ivers_oracle::affs::Amitools;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -243,7 +244,7 @@ fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache:
             amitools.xdftool(&image, &words).is_ok()
                 && fs::rename(&image, image.with_extension("img")).is_ok()
         },
-        is_clean: &|image| fs::read(image).is_ok_and(|bytes| check(&bytes, 512).closed().is_ok()),
+        is_clean: &|image| fs::read(image).is_ok_and(|bytes| report(&bytes, 512).closed().is_ok()),
     };
     fsx(tools, ivers, scratch, &volume, &weights_without_holes(), cache)
 }

@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
+pub mod check;
 mod dircache;
 mod driver;
 mod file;

@@ -36,9 +36,9 @@ const BLOCK_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
 const RESERVED_BLOCKS: u32 = 2;
 
 /// The place of a volume on a device, before its root block is found.
-struct VolumeExtent {
+pub(crate) struct VolumeExtent {
     place: String,
-    len: u64,
+    pub(crate) len: u64,
     /// The block size in the partition entry.
     block_size: Option<u32>,
     reserved: u32,
@@ -127,7 +127,10 @@ impl Affs {
     }
 }
 
-fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dyn Device>, VolumeExtent)> {
+pub(crate) fn find_volume(
+    device: Arc<dyn Device>,
+    options: &OpenOptions,
+) -> Result<(Arc<dyn Device>, VolumeExtent)> {
     let place = &options.common.place;
     let Some(partitions) = rdb::partitions(&*device, place)? else {
         if options.partition.is_some() {
@@ -163,7 +166,11 @@ fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dy
 
 /// Finds the root block, which is in the middle of the volume (FAQ 4.2). Tries all block sizes if no
 /// partition entry gives one.
-fn find_root(device: &dyn Device, extent: &VolumeExtent, variant: Variant) -> Result<(Geometry, Vec<u8>)> {
+pub(crate) fn find_root(
+    device: &dyn Device,
+    extent: &VolumeExtent,
+    variant: Variant,
+) -> Result<(Geometry, Vec<u8>)> {
     let sizes = extent.block_size.map_or(BLOCK_SIZES.to_vec(), |size| vec![size]);
     let mut corrupt_root = None;
     for block_size in sizes {

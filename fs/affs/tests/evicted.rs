@@ -52,7 +52,7 @@ fn evicted_inode_grows_only_after_its_truncation_is_durable() {
             drop(vfs);
             let states = States::new(base.clone(), &device.record(), 1)
                 .each_content(|state, bytes| {
-                    let whole = ivers_oracle::affs::check(&bytes, 512).crashed();
+                    let whole = ivers_affs::check::report(&bytes, 512).crashed();
                     assert!(whole.is_ok(), "DOS\\{low_byte}, {size}, {state:?}: {:?}", whole.err());
                 })
                 .unwrap();

@@ -46,7 +46,7 @@ impl Target for Amiga {
     /// Checks the crash state first: the driver's recovery could repair more than a crash may damage.
     fn open(&self, device: Arc<dyn Device>, _: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let bytes = bytes_of(&*device).map_err(|what| Error::corrupt(what.to_string(), "reading"))?;
-        ivers_oracle::affs::check(&bytes, BLOCK)
+        ivers_affs::check::report(&bytes, BLOCK)
             .crashed()
             .map_err(|what| Error::corrupt(format!("the checker: {what}"), "before recovery"))?;
         let fs = Affs::open(device, writable())?;
@@ -67,7 +67,7 @@ impl Target for Amiga {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        let report = ivers_oracle::affs::check(&std::fs::read(image)?, BLOCK).closed();
+        let report = ivers_affs::check::report(&std::fs::read(image)?, BLOCK).closed();
         report.map(drop).map_err(anyhow::Error::msg)
     }
 

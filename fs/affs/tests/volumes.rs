@@ -242,10 +242,13 @@ fn volumes_of_amitools_are_read_and_written() {
             drop(top);
             unlink(&vfs, "/Top");
             vfs.unmount().unwrap();
-            let report = ivers_oracle::affs::check(&device.to_bytes(), 512);
+            let report = ivers_affs::check::report(&device.to_bytes(), 512);
             // amitools 0.8.1 omits the type in its records. The caches of unchanged directories still have
             // those.
-            assert!(report.errors.iter().all(|error| error.contains("a cache of /Dir/")), "{report:?}");
+            assert!(
+                report.found.kept().iter().all(|found| found.what.contains("a cache of /Dir/")),
+                "{report:?}"
+            );
             std::fs::write(&path, device.to_bytes()).unwrap();
             tools
                 .xdfscan_beside(&path, &report.caches)
@@ -493,11 +496,11 @@ fn orphans_keep_the_volume_dirty_until_the_next_mount() {
     unlink(&vfs, "/file");
     assert_eq!(get(&vfs, &file), pattern(1, 50_000));
     vfs.unmount().unwrap();
-    let report = ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap();
+    let report = ivers_affs::check::report(&device.to_bytes(), 512).crashed().unwrap();
     assert!(!report.valid && report.lost.len() == 100, "{report:?}");
     drop((file, vfs));
     mount(&device).unmount().unwrap();
-    assert!(ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap().valid);
+    assert!(ivers_affs::check::report(&device.to_bytes(), 512).crashed().unwrap().valid);
     check(&device, 512);
 }
 
@@ -505,7 +508,7 @@ fn orphans_keep_the_volume_dirty_until_the_next_mount() {
 fn unclean_volume_is_marked_and_recovered() {
     let device = fresh(0, 512, DD);
     let vfs = mount(&device);
-    let valid = |device: &MemDevice| ivers_oracle::affs::check(&device.to_bytes(), 512).valid;
+    let valid = |device: &MemDevice| ivers_affs::check::report(&device.to_bytes(), 512).valid;
     assert!(valid(&device), "nothing was changed yet");
     let file = put(&vfs, "/file", &pattern(1, 50_000));
     vfs.fsync(&file, false).unwrap();
@@ -624,7 +627,7 @@ fn wrong_directory_caches_are_repaired() {
         set_checksum(&mut block, head::CHECKSUM);
         device.write_at(ByteOffset(page), &block).unwrap();
     };
-    let is_wrong = || ivers_oracle::affs::check(&device.to_bytes(), 512).closed().is_err();
+    let is_wrong = || ivers_affs::check::report(&device.to_bytes(), 512).closed().is_err();
     for words in [&[(dirc::RECORDS, 200)], &[(dirc::LIST + record::NAME - 3, 0xffff_ffff)]] {
         damage(words);
         assert!(is_wrong());

@@ -51,8 +51,8 @@ pub fn image(path: &Path) -> Arc<MemDevice> {
 }
 
 /// Checks a closed volume with our own checker.
-pub fn check(device: &MemDevice, block_size: u32) -> ivers_oracle::affs::Report {
-    ivers_oracle::affs::check(&device.to_bytes(), block_size as usize).closed().unwrap()
+pub fn check(device: &MemDevice, block_size: u32) -> ivers_affs::check::Report {
+    ivers_affs::check::report(&device.to_bytes(), block_size as usize).closed().unwrap()
 }
 
 pub fn amitools() -> Option<Amitools> {

@@ -1,13 +1,8 @@
-//! AFFS: other projects' tools, and our own checker where they have none.
+//! AFFS: other projects' tools.
 //!
 //! amitools (`xdftool`, `xdfscan`, `rdbtool`; Python) and `unadf` (C) make, fill, read and check images, and
 //! are independent of each other. `xdfscan` reports hard and soft links as damage and does not know directory
-//! caches, and neither checks for the remains of a crash: [`check()`] does. It shares no code with the
-//! driver.
-
-mod check;
-
-pub use check::{Report, check};
+//! caches, and neither checks for the remains of a crash: the checker in `ivers-affs` does.
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
