@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+pub mod check;
 mod cluster;
 mod dir;
 mod driver;
