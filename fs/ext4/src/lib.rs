@@ -13,11 +13,13 @@
 //! | `map`, `journal_bmap` | block maps and file data; the journal's map |
 //! | `dir`, `xattr` | names; extended attributes |
 //! | `mkfs` | making a filesystem |
+//! | [`check`] | the checker, which trusts none of the modules above but `layout` |
 
 #![forbid(unsafe_code)]
 
 mod balloc;
 mod bootloader;
+pub mod check;
 mod dir;
 mod driver;
 mod epoch;

@@ -19,6 +19,7 @@ use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::kernel::may_loop_mount;
 use ivers_oracle::{LoopMount, e2fs};
+use ivers_vfs::check::Memory;
 use ivers_vfs::{DriverOptions, FileSystem};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -84,6 +85,14 @@ const KINDS: &[Ext] = &[
     Ext { name: "ext4, no journal", options: &["-b", "1024", "-O", "^has_journal"], ..UNLOGGED },
 ];
 
+/// Checks an image with our checker.
+fn our_check(image: &Path) -> anyhow::Result<()> {
+    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
+    let found = ivers_ext4::check::check(device, Memory::unlimited(), "test image")?;
+    anyhow::ensure!(found.is_clean(), "ivers check: {:?}", found.kept());
+    Ok(())
+}
+
 impl Target for Ext {
     fn name(&self) -> &str {
         self.name
@@ -137,14 +146,19 @@ impl Target for Ext {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        e2fs::e2fsck(image)
+        e2fs::e2fsck(image)?;
+        our_check(image)
     }
 
     fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
         if !self.journal {
             return e2fs::e2fsck_repair_all(image).map(|_| Repaired::Whole);
         }
+        // Our checker replays the journal in memory, so it must find as little as e2fsck does.
+        let before = our_check(image);
         let said = e2fs::e2fsck_repair(image)?;
+        before?;
+        our_check(image)?;
         Ok(if e2fs::drops_attributes(image, &said)? { Repaired::Spoiled } else { Repaired::Whole })
     }
 

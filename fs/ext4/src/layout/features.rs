@@ -84,6 +84,8 @@ impl Incompat {
         .union(Self::INLINE_DATA);
     /// Features that this driver reads: MMP requires updates only while writing.
     pub const READABLE: Self = Self::KNOWN.union(Self::MMP);
+    /// Features of a filesystem that the checker reads.
+    pub const CHECKABLE: Self = Self::READABLE.union(Self::ENCRYPT).union(Self::CASEFOLD);
 }
 
 impl RoCompat {

@@ -142,6 +142,11 @@ pub struct Superblock {
 impl Superblock {
     /// Decodes and checks. `device_len` is the device's length in bytes, `place` names the image in errors.
     pub fn parse(bytes: &[u8], device_len: u64, place: &str) -> Result<Self> {
+        Self::parse_accepting(bytes, device_len, place, Incompat::READABLE)
+    }
+
+    /// Decodes and checks as [`Superblock::parse`] does, and accepts these features.
+    pub fn parse_accepting(bytes: &[u8], device_len: u64, place: &str, accepted: Incompat) -> Result<Self> {
         let at = || format!("{place}, superblock");
         let bad = |what: String| Error::corrupt(what, at());
         let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
@@ -159,7 +164,7 @@ impl Superblock {
         let incompat = Incompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_incompat.get() });
         let ro_compat = RoCompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_ro_compat.get() });
         // Check first: features may change the meaning of the other fields.
-        let refused = incompat.difference(Incompat::READABLE);
+        let refused = incompat.difference(accepted);
         if !refused.is_empty() {
             return Err(Error::Incompatible(format!(
                 "{place} has the unsupported feature {}",

@@ -8,12 +8,12 @@
 
 use ivers_block::{BlockNo, FileBlock};
 
-pub(super) const MAGIC: u16 = 0xF30A;
-pub(super) const HEADER: usize = 12;
-pub(super) const ENTRY: usize = 12;
-pub(super) const MAX_DEPTH: u16 = 5;
+pub(crate) const MAGIC: u16 = 0xF30A;
+pub(crate) const HEADER: usize = 12;
+pub(crate) const ENTRY: usize = 12;
+pub(crate) const MAX_DEPTH: u16 = 5;
 /// Capacity of the smallest node, the root.
-pub(super) const MIN_CAPACITY: usize = 4;
+pub(crate) const MIN_CAPACITY: usize = 4;
 /// Longest written extent, in blocks; a longer `ee_len` means `ee_len - 32768` unwritten blocks.
 pub(crate) const MAX_LEN: u32 = 32_768;
 /// Longest unwritten extent, in blocks.
@@ -76,50 +76,50 @@ impl Extent {
     }
 }
 
-pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-pub(super) fn entries(node: &[u8]) -> usize {
+pub(crate) fn entries(node: &[u8]) -> usize {
     usize::from(u16_at(node, 2))
 }
 
-pub(super) fn capacity(node: &[u8]) -> usize {
+pub(crate) fn capacity(node: &[u8]) -> usize {
     usize::from(u16_at(node, 4))
 }
 
-pub(super) fn depth(node: &[u8]) -> u16 {
+pub(crate) fn depth(node: &[u8]) -> u16 {
     u16_at(node, 6)
 }
 
-pub(super) fn entry(node: &[u8], index: usize) -> &[u8] {
+pub(crate) fn entry(node: &[u8], index: usize) -> &[u8] {
     &node[HEADER + index * ENTRY..HEADER + (index + 1) * ENTRY]
 }
 
-pub(super) fn key(node: &[u8], index: usize) -> FileBlock {
+pub(crate) fn key(node: &[u8], index: usize) -> FileBlock {
     first_key(entry(node, index))
 }
 
 /// The key at the start of entries.
-pub(super) fn first_key(entries: &[u8]) -> FileBlock {
+pub(crate) fn first_key(entries: &[u8]) -> FileBlock {
     FileBlock(u64::from(u32_at(entries, 0)))
 }
 
 /// Sets the key at the start of an entry.
-pub(super) fn put_key(entry: &mut [u8], key: FileBlock) {
+pub(crate) fn put_key(entry: &mut [u8], key: FileBlock) {
     entry[..4].copy_from_slice(&(key.0 as u32).to_le_bytes());
 }
 
-pub(super) fn child(node: &[u8], index: usize) -> BlockNo {
+pub(crate) fn child(node: &[u8], index: usize) -> BlockNo {
     let bytes = entry(node, index);
     BlockNo(u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32)
 }
 
-pub(super) fn index_entry(key: FileBlock, block: BlockNo) -> [u8; ENTRY] {
+pub(crate) fn index_entry(key: FileBlock, block: BlockNo) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
     put_key(&mut bytes, key);
     bytes[4..8].copy_from_slice(&(block.0 as u32).to_le_bytes());
@@ -127,11 +127,11 @@ pub(super) fn index_entry(key: FileBlock, block: BlockNo) -> [u8; ENTRY] {
     bytes
 }
 
-pub(super) fn set_entries(node: &mut [u8], count: usize) {
+pub(crate) fn set_entries(node: &mut [u8], count: usize) {
     node[2..4].copy_from_slice(&(count as u16).to_le_bytes());
 }
 
-pub(super) fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
+pub(crate) fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
     node[..2].copy_from_slice(&MAGIC.to_le_bytes());
     node[2..4].fill(0);
     node[4..6].copy_from_slice(&(capacity as u16).to_le_bytes());
@@ -147,14 +147,14 @@ pub(crate) fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
     set_entries(node, count + 1);
 }
 
-pub(super) fn remove_at(node: &mut [u8], index: usize) {
+pub(crate) fn remove_at(node: &mut [u8], index: usize) {
     let count = entries(node);
     node.copy_within(HEADER + (index + 1) * ENTRY..HEADER + count * ENTRY, HEADER + index * ENTRY);
     set_entries(node, count - 1);
 }
 
 /// The last entry whose key is not above `block`; 0 if all are.
-pub(super) fn find(node: &[u8], block: FileBlock) -> usize {
+pub(crate) fn find(node: &[u8], block: FileBlock) -> usize {
     let (mut low, mut high) = (0, entries(node));
     while low < high {
         let middle = (low + high) / 2;
