@@ -8,14 +8,14 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, cp, du, edit, image_process, info, label, ls, manpages, measure, mkfs, mount, resize,
-    serve, shell, stat, stats, tar, tree, unmount,
+    cat, changed, check, cp, du, edit, image_process, info, label, ls, manpages, measure, mkfs, mount,
+    resize, serve, shell, stat, stats, tar, tree, unmount,
 };
-use crate::output::failure::usage;
+use crate::output::failure::{USAGE, usage};
 use crate::output::progress;
 
 const HELP: &str = "\
-Exit codes of all commands:
+Exit codes of all commands but check, which has those of fsck(8):
   0  success
   1  the operation failed (I/O error, no space, permission);
      of cp: an operand was not copied, all others were
@@ -23,8 +23,8 @@ Exit codes of all commands:
   3  a file, path or image does not exist
   4  refused: the image requires an unsupported feature or contains no
      supported filesystem; the directory is not on a mount of ivers
-  5  the image is damaged; the checker of its format may repair it (e2fsck,
-     fsck.fat, xfs_repair; xdfscan finds damage of AFFS)
+  5  the image is damaged: ivers check shows where; the checker of its
+     format may repair it (e2fsck, fsck.fat, xfs_repair)
   6  the image or the mount is in use
 
 Getting started:
@@ -68,6 +68,8 @@ enum Command {
     Stat(stat::Args),
     /// Show which files changed since a saved state, without reading their contents
     Changed(changed::Args),
+    /// Check an image: report what is wrong in it, and repair nothing
+    Check(check::Args),
     /// Keep a measurement list of files, as the IMA of the kernel does; reads only changed files
     Measure(measure::Args),
     /// List a directory of an image
@@ -159,6 +161,7 @@ impl CommandLine {
             Command::Unmount(args) => unmount::run(&args, json),
             Command::Stat(args) => stat::run(&args, json),
             Command::Changed(args) => changed::run(&args, json),
+            Command::Check(args) => check::run(&args, json, quiet),
             Command::Measure(args) => measure::run(&args, json),
             Command::Ls(args) => ls::run(&args, json),
             Command::Cat(args) => cat::run(&args, json),
@@ -203,6 +206,12 @@ fn name_missing_destination(mut error: clap::Error) -> clap::Error {
 /// Returns whether the command line has `--json`, also if the rest of it is wrong.
 pub fn asks_for_json(words: &[OsString]) -> bool {
     words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
+/// Returns the exit code for an error in this command line.
+pub fn usage_code(words: &[OsString]) -> u8 {
+    let command = words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    if command.is_some_and(|word| word == "check") { check::USAGE } else { USAGE }
 }
 
 /// Adds the subcommand to `ivers IMAGE DIR -o OPTIONS`, as which mount(8) calls the program of type

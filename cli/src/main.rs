@@ -50,9 +50,10 @@ fn main() -> ExitCode {
     if command_line::asks_for_json(&words) {
         failure::print_json(&words);
     }
+    let usage_code = command_line::usage_code(&words);
     let command_line = match CommandLine::parse_words(words) {
         Ok(command_line) => command_line,
-        Err(error) => return failure::print_usage("ivers", &error),
+        Err(error) => return failure::print_usage("ivers", &error, usage_code),
     };
     match command_line.run() {
         Ok(()) => ExitCode::SUCCESS,

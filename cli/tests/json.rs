@@ -119,6 +119,7 @@ fn json_of_commands_on_images_has_the_documented_names() {
     let names = ["number", "start", "size", "type", "type_id", "name", "uuid", "fs", "contents", "problem"];
     let partition = answer[0]["partitions"][0].as_object().unwrap();
     assert!(names.iter().all(|name| partition.contains_key(*name)), "{partition:?}");
+    holds("check (end)", &ask(&["check", &image]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod bench;
 mod book;
+mod check_corpus;
 mod demo;
 mod dist;
 mod fuzz;
@@ -203,6 +204,12 @@ enum Task {
         /// Only mutants whose path contains this text
         name: Option<String>,
     },
+    /// Compares `ivers check` with e2fsck and fsck.fat on the images of their tests
+    CheckCorpus {
+        /// Source trees of e2fsprogs and dosfstools, each with the folder `tests`
+        #[arg(required = true)]
+        dirs: Vec<PathBuf>,
+    },
     /// Fuzzes one target or all in turn; requires a nightly compiler
     Fuzz {
         /// The target to run
@@ -247,6 +254,10 @@ fn main() -> ExitCode {
         Task::Kmod => kmod::kmod(),
         Task::Nfs => nfs::nfs(),
         Task::Mutants { name } => mutants::mutants(name.as_deref()),
+        Task::CheckCorpus { dirs } => {
+            ensure(&[("e2fsck", "e2fsprogs"), ("fsck.fat", "dosfstools"), ("xxd", "xxd"), ("gzip", "gzip")])
+                && check_corpus::check_corpus(&dirs)
+        }
         Task::Demo => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         Task::Bench { words } => return bench(&words),
         Task::NfsSpeed { options } => {

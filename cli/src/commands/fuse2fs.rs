@@ -72,7 +72,7 @@ pub fn is_name(program: Option<&OsString>) -> bool {
 pub fn main(words: &[OsString]) -> ExitCode {
     let words = match CommandLine::try_parse_from(words) {
         Ok(words) => words,
-        Err(error) => return failure::print_usage(NAME, &error),
+        Err(error) => return failure::print_usage(NAME, &error, failure::USAGE),
     };
     match translate(&words).and_then(|mount| mount::run(mount, false)) {
         Ok(()) => ExitCode::SUCCESS,

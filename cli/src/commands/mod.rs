@@ -4,7 +4,7 @@
 //!
 //! | module | command |
 //! |---|---|
-//! | [`stat`], [`ls`], [`cat`], [`tree`], [`du`], [`info`], [`label`], [`resize`],
+//! | [`stat`], [`ls`], [`cat`], [`tree`], [`du`], [`info`], [`check`], [`label`], [`resize`],
 //! [`unmount`] | the command of that name |
 //! | [`changed`] | `changed`, and the walks that it shares with the image process |
 //! | [`measure`] | `measure` |
@@ -22,6 +22,7 @@
 
 pub mod cat;
 pub mod changed;
+pub mod check;
 pub mod cp;
 pub mod du;
 pub mod edit;

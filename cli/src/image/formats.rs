@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
-use ivers_vfs::{DriverOptions, FileSystem, Result, Timestamp};
+use ivers_vfs::check::{Findings, Memory};
+use ivers_vfs::{DriverOptions, Error, FileSystem, Result, Timestamp};
 
 use super::open_options::{ImageOptions, Owners};
 
@@ -22,10 +23,14 @@ pub struct Format {
     pub has_partitions: bool,
     probe: fn(head: &[u8]) -> bool,
     open: Open,
+    check: Check,
 }
 
 /// Opens a device. `Budget` bounds its buffers; the string names the image in errors.
 type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>;
+
+/// Checks a device. `Memory` bounds what the check keeps; the string names the image in errors.
+type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings>;
 
 /// Bytes of a device that a probe sees: a Rigid Disk Block is one of the first 16 sectors.
 const HEAD_BYTES: u64 = 16 * 512;
@@ -40,6 +45,7 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_ext4::probe,
         open: open_ext4,
+        check: |device, _, memory, place| ivers_ext4::check::check(device, memory, place),
     },
     Format {
         names: &["fat", "vfat", "msdos", "fat12", "fat16", "fat32"],
@@ -49,6 +55,7 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_fat::probe,
         open: open_fat,
+        check: |device, _, memory, place| ivers_fat::check::check(device, memory, place),
     },
     Format {
         names: &["affs", "ofs", "ffs"],
@@ -58,6 +65,7 @@ pub const FORMATS: &[Format] = &[
         has_partitions: true,
         probe: ivers_affs::probe,
         open: open_affs,
+        check: check_affs,
     },
     Format {
         names: &["xfs"],
@@ -67,6 +75,7 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_xfs::probe,
         open: open_xfs,
+        check: |_, _, _, _| Err(Error::Incompatible("XFS cannot be checked; run xfs_repair -n".into())),
     },
 ];
 
@@ -89,6 +98,12 @@ pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
     Ok(FORMATS.iter().find(|format| (format.probe)(&head)))
 }
 
+/// Checks a device that [`recognise`] does not recognise because its first bytes are destroyed. Returns
+/// `None` if no filesystem was there.
+pub fn check_remains(device: &dyn Device) -> Result<Option<Findings>> {
+    ivers_ext4::check::check_remains(device)
+}
+
 fn head(device: &dyn Device) -> Result<Vec<u8>> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
@@ -99,6 +114,17 @@ impl Format {
     /// Returns whether a device is of this format.
     pub fn is_on(&self, device: &dyn Device) -> Result<bool> {
         Ok((self.probe)(&head(device)?))
+    }
+
+    /// Checks a device of this format. `image_name` is for errors.
+    pub fn check(
+        &self,
+        device: Arc<dyn Device>,
+        options: &ImageOptions,
+        memory: Memory,
+        image_name: &str,
+    ) -> Result<Findings> {
+        (self.check)(device, options, memory, image_name)
     }
 
     /// Opens a device of this format. `image_name` is for errors.
@@ -162,6 +188,15 @@ fn open_affs(
         partition: options.partition.clone(),
     };
     Ok(ivers_affs::Affs::open(device, options)?)
+}
+
+fn check_affs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    memory: Memory,
+    image_name: &str,
+) -> Result<Findings> {
+    ivers_affs::check::check(device, options.partition.as_deref(), memory, image_name)
 }
 
 fn open_xfs(

@@ -12,6 +12,7 @@ use ivers_block::{
     BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, FileRange, OffsetDevice,
 };
 use ivers_mem::Mem;
+use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{Clock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
@@ -23,6 +24,7 @@ use super::process::{ImageProcess, PartitionPlace};
 use super::{foreign_formats, glob, partitions, sandbox};
 use crate::arguments::{ImageName, Operand, partition_of, with_missing_slash, with_partition};
 use crate::output::failure::{BUSY, NOT_FOUND, REFUSED, USAGE, code, failure, usage};
+use crate::process::metered_budget;
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
 pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {
@@ -150,6 +152,41 @@ pub fn open_on(
     mount_options.cache_bytes = options.cache_bytes;
     mount_options.budget = Some(budget);
     Vfs::mount(fs, mount_options).with_context(|| image_name)
+}
+
+/// Opens an image, enters the sandbox, and checks the filesystem in it. Returns the format's name and what is
+/// wrong.
+pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str, Findings)> {
+    let file = Arc::new(open_image(image, options)?);
+    let budget = metered_budget(options.cache_bytes);
+    sandbox::enter(options.sandbox);
+    let budget = budget.unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
+    let memory = Memory::new(budget, "allow more with -o cache=");
+    let Located { device, format, partition, image_name, .. } =
+        match locate(&file, file.clone(), image, options) {
+            Ok(located) => located,
+            Err(error) => {
+                let found = check_remains(file, image, options)?;
+                return found.map(|found| ("ext4", found)).ok_or(error);
+            }
+        };
+    check_options(format, options).with_context(|| image_name.clone())?;
+    let options = ImageOptions { partition, ..options.clone() };
+    let found = format.check(device, &options, memory, &image_name).with_context(|| image_name.clone())?;
+    Ok((format.names[0], found))
+}
+
+/// Reports a filesystem whose superblock is destroyed. `None` if there is none, or if the device contains
+/// something else.
+fn check_remains(file: Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<Option<Findings>> {
+    let device: Arc<dyn Device> = match options.offset_bytes {
+        0 => file,
+        offset => Arc::new(OffsetDevice::new(file, ByteOffset(offset))?),
+    };
+    let name = image.display().to_string();
+    let is_other =
+        foreign_formats::recognise(&*device, &name).is_some() || partitions::read(&*device, &name)?.is_some();
+    if is_other { Ok(None) } else { Ok(formats::check_remains(&*device)?) }
 }
 
 /// A clock that always shows the same time.

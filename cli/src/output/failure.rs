@@ -84,9 +84,15 @@ fn operand_in<'a>(message: &str, operands: &'a [String]) -> Option<&'a str> {
 /// Formats a message of `program` for standard error: text, or a JSON object if [`print_json`] was called.
 /// `code` is `None` for a warning.
 fn formatted(program: &str, code: Option<u8>, message: &str) -> String {
+    formatted_as(program, code, code, message)
+}
+
+/// Formats a message as [`formatted`] does, for a command with other exit codes. `kind` is the code of this
+/// kind of error in the other commands, `code` the exit code of this one.
+fn formatted_as(program: &str, kind: Option<u8>, code: Option<u8>, message: &str) -> String {
     let Some(operands) = JSON.get() else { return format!("{program}: {message}") };
-    let known = CODE_NAMES.iter().find(|(number, _)| Some(*number) == code);
-    let kind = if code.is_none() { "warning" } else { known.map_or("failed", |(_, name)| name) };
+    let known = CODE_NAMES.iter().find(|(number, _)| Some(*number) == kind);
+    let kind = if kind.is_none() { "warning" } else { known.map_or("failed", |(_, name)| name) };
     serde_json::json!({
         "error": kind,
         "code": code,
@@ -99,6 +105,13 @@ fn formatted(program: &str, code: Option<u8>, message: &str) -> String {
 /// Prints an error with this exit code.
 pub fn say_error(code: u8, message: &str) {
     say(formatted("ivers", Some(code), message));
+}
+
+/// Prints an error of a command that has exit codes of its own. Returns an error that ends the command with
+/// this exit code.
+pub fn reported_as(error: &anyhow::Error, code_of_command: u8) -> anyhow::Error {
+    say(formatted_as("ivers", Some(code(error)), Some(code_of_command), &line(error)));
+    reported(code_of_command)
 }
 
 /// Prints a warning.
@@ -271,7 +284,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             Some("get a complete copy".to_owned())
         }
         Error::Corrupt { .. } => Some(
-            "the image is damaged: repair a copy with the checker of its format (e2fsck, fsck.fat)".into(),
+            "the image is damaged: ivers check shows where; repair a copy with the checker of its format \
+             (e2fsck, fsck.fat, xfs_repair)"
+                .into(),
         ),
         _ => None,
     }
@@ -300,8 +315,9 @@ pub fn say(text: impl fmt::Display) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints an error in the command line of `program`, or the help that it asks for. Returns the exit code.
-pub fn print_usage(program: &str, error: &clap::Error) -> ExitCode {
+/// Prints an error in the command line of `program`, or the help that it asks for. Returns the exit code,
+/// which is `exit_code` after an error.
+pub fn print_usage(program: &str, error: &clap::Error, exit_code: u8) -> ExitCode {
     if !error.use_stderr() {
         // `ivers --help | head` closes the pipe early, which is no error.
         let _ = error.print();
@@ -313,11 +329,11 @@ pub fn print_usage(program: &str, error: &clap::Error) -> ExitCode {
     if is_json() {
         let message = text.split("\n\nUsage:").next().unwrap_or(text);
         let words: Vec<_> = message.split_whitespace().collect();
-        say(formatted(program, Some(USAGE), &words.join(" ")));
+        say(formatted_as(program, Some(USAGE), Some(exit_code), &words.join(" ")));
     } else {
         say(format_args!("{program}: {text}"));
     }
-    ExitCode::from(USAGE)
+    ExitCode::from(exit_code)
 }
 
 /// Prints an error of `program`, the name that this program was called by. Returns the exit code.

@@ -5,7 +5,7 @@
 //! type of the damaged block.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
+use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
 use ivers_affs::layout::{head, put_tail32, put32, set_checksum, tail};
 use ivers_affs::{Affs, OpenOptions, mkfs};
 use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
@@ -123,6 +123,9 @@ pub fn run(input: &[u8]) {
         let len = patch.bytes.len().min(BLOCK - at);
         let write = |block: &mut [u8]| block[at..at + len].copy_from_slice(&patch.bytes[..len]);
         change(&*device, block, write, !flags.keep_checksums());
+    }
+    for partition in [None, Some("DH0")] {
+        let _ = ivers_affs::check::check(device.clone(), partition, memory(), "image");
     }
     let calls = rest.calls();
     for partition in ["DH0", "2"] {

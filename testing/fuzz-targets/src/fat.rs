@@ -3,7 +3,7 @@
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a sector of it.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
+use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
 use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_fat::{Fat, OpenOptions};
@@ -55,6 +55,7 @@ pub fn run(input: &[u8]) {
         let bytes = &patch.bytes[..patch.bytes.len().min((SECTOR - offset) as usize)];
         device.write_at(ByteOffset(sector * SECTOR + offset), bytes).expect("regions lie in the image");
     }
+    let _ = ivers_fat::check::check(device.clone(), memory(), "image");
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }

@@ -54,6 +54,7 @@ pub const TARGETS: &[Target] = &[
         run: |input| work::run(input, Class::ALL),
         classes: Class::ALL,
     },
+    Target { name: "check", max_len: 4096, run: |input| work::check(input, Class::ALL), classes: Class::ALL },
     Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
     Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "xfs", max_len: 2048, run: xfs::run, classes: &[] },

@@ -6,6 +6,7 @@ use crate::input::{Call, Flags, Input};
 use crate::place::Class;
 use ivers_block::{Budget, ByteOffset, Device, OverlayDevice};
 use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::check::Memory;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,6 +27,21 @@ pub fn run(input: &[u8], classes: &[Class]) {
     damage(base, &device, classes, flags, &mut rest);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
+}
+
+/// A bound for the memory of a checker.
+pub(crate) fn memory() -> Memory {
+    Memory::new(Arc::new(Budget::new(CACHE_BYTES)), "")
+}
+
+/// Runs the checker on a base image that the input damages. Its findings do not matter: it must end.
+pub fn check(input: &[u8], classes: &[Class]) {
+    let mut rest = Input::new(input);
+    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
+    let flags = Flags(rest.byte());
+    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+    damage(base, &device, classes, flags, &mut rest);
+    let _ = ivers_ext4::check::check(device, memory(), "image");
 }
 
 /// Mounts and uses the image, and closes it or stops as in a crash. Then mounts the result.

@@ -194,8 +194,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
             (
                 "commands",
-                "stat ls cat tree du info label resize unmount changed measure cp edit shell tar mkfs mount \
-                 serve stats fuse2fs man_page manpages image_process",
+                "stat ls cat tree du info check label resize unmount changed measure cp edit shell tar mkfs \
+                 mount serve stats fuse2fs man_page manpages image_process",
             ),
             ("commands/changed", "saved_state walk renames compare"),
             ("commands/cp", "interrupt stream reader writer"),
@@ -220,6 +220,11 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("layout", "csum features raw sizes superblock group slot_body inode"),
             ("resize", "plan grow"),
             ("xattr", "acl body block inode"),
+            (
+                "check",
+                "bits state map superblock groups journal orphans quota xattr inode htree dir connect \
+                 bitmaps",
+            ),
         ],
     ),
     ("fs/fat/src", &[("mkfs", "options geometry")]),

@@ -1,0 +1,128 @@
+//! `check`: reads an image whole and reports what is wrong in it.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use ivers_vfs::check::{Finding, Findings};
+use serde_json::json;
+
+use crate::image::mount_options::ImageArgs;
+use crate::image::open;
+use crate::output::failure::{is_broken_pipe, reported, reported_as};
+use crate::output::{format, print};
+
+/// Exit code: findings were reported.
+const UNCORRECTED: u8 = 4;
+/// Exit code: the check could not be done.
+const OPERATIONAL: u8 = 8;
+/// Exit code: the command line is wrong.
+pub const USAGE: u8 = 16;
+
+const HELP: &str = "\
+Reads all structures of the filesystem, trusts none of them, and writes nothing. A journal that must be \
+replayed is replayed in memory; the result is checked, and a note says so. Formats: ext2, ext3, ext4, FAT12, \
+FAT16, FAT32, OFS and FFS. To repair an image, use the format's own tool: e2fsck, fsck.fat. A check that \
+needs more memory than -o cache= (by default 256M) ends with an error.
+
+Each finding has its place (group, inode, path, block, as far as known) and a code such as \
+block-claimed-twice, which does not change between versions; docs/check.md lists them.
+
+JSON: one object a finding (code, group, inode, path, block, what), then a summary (image, format, clean, \
+findings, codes with their counts, notes).
+
+Exit codes differ from those of the other commands. They are those of fsck(8):
+  0   nothing is wrong
+  4   something is wrong; nothing was changed
+  8   the check could not be done: I/O error, unsupported format or
+      feature, image in use
+  16  the command line is wrong
+
+Examples:
+  ivers check disk.img
+  ivers check --json -o offset=1M disk.img";
+
+/// Options of `check`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// An image or a device
+    image: PathBuf,
+    #[command(flatten)]
+    options: ImageArgs,
+}
+
+/// Runs `ivers check`.
+pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
+    let options = args.options.options().map_err(|error| reported_as(&error, USAGE))?;
+    let (name, found) =
+        open::check_image(&args.image, &options).map_err(|error| reported_as(&error, OPERATIONAL))?;
+    let printed = if json { print_json(args, name, &found) } else { print_text(args, name, &found, quiet) };
+    match printed {
+        // The exit code still says what was found.
+        Err(error) if !is_broken_pipe(&error) => return Err(reported_as(&error, OPERATIONAL)),
+        _ => {}
+    }
+    if found.is_clean() { Ok(()) } else { Err(reported(UNCORRECTED)) }
+}
+
+fn print_json(args: &Args, name: &str, found: &Findings) -> Result<()> {
+    for Finding { code, place, what } in found.kept() {
+        print::json_line(&json!({
+            "code": code,
+            "group": place.group,
+            "inode": place.inode,
+            "path": place.path.as_ref().map(|path| String::from_utf8_lossy(path).into_owned()),
+            "block": place.block,
+            "what": what,
+        }))?;
+    }
+    let codes = found.counts().iter().map(|(code, count)| json!({ "code": code, "count": count }));
+    print::json_line(&json!({
+        "image": args.image.display().to_string(),
+        "format": name,
+        "clean": found.is_clean(),
+        "findings": found.total(),
+        "codes": codes.collect::<Vec<_>>(),
+        "notes": found.notes(),
+    }))
+}
+
+/// The place of a finding, in words.
+fn place_of(finding: &Finding) -> String {
+    let place = &finding.place;
+    let mut parts = Vec::new();
+    if let Some(group) = place.group {
+        parts.push(format!("group {group}"));
+    }
+    let path = place.path.as_ref().map(|path| format::name(path));
+    match (place.inode, path) {
+        (Some(inode), Some(path)) => parts.push(format!("inode {inode} ({path})")),
+        (Some(inode), None) => parts.push(format!("inode {inode}")),
+        (None, Some(path)) => parts.push(path),
+        (None, None) => {}
+    }
+    if let Some(block) = place.block {
+        parts.push(format!("block {block}"));
+    }
+    if parts.is_empty() { "filesystem".into() } else { parts.join(", ") }
+}
+
+fn print_text(args: &Args, name: &str, found: &Findings, quiet: bool) -> Result<()> {
+    let image = format::name(args.image.as_os_str().as_encoded_bytes());
+    for note in found.notes() {
+        print::line(format_args!("{image}: note: {note}"))?;
+    }
+    for finding in found.kept() {
+        print::line(format_args!("{image}: {}: {}: {}", place_of(finding), finding.code, finding.what))?;
+    }
+    let (shown, total) = (found.kept().len() as u64, found.total());
+    if total > shown {
+        print::line(format_args!("{image}: {} more findings of these kinds are not shown", total - shown))?;
+    }
+    if found.is_clean() {
+        return if quiet { Ok(()) } else { print::line(format_args!("{image}: {name}: clean")) };
+    }
+    let codes: Vec<_> = found.counts().iter().map(|(code, count)| format!("{code} {count}")).collect();
+    let noun = if total == 1 { "finding" } else { "findings" };
+    print::line(format_args!("{image}: {name}: {total} {noun} ({}); nothing was changed", codes.join(", ")))
+}

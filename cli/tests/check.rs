@@ -1,0 +1,193 @@
+//! `ivers check`: exit codes, text and JSON, and what the other commands leave.
+
+mod common;
+
+use common::{ivers, said};
+use ivers_oracle::{Image, have_programs};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Each type of `ivers mkfs` with the size of its image.
+const TYPES: [(&str, &str); 8] = [
+    ("ext2", "24M"),
+    ("ext3", "24M"),
+    ("ext4", "24M"),
+    ("fat12", "8M"),
+    ("fat16", "20M"),
+    ("fat32", "40M"),
+    ("ofs", "880K"),
+    ("ffs", "20M"),
+];
+
+/// Asserts that a command succeeds.
+fn works(words: &[&str]) {
+    let output = ivers(words);
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+}
+
+/// Asserts that the check finds nothing.
+fn is_clean(image: &str, after: &str) {
+    let output = ivers(["check", image]);
+    assert!(output.status.success(), "after {after}: {}", said(&output));
+    assert!(output.stderr.is_empty(), "after {after}: {}", said(&output));
+}
+
+#[test]
+fn exit_codes_are_those_of_fsck() {
+    if !have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &["-O", "^metadata_csum,^uninit_bg"]).unwrap();
+    let path = image.path().to_str().unwrap().to_owned();
+    let before = fs::read(&path).unwrap();
+    let clean = ivers(["check", &path]);
+    assert_eq!(clean.status.code(), Some(0), "{}", said(&clean));
+    assert!(said(&clean).contains("ext4: clean"), "{}", said(&clean));
+    let mut damaged = before.clone();
+    // The counts of free blocks and inodes in the superblock.
+    damaged[1024 + 0xC] ^= 1;
+    damaged[1024 + 0x10] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    let found = ivers(["check", &path]);
+    assert_eq!(found.status.code(), Some(4), "{}", said(&found));
+    for expected in ["filesystem: free-blocks-count-wrong: ", "ext4: 2 findings", "nothing was changed"] {
+        assert!(said(&found).contains(expected), "{expected}: {}", said(&found));
+    }
+    let json = ivers(["check", "--json", &path]);
+    let lines: Vec<serde_json::Value> = String::from_utf8(json.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0]["code"] == "free-blocks-count-wrong" && lines[0]["inode"].is_null(), "{lines:?}");
+    assert!(lines[2]["clean"] == false && lines[2]["findings"] == 2, "{lines:?}");
+    assert_eq!(fs::read(&path).unwrap(), damaged, "the check wrote to the image");
+    fs::write(&path, [0; 5000]).unwrap();
+    let foreign = ivers(["check", &path]);
+    assert_eq!(foreign.status.code(), Some(8), "{}", said(&foreign));
+    for words in [&["check"][..], &["check", "--nonsense", &path], &["check", "-o", "offset=x", &path]] {
+        let output = ivers(words);
+        assert_eq!(output.status.code(), Some(16), "{words:?}: {}", said(&output));
+    }
+}
+
+/// JSON errors keep the kind that other commands give them; `code` is the exit code.
+#[test]
+fn json_errors_have_the_kind_and_the_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let (missing, zeros) = (dir.path().join("missing"), dir.path().join("zeros"));
+    fs::write(&zeros, [0; 5000]).unwrap();
+    let [missing, zeros] = [missing, zeros].map(|path| path.to_str().unwrap().to_owned());
+    for (words, kind, code) in [
+        (&["check", "--json", &missing][..], "not_found", 8),
+        (&["--json", "check", &zeros], "refused", 8),
+        (&["--json", "check", "-o", "nonsense", &zeros], "usage", 16),
+        (&["--json", "check", "--nonsense", &zeros], "usage", 16),
+    ] {
+        let output = ivers(words);
+        let error: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", said(&output));
+        assert!(error["error"] == kind && error["code"] == code, "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn a_lost_superblock_is_damage_if_there_is_a_copy() {
+    if !have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    for options in [&["-b", "1024"][..], &["-b", "2048"], &["-b", "4096"]] {
+        let image = Image::new("ext4", 160 << 20, options).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(image.path()).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 1024], 1024).unwrap();
+        let output = ivers(["check".as_ref(), image.path().as_os_str()]);
+        assert_eq!(output.status.code(), Some(4), "{options:?}: {}", said(&output));
+        assert!(said(&output).contains("e2fsck -b "), "{options:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn xfs_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[..4].copy_from_slice(b"XFSB");
+    fs::write(&image, bytes).unwrap();
+    let output = ivers(["check".as_ref(), image.as_os_str()]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(8), "{text}");
+    assert!(text.contains("XFS cannot be checked; run xfs_repair -n"), "{text}");
+}
+
+#[test]
+fn the_memory_of_a_check_is_bounded() {
+    if !have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    // Each group has bitmaps of its own, so that each part of the image takes memory: 10 MiB together.
+    let options = ["-b", "1024", "-N", "100000", "-O", "^flex_bg,^has_journal,^resize_inode"];
+    let image = Image::new("ext4", 40 << 30, &options).unwrap();
+    let word = image.path().to_str().unwrap();
+    is_clean(word, "mkfs");
+    let output = ivers(["check", "-o", "cache=4M", word]);
+    assert_eq!(output.status.code(), Some(8), "{}", said(&output));
+    let text = said(&output);
+    assert!(text.contains("the check needs more than 4 MiB") && text.contains("-o cache="), "{text}");
+}
+
+/// A filesystem of each type is clean after mkfs, and after what the other commands do to it.
+#[test]
+fn what_the_other_commands_make_is_clean() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, other) = (dir.path().join("image"), dir.path().join("other"));
+    let (word, filled) = (image.to_str().unwrap(), other.to_str().unwrap());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    for (kind, size) in TYPES {
+        let _ = fs::remove_file(&image);
+        let _ = fs::remove_file(&other);
+        works(&["mkfs", "-qF", "-t", kind, "--size", size, word]);
+        is_clean(word, &format!("mkfs -t {kind}"));
+        works(&["label", word, "PROOF"]);
+        is_clean(word, &format!("label of {kind}"));
+        if kind != "ofs" {
+            works(&["mkfs", "-qF", "-t", kind, "--size", size, "--from", source, filled]);
+            is_clean(filled, &format!("mkfs --from of {kind}"));
+        }
+        let host = format!("{source}/main.rs");
+        shell(
+            &image,
+            &format!(
+                "mkdir a\nput {host} a/b\nmv a/b a/c\ncp a/c a/d\nmkdir a/e\nmv a/e e\nrm a/c\n\
+                 rm -r a\nmkdir g\n"
+            ),
+        );
+        is_clean(word, &format!("the shell on {kind}"));
+        if kind.starts_with("ext") {
+            works(&["label", word, ""]);
+            is_clean(word, &format!("no label on {kind}"));
+            works(&["resize", word, "60M"]);
+            is_clean(word, &format!("resize of {kind}"));
+        }
+        if kind.starts_with("fat") {
+            works(&["label", word, ""]);
+            is_clean(word, &format!("no label on {kind}"));
+        }
+    }
+}
+
+/// Runs a script in `ivers shell`.
+fn shell(image: &Path, script: &str) {
+    let mut child = Command::new(common::IVERS)
+        .arg("shell")
+        .arg(image)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), script.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}: {}", image.display(), said(&output));
+}
