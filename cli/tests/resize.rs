@@ -1,4 +1,4 @@
-//! `ivers resize`: files grow with their filesystem, and refused files stay as they were.
+//! `ivers resize`: files grow and shrink with their filesystem, and refused files stay as they were.
 
 mod common;
 
@@ -39,12 +39,54 @@ fn an_image_grows_and_keeps_its_files() {
 }
 
 #[test]
+fn an_image_shrinks_and_keeps_its_files() {
+    if !ivers_oracle::have_programs(&["e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    let works = |words: &[&str]| {
+        let output = ivers(words);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        ivers_oracle::said(&output)
+    };
+    for kind in ["ext2", "ext3", "ext4"] {
+        works(&["mkfs", "-qF", "-t", kind, "--size", "100M", word]);
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        works(&["cp", "-r", source, &format!("{word}:/")]);
+        let before = works(&["tree", word]);
+        let text = works(&["resize", word, "40M"]);
+        assert!(text.contains("40960 blocks of 1024 bytes (before: 102400)"), "{text}");
+        assert_eq!(fs::metadata(&image).unwrap().len(), 40 << 20);
+        ivers_oracle::e2fsck(&image).unwrap();
+        assert_eq!(works(&["tree", word]), before);
+        let told = works(&["--json", "resize", "--minimum", word]);
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        let blocks = told["blocks"].as_u64().unwrap();
+        assert!(blocks < 30_000, "{told}");
+        assert_eq!(fs::metadata(&image).unwrap().len(), blocks * 1024);
+        ivers_oracle::e2fsck(&image).unwrap();
+        assert_eq!(works(&["tree", word]), before);
+        // And back.
+        works(&["resize", word, "100M"]);
+        ivers_oracle::e2fsck(&image).unwrap();
+        assert_eq!(works(&["tree", word]), before);
+        let copied = dir.path().join("copied");
+        works(&["cp", "-r", &format!("{word}:/src"), copied.to_str().unwrap()]);
+        ivers_oracle::run("diff", ["-r", source, copied.to_str().unwrap()]).unwrap();
+        fs::remove_dir_all(&copied).unwrap();
+        fs::remove_file(&image).unwrap();
+    }
+}
+
+#[test]
 fn refused_images_are_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let word = image.to_str().unwrap();
     for (kind, size, code, named) in [
-        ("ext4", "10M", 4, "use resize2fs"),
+        ("ext4", "1M", 4, "the smallest size is"),
         ("ext4", "x", 2, "must be a size"),
         ("ext4", "9999T", 4, "cannot grow"),
         ("fat16", "40M", 4, "contains a FAT filesystem: only ext2"),

@@ -1,15 +1,18 @@
-//! `resize`: makes an ext2, ext3 or ext4 filesystem larger.
+//! `resize`: makes an ext2, ext3 or ext4 filesystem larger or smaller.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use ivers_block::{ByteOffset, Device, FileDevice};
-use ivers_ext4::resize::{ResizeReport, grow, plan_grow};
+use ivers_ext4::OpenOptions;
+use ivers_ext4::resize::{ResizeReport, Smaller, filesystem_bytes, grow, plan_grow, shrink};
+use ivers_fuse::{MOUNT, RESIZE};
 use ivers_vfs::{DriverOptions, Error};
 use serde_json::json;
 
 use crate::arguments::parse_size;
+use crate::file_info;
 use crate::image::open::{Located, locate, open_image};
 use crate::image::open_options::ImageOptions;
 use crate::image::{foreign_formats, partitions, sandbox};
@@ -17,46 +20,71 @@ use crate::output::failure::{REFUSED, failure, usage};
 use crate::output::print;
 
 const HELP: &str = "\
-Works on ext2, ext3 and ext4 that are not mounted, and only makes them larger. An image file is extended \
-first, if it is smaller than SIZE. A partition keeps its size: make it larger first (sfdisk, parted). \
-After a crash the filesystem has the old size or the new one; a second call completes what was left. What \
-cannot be resized is refused by name and unchanged (exit code 4).
+Works on ext2, ext3 and ext4: on images that are not mounted, and on a directory of a mount, which only \
+grows. After a crash the filesystem has the old size or the new one, with all files; a second call \
+completes what was left. What cannot be resized is refused by name and unchanged (exit code 4).
+
+Larger: an image file is extended first, if it is smaller than SIZE. A partition keeps its size: make it \
+larger first (sfdisk, parted).
+
+Smaller: what lies beyond the new end is moved first. Files keep everything except their inode numbers. An \
+image file is cut at the new end once the filesystem is durable, as resize2fs does. A size that is too small \
+is refused with the smallest possible one. --minimum shrinks as far as the contents allow and prints what it \
+reached.
 
 JSON: path, block_size, old_blocks, blocks, inodes, groups.
 
 Examples:
   ivers resize disk.img 4G
   ivers resize --grow-to-fill disk.img
-  ivers resize --grow-to-fill disk-with-partitions.img@2";
+  ivers resize --grow-to-fill disk-with-partitions.img@2
+  ivers resize --minimum disk.img
+  ivers resize mnt 8G";
 
 /// Options of `resize`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// The image, or a partition of one: IMAGE@PARTITION
+    /// The image, a partition of one (IMAGE@PARTITION), or a directory of a mount
     image: PathBuf,
     /// The new size of the filesystem, as 512M or 10G
-    #[arg(required_unless_present = "grow_to_fill", conflicts_with = "grow_to_fill")]
+    #[arg(required_unless_present_any = ["grow_to_fill", "minimum"])]
+    #[arg(conflicts_with_all = ["grow_to_fill", "minimum"])]
     size: Option<String>,
     /// Use all of the file, device or partition
     #[arg(long)]
     grow_to_fill: bool,
+    /// Make it as small as its contents allow
+    #[arg(long, conflicts_with = "grow_to_fill")]
+    minimum: bool,
 }
 
 /// Runs `ivers resize`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let name = args.image.display().to_string();
-    let wanted = match &args.size {
-        None => None,
+    let size = match &args.size {
+        None if args.minimum => Wanted::Minimum,
+        None => Wanted::Fill,
         Some(text) => {
-            Some(parse_size(text).ok_or_else(|| usage(format!("{text}: must be a size, as 512M or 10G")))?)
+            let bytes = parse_size(text);
+            Wanted::Bytes(bytes.ok_or_else(|| usage(format!("{text}: must be a size, as 512M or 10G")))?)
         }
     };
+    if args.image.is_dir() {
+        let report = grow_mount(&args.image, size, &name)?;
+        return show(args, &name, &report, json, quiet);
+    }
+    let is_file = std::fs::metadata(&args.image).is_ok_and(|found| found.is_file());
     let options = ImageOptions { read_only: false, ..ImageOptions::default() };
     let device = Arc::new(open_image(&args.image, &options)?);
     sandbox::enter(options.sandbox);
     let found = find(&device, &args.image, &options)?;
-    let report = resize(&device, wanted, found)?;
+    let name = found.image_name.clone();
+    let report = resize(&device, size, found, is_file)?;
+    show(args, &name, &report, json, quiet)
+}
+
+fn show(args: &Args, name: &str, report: &ResizeReport, json: bool, quiet: bool) -> Result<()> {
     if json {
         return print::json_line(&json!({
             "path": args.image.to_string_lossy(),
@@ -76,6 +104,14 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     ))
 }
 
+/// The new size.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Bytes(u64),
+    Fill,
+    Minimum,
+}
+
 /// Returns the filesystem to resize.
 fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<Located> {
     let found = match locate(file, file.clone(), image, options) {
@@ -93,24 +129,80 @@ fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<
     Err(failure(REFUSED, format!("{} contains {found}: {why}", image.display())))
 }
 
-fn resize(file: &Arc<FileDevice>, wanted: Option<u64>, found: Located) -> Result<ResizeReport> {
+fn resize(file: &Arc<FileDevice>, wanted: Wanted, found: Located, is_file: bool) -> Result<ResizeReport> {
+    match wanted {
+        Wanted::Minimum => smaller(file, Smaller::Minimum, &found, is_file),
+        Wanted::Bytes(bytes) if bytes < filesystem_bytes(&*found.device, &found.image_name)? => {
+            smaller(file, Smaller::Bytes(bytes), &found, is_file)
+        }
+        Wanted::Bytes(bytes) => larger(file, bytes, &found),
+        Wanted::Fill => larger(file, found.device.size_bytes(), &found),
+    }
+}
+
+/// Grows a filesystem that is mounted: its server does it.
+fn grow_mount(dir: &Path, wanted: Wanted, name: &str) -> Result<ResizeReport> {
+    let attribute = match wanted {
+        Wanted::Minimum => None,
+        Wanted::Fill => Some(format!("{RESIZE}.fill")),
+        Wanted::Bytes(bytes) => Some(format!("{RESIZE}.{bytes}")),
+    };
+    if file_info::served_json_if_any(dir, MOUNT)?.is_none() {
+        return Err(failure(REFUSED, format!("{name}: a directory, and not on an ivers mount")));
+    }
+    let attribute = attribute.ok_or_else(|| {
+        failure(REFUSED, format!("{name}: a mounted filesystem only grows: unmount it first"))
+    })?;
+    let plan = file_info::served_json(dir, &attribute)?;
+    if let Some(why) = plan["refused"].as_str() {
+        return Err(failure(REFUSED, format!("{name}: {why}")));
+    }
+    let number = |field: &str| plan[field].as_u64().with_context(|| format!("{name}: no {field}"));
+    let report = ResizeReport {
+        block_size: number("block_size")? as u32,
+        old_blocks: number("old_blocks")?,
+        blocks: number("blocks")?,
+        inodes: number("inodes")? as u32,
+        groups: number("groups")? as u32,
+    };
+    xattr::set(dir, &attribute, b"1").map_err(|error| match error.raw_os_error() {
+        Some(1) => failure(REFUSED, format!("{name}: only root and the owner of the mount may resize it")),
+        _ => anyhow::Error::new(error).context(format!("{name}: cannot grow; the log of the mount says why")),
+    })?;
+    Ok(report)
+}
+
+fn options(name: &str) -> OpenOptions {
+    DriverOptions { place: name.to_owned(), ..DriverOptions::default() }.into()
+}
+
+fn larger(file: &Arc<FileDevice>, wanted: u64, found: &Located) -> Result<ResizeReport> {
     let Located { device, is_whole, image_name: name, .. } = found;
     let old_len = device.size_bytes();
-    let wanted = wanted.unwrap_or(old_len);
     if wanted > old_len && !is_whole {
         let why = format!("the partition has {old_len} bytes, fewer than {wanted}");
         let how = "make the partition larger first (sfdisk, parted), or use --grow-to-fill";
         return Err(failure(REFUSED, format!("{name}: {why}; {how}")));
     }
-    plan_grow(&*device, wanted, &name)?;
+    plan_grow(&**device, wanted, name)?;
     if wanted > old_len {
         file.set_len(wanted).with_context(|| format!("{name}: cannot be extended to {wanted} bytes"))?;
     }
-    let options = DriverOptions { place: name.clone(), ..DriverOptions::default() };
-    let grown = grow(&device, wanted, ByteOffset(old_len), options.into());
+    let grown = grow(device, wanted, ByteOffset(old_len), options(name));
     if wanted > old_len && matches!(&grown, Err(Error::Incompatible(_))) {
         // Nothing was resized: a refused file stays as it was.
         file.set_len(old_len)?;
     }
-    grown.context(name)
+    grown.with_context(|| name.clone())
+}
+
+fn smaller(file: &Arc<FileDevice>, to: Smaller, found: &Located, is_file: bool) -> Result<ResizeReport> {
+    let name = &found.image_name;
+    let report = shrink(&found.device, to, &options(name)).with_context(|| name.clone())?;
+    let end = report.blocks * u64::from(report.block_size);
+    if is_file && found.is_whole && report.blocks < report.old_blocks && end < file.size_bytes() {
+        file.set_len(end).with_context(|| format!("{name}: cannot be cut to {end} bytes"))?;
+        file.flush()?;
+    }
+    Ok(report)
 }

@@ -25,7 +25,6 @@ const RUN_BYTES: usize = 1 << 20;
 pub struct BufferCache {
     device: Arc<dyn Device>,
     block_size: u32,
-    blocks: u64,
     budget: Arc<Budget>,
     shards: [Mutex<Shard>; SHARDS],
     /// Held while dirty buffers are written, so that an older write of a block cannot follow a newer one.
@@ -100,11 +99,9 @@ impl BufferCache {
     /// If `block_size` is not a power of two.
     pub fn new(device: Arc<dyn Device>, block_size: u32, budget: Arc<Budget>) -> Self {
         assert!(block_size.is_power_of_two(), "the block size must be a power of two");
-        let blocks = device.size_bytes() / u64::from(block_size);
         Self {
             device,
             block_size,
-            blocks,
             budget,
             shards: std::array::from_fn(|_| Mutex::default()),
             writeback: Mutex::new(()),
@@ -129,7 +126,7 @@ impl BufferCache {
 
     /// The number of whole blocks on the device.
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.device.size_bytes() >> self.block_size.trailing_zeros()
     }
 
     /// The memory bound, which other caches share.
@@ -183,7 +180,7 @@ impl BufferCache {
         while first > window.start && is_missing(BlockNo(first.0 - 1)) {
             first = BlockNo(first.0 - 1);
         }
-        while end < window.end && end.0 < self.blocks && is_missing(end) {
+        while end < window.end && end.0 < self.blocks() && is_missing(end) {
             end = BlockNo(end.0 + 1);
         }
         let mut buffers = Vec::new();
@@ -354,7 +351,7 @@ impl BufferCache {
     }
 
     fn find_or_insert(&self, block: BlockNo) -> Result<Arc<Buffer>> {
-        if block.0 >= self.blocks {
+        if block.0 >= self.blocks() {
             return Err(BlockError::OutOfRange {
                 what: "read",
                 device: self.device.describe(),

@@ -76,6 +76,10 @@ impl<D: Device> Device for CountedDevice<D> {
         self.base.discard(offset, len)
     }
 
+    fn make_room(&self, size_bytes: u64) -> Result<()> {
+        self.base.make_room(size_bytes)
+    }
+
     fn is_read_only(&self) -> bool {
         self.base.is_read_only()
     }

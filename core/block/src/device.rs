@@ -13,7 +13,7 @@ use crate::{BlockError, ByteOffset, Result};
 ///   writes may reach the medium in any order, or in part.
 /// - An access outside the device fails with [`BlockError::OutOfRange`]. There are no short reads or writes.
 pub trait Device: Send + Sync {
-    /// The size in bytes, which does not change while the device is open.
+    /// The size in bytes, which only [`Device::make_room`] changes while the device is open.
     fn size_bytes(&self) -> u64;
 
     /// Fills `buf` from `offset` on.
@@ -34,6 +34,12 @@ pub trait Device: Send + Sync {
     /// Declares the contents of a range unneeded. Afterwards they may read as anything. A device that cannot
     /// discard returns success.
     fn discard(&self, offset: ByteOffset, len: u64) -> Result<()>;
+
+    /// Makes the device at least this long, for a filesystem that grows while it is in use. An error if it
+    /// cannot, or if bytes of it may belong to something else.
+    fn make_room(&self, size_bytes: u64) -> Result<()> {
+        check_range(self, "extend", ByteOffset(0), size_bytes)
+    }
 
     /// True if the device refuses writes.
     fn is_read_only(&self) -> bool;
@@ -70,6 +76,10 @@ macro_rules! forward {
                 (**self).discard(offset, len)
             }
 
+            fn make_room(&self, size_bytes: u64) -> Result<()> {
+                (**self).make_room(size_bytes)
+            }
+
             fn is_read_only(&self) -> bool {
                 (**self).is_read_only()
             }
@@ -86,7 +96,7 @@ forward!(&D);
 
 /// Checks that `len` bytes at `offset` lie inside `device`.
 pub(crate) fn check_range(
-    device: &dyn Device,
+    device: &(impl Device + ?Sized),
     what: &'static str,
     offset: ByteOffset,
     len: u64,

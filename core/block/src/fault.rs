@@ -218,6 +218,10 @@ impl Device for FaultDevice {
         Ok(())
     }
 
+    fn make_room(&self, size_bytes: u64) -> Result<()> {
+        self.base.make_room(size_bytes)
+    }
+
     fn is_read_only(&self) -> bool {
         false
     }

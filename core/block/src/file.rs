@@ -266,6 +266,24 @@ impl Device for FileDevice {
         }
     }
 
+    fn make_room(&self, size_bytes: u64) -> Result<()> {
+        if self.is_range {
+            // What follows belongs to others.
+            return check_range(self, "extend", ByteOffset(0), size_bytes);
+        }
+        let error = |errno: Errno| self.error("extend", ByteOffset(0), size_bytes, errno);
+        // Not `File::metadata`: its system call is not allowed in a sandbox.
+        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&self.file).map_err(error)?.st_mode);
+        if !kind.is_file() {
+            // A block device may have grown since it was opened.
+            let now = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(error)?;
+            self.size_bytes.fetch_max(now, Ordering::Relaxed);
+        } else if size_bytes > self.size_bytes() {
+            return self.set_len(size_bytes);
+        }
+        check_range(self, "extend", ByteOffset(0), size_bytes)
+    }
+
     fn is_read_only(&self) -> bool {
         self.mode == OpenMode::ReadOnly
     }

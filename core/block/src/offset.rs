@@ -65,6 +65,18 @@ impl<D: Device> Device for OffsetDevice<D> {
         self.base.discard(self.on_base("discard", offset, len)?, len)
     }
 
+    fn make_room(&self, size_bytes: u64) -> Result<()> {
+        // Where a partition ends is not known here.
+        let cause = std::io::Error::other("what follows a partition may belong to another one");
+        Err(BlockError::Io {
+            what: "extend",
+            device: self.describe(),
+            offset: ByteOffset(0),
+            len: size_bytes,
+            source: std::sync::Arc::new(cause),
+        })
+    }
+
     fn is_read_only(&self) -> bool {
         self.base.is_read_only()
     }

@@ -15,6 +15,7 @@ pub mod error;
 mod failure;
 mod fallocate;
 mod file_io;
+mod grow;
 mod icache;
 pub mod inode;
 mod ioctl;
@@ -42,9 +43,9 @@ mod xattr;
 pub use access::Rights;
 pub use driver::{
     AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
-    EpochOps, FileOps, FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LabelOps,
-    LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps,
-    Written, XattrMode, XattrOps,
+    EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Growth, Health, InitialCounter, InodeOps, IoctlOps,
+    JournalOps, LabelOps, LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ServerOps,
+    UnnamedFileOps, Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;

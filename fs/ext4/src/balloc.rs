@@ -118,8 +118,8 @@ impl Ext4 {
         }
         let (goal_group, goal_bit) = self.sb.group_of_block(goal);
         for fit in [Fit::Whole, Fit::Part, Fit::Any] {
-            for step in 0..self.sb.groups {
-                let number = ((u64::from(goal_group) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
+            for step in 0..self.sb.groups() {
+                let number = ((u64::from(goal_group) + u64::from(step)) % u64::from(self.sb.groups())) as u32;
                 let from = if step == 0 { goal_bit } else { 0 };
                 if let Some(reserved) = self.reserve_in(number, from, step == 0, max_len, fit)? {
                     private_of(inode).alloc.lock().next = reserved.start + u64::from(reserved.len);
@@ -138,6 +138,10 @@ impl Ext4 {
         max_len: u32,
         fit: Fit,
     ) -> Result<Option<Reserved>> {
+        let blocks = self.groups.allocatable(number);
+        if blocks == 0 {
+            return Ok(None);
+        }
         let group = self.groups.get(number)?;
         let mut group = group.lock();
         let least = match fit {
@@ -148,7 +152,6 @@ impl Ext4 {
         if group.free == 0 || (group.free < least && !is_goal) {
             return Ok(None);
         }
-        let blocks = self.sb.group_blocks(number);
         let bits = match self.groups.busy(&mut group) {
             Ok(bits) => bits,
             Err(error) => {
@@ -276,10 +279,10 @@ impl Ext4 {
 
     fn try_claim(&self, blocks: u64, pool: BlockPool) -> bool {
         let groups = &self.groups;
-        let margin = METADATA_MARGIN.min(self.sb.blocks_count / 64);
+        let margin = METADATA_MARGIN.min(self.sb.blocks_count() / 64);
         // The reserved blocks leave enough space for metadata.
         let margin =
-            if pool == BlockPool::Unreserved { margin.max(self.sb.reserved_blocks) } else { margin } as i64;
+            if pool == BlockPool::Unreserved { margin.max(self.sb.reserved_blocks()) } else { margin } as i64;
         let claim = blocks as i64;
         let before = groups.delayed.fetch_add(claim, Ordering::AcqRel);
         if before + claim + margin

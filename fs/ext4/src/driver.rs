@@ -3,10 +3,12 @@
 use crate::fs::{Ext4, Handle, ROOT_INO, core_of, private_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use crate::layout::superblock::stored_label;
+use crate::layout::raw::RawSuperblock;
+use crate::layout::superblock::{MAGIC, SUPERBLOCK_LEN, seal, stored_label};
 use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::sync::atomic::Ordering;
+use zerocopy::FromBytes;
 
 /// Upper bound of the size of any file, in blocks: a file block has 32 bits.
 const ALL_BLOCKS: FileBlock = FileBlock(u32::MAX as u64);
@@ -46,14 +48,17 @@ impl Ext4 {
 
     /// Blocks that hold no file data: superblocks, descriptors, bitmaps, inode tables, the journal.
     fn overhead(&self) -> u64 {
-        if self.sb.overhead_blocks != 0 {
-            return u64::from(self.sb.overhead_blocks);
+        if self.sb.overhead_blocks() != 0 {
+            return u64::from(self.sb.overhead_blocks());
         }
-        *self.overhead.get_or_init(|| {
+        let groups = self.sb.groups();
+        let mut known = self.overhead.lock();
+        if known.0 != groups {
             let own = 2 + u64::from(self.sb.inode_table_blocks);
-            let groups = (0..self.sb.groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own);
-            groups.sum::<u64>() + self.sb.first_data_block.0
-        })
+            let all = (0..groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own);
+            *known = (groups, all.sum::<u64>() + self.sb.first_data_block.0);
+        }
+        known.1
     }
 
     fn semantics(&self) -> ChangeSemantics {
@@ -102,7 +107,7 @@ impl FileSystem for Ext4 {
             // Space is reserved for whole pages.
             reserve_granularity: crate::map::data::PAGE_BYTES,
             io_unit: 4096,
-            reserved: (self.sb.reserved_blocks > 0).then_some(self.sb.reserve),
+            reserved: (self.sb.reserved_blocks() > 0).then_some(self.sb.reserve),
         }
     }
 
@@ -128,10 +133,10 @@ impl FileSystem for Ext4 {
         .max(0) as u64;
         Ok(StatFs {
             block_size: self.sb.block_size,
-            blocks: self.sb.blocks_count.saturating_sub(self.overhead()),
+            blocks: self.sb.blocks_count().saturating_sub(self.overhead()),
             blocks_free: free,
-            blocks_available: free.saturating_sub(self.sb.reserved_blocks),
-            files: u64::from(self.sb.inodes_count),
+            blocks_available: free.saturating_sub(self.sb.reserved_blocks()),
+            files: u64::from(self.sb.inodes_count()),
             files_free: groups.free_inodes.load(Ordering::Relaxed).max(0) as u64,
             name_max: 255,
         })
@@ -145,8 +150,8 @@ impl FileSystem for Ext4 {
         vec![
             fact("features", features.join(" ")),
             fact("state", self.closed_before.to_owned()),
-            fact("blocks with metadata", self.sb.blocks_count.to_string()),
-            fact("groups", self.sb.groups.to_string()),
+            fact("blocks with metadata", self.sb.blocks_count().to_string()),
+            fact("groups", self.sb.groups().to_string()),
             fact("inode size", format!("{} bytes", self.sb.inode_size)),
             fact(
                 "journal",
@@ -229,6 +234,10 @@ impl FileSystem for Ext4 {
         Some(self)
     }
 
+    fn growing(&self) -> Option<&dyn GrowOps> {
+        Some(self)
+    }
+
     fn labels(&self) -> Option<&dyn LabelOps> {
         Some(self)
     }
@@ -282,7 +291,20 @@ impl LabelOps for Ext4 {
     fn set_label(&self, _root: &Inode, label: &str) -> Result<()> {
         let stored = stored_label(label.as_bytes())?;
         let mut h = self.begin(1)?;
-        self.modify_super(&mut h, |raw| raw.s_volume_name = stored)
+        self.modify_super(&mut h, |raw| raw.s_volume_name = stored)?;
+        for group in (1..self.sb.groups()).filter(|&group| self.sb.has_super(group)) {
+            h.ensure(1)?;
+            let buffer = self.cache.get(self.sb.group_first_block(group))?;
+            h.modify(&buffer, |bytes| {
+                let Ok(raw) = RawSuperblock::mut_from_bytes(&mut bytes[..SUPERBLOCK_LEN]) else { return };
+                // A damaged copy stays as it is: e2fsck must not take it for a good one.
+                if raw.s_magic.get() == MAGIC && raw.s_uuid == self.sb.uuid {
+                    raw.s_volume_name = stored;
+                    seal(raw);
+                }
+            })?;
+        }
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use ivers_vfs::{Error, Inode, NameError, Result, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// The inode number of the root directory.
 pub const ROOT_INO: u32 = 2;
@@ -51,9 +51,14 @@ pub struct Ext4 {
     pub(crate) wrapped: RankedMutex<rank::Leaf, HashMap<u32, u64>>,
     /// Serializes swaps with the boot loader.
     pub(crate) boot: RankedMutex<rank::BeforeHandle, ()>,
-    /// Computed at first use, if the superblock does not store it.
-    pub(crate) overhead: OnceLock<u64>,
+    /// The number of groups, and the overhead computed for it, if the superblock does not store it.
+    pub(crate) overhead: RankedMutex<rank::Leaf, (u32, u64)>,
+    /// Serializes growing.
+    pub(crate) growing: RankedMutex<rank::BeforeHandle, ()>,
     pub(crate) closed: AtomicBool,
+    /// Closing does not mark the filesystem as cleanly unmounted: e2fsck is to look at it. It was found so,
+    /// or a resize is in progress.
+    pub(crate) stays_unclean: AtomicBool,
     /// Distinguishes successive inodes with one inode number.
     pub(crate) next_generation: AtomicU32,
     /// See [`crate::OpenOptions::filling`].
@@ -161,6 +166,11 @@ impl Ext4 {
     /// Continues a crc32c; inverts neither the seed nor the result.
     pub fn csum(&self, seed: u32, bytes: &[u8]) -> u32 {
         crc32c(seed, bytes)
+    }
+
+    /// Whether there is a journal.
+    pub(crate) fn has_journal(&self) -> bool {
+        self.sb.compat.contains(crate::layout::features::Compat::HAS_JOURNAL)
     }
 
     /// Whether metadata carries crc32c checksums.

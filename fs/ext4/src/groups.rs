@@ -16,7 +16,7 @@ use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// Flexible groups whose members are searched for metadata of a neighbour.
 const MAX_FLEX: u32 = 64;
@@ -38,6 +38,8 @@ pub struct Groups {
     pub(crate) delayed: AtomicI64,
     /// Free inodes.
     pub(crate) free_inodes: AtomicI64,
+    /// No block from here on is allocated: the filesystem is to end here.
+    pub(crate) limit: AtomicU64,
 }
 
 /// The lock of a group. One is held at a time.
@@ -51,6 +53,16 @@ pub(crate) struct Group {
     busy: Option<Box<[u8]>>,
     /// Clear bits of `busy`.
     pub(crate) free: u32,
+}
+
+impl Group {
+    /// Makes blocks allocatable that the group has gained at its end.
+    pub(crate) fn gain(&mut self, start: u32, len: u32) {
+        if let Some(bits) = self.busy.as_mut() {
+            fill(bits, start, len, false);
+        }
+        self.free += len;
+    }
 }
 
 impl Drop for Groups {
@@ -132,6 +144,7 @@ impl Groups {
             pending: AtomicI64::new(0),
             delayed: AtomicI64::new(0),
             free_inodes: AtomicI64::new(free_inodes as i64),
+            limit: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -162,12 +175,18 @@ impl Groups {
         Ok(desc)
     }
 
+    /// The blocks of a group that may be allocated, from its first on.
+    pub(crate) fn allocatable(&self, number: u32) -> u32 {
+        let below = self.limit.load(Ordering::Relaxed).saturating_sub(self.sb.group_first_block(number).0);
+        below.min(self.sb.group_blocks(number).into()) as u32
+    }
+
     /// Returns a group; loads it if necessary.
     pub(crate) fn get(&self, number: u32) -> Result<Arc<GroupLock>> {
         if let Some(group) = self.states.read().get(&number) {
             return Ok(group.clone());
         }
-        if number >= self.sb.groups {
+        if number >= self.sb.groups() {
             return Err(self.corrupt("there is no such group", number));
         }
         let mut states = self.states.write();
@@ -268,7 +287,7 @@ impl Groups {
     }
 
     /// Reads and checks the block bitmap on the device.
-    fn read_block_bitmap(&self, group: &Group) -> Result<Arc<Buffer>> {
+    pub(crate) fn read_block_bitmap(&self, group: &Group) -> Result<Arc<Buffer>> {
         let buffer = self.cache.get(group.desc.block_bitmap)?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.block_bitmap_csum(&buffer.read()) != group.desc.block_bitmap_csum {
@@ -320,7 +339,7 @@ impl Groups {
             return Ok(());
         }
         let first = number / flex * flex;
-        for other in first..first.saturating_add(flex).min(self.sb.groups) {
+        for other in first..first.saturating_add(flex).min(self.sb.groups()) {
             if other == number {
                 continue;
             }
@@ -332,7 +351,7 @@ impl Groups {
     }
 
     /// The block bitmap for a change; writes the initial bitmap if none was ever written.
-    fn init_block_bitmap(&self, h: &mut Handle, group: &mut Group) -> Result<Arc<Buffer>> {
+    pub(crate) fn init_block_bitmap(&self, h: &mut Handle, group: &mut Group) -> Result<Arc<Buffer>> {
         if group.desc.flags & BLOCK_UNINIT == 0 {
             return self.read_block_bitmap(group);
         }
@@ -379,12 +398,19 @@ impl Groups {
         self.store(h, group)
     }
 
-    /// Clears bits after the end of a group that grows. The caller counts the blocks and stores the
-    /// descriptor.
-    pub(crate) fn change_tail(&self, h: &mut Handle, group: &mut Group, start: u32, len: u32) -> Result<()> {
+    /// Clears bits after the end of a group that grows, or sets those of a group that becomes shorter. The
+    /// caller counts the blocks and stores the descriptor.
+    pub(crate) fn change_tail(
+        &self,
+        h: &mut Handle,
+        group: &mut Group,
+        start: u32,
+        len: u32,
+        set: bool,
+    ) -> Result<()> {
         let buffer = self.read_block_bitmap(group)?;
         let csum = h.modify(&buffer, |bytes| {
-            fill(bytes, start, len, false);
+            fill(bytes, start, len, set);
             self.block_bitmap_csum(bytes)
         })?;
         if self.sb.has_csum() {

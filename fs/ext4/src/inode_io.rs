@@ -14,7 +14,7 @@ impl Ext4 {
     /// The inode table block that holds a slot, and the slot's first byte. `None` if the slot was never
     /// written.
     pub(crate) fn slot_place(&self, ino: u32) -> Result<(Option<Arc<Buffer>>, usize)> {
-        if ino == 0 || ino > self.sb.inodes_count {
+        if ino == 0 || ino > self.sb.inodes_count() {
             return Err(NameError::Stale.into());
         }
         let (group, index) = self.sb.group_of_inode(ino);
@@ -183,7 +183,7 @@ impl Ext4 {
 
     /// Raises the stored epoch when a 32-bit stored counter overflows: the next mount must start above every
     /// value of this one.
-    fn note_overflow(&self, h: &mut Handle, ino: u32, high: u64) -> Result<()> {
+    pub(crate) fn note_overflow(&self, h: &mut Handle, ino: u32, high: u64) -> Result<()> {
         if high == 0 {
             return Ok(());
         }

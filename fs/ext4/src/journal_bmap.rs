@@ -40,6 +40,15 @@ impl Ext4 {
         Ok(map)
     }
 
+    /// Blocks that one transaction of a writable mount may change at least.
+    pub(crate) fn least_credits(&self) -> Result<u32> {
+        if !self.has_journal() {
+            return Ok(u32::MAX);
+        }
+        // A quarter of the log, less the blocks that describe others.
+        Ok((self.journal_map()?.len() / 5).min(1000) as u32)
+    }
+
     fn bad_journal(&self, what: &str) -> Error {
         Error::corrupt(what, format!("{}, the journal's inode {}", self.place, self.sb.journal_inum))
     }

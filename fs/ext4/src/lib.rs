@@ -12,7 +12,7 @@
 //! | `system_zone` | blocks of the filesystem's own structures, which no file may refer to |
 //! | `map`, `journal_bmap` | block maps and file data; the journal's map |
 //! | `dir`, `xattr` | names; extended attributes |
-//! | `mkfs` | making a filesystem |
+//! | `mkfs`, `resize` | making a filesystem; growing and shrinking it |
 //! | [`check`] | the checker, which trusts none of the modules above but `layout` |
 
 #![forbid(unsafe_code)]

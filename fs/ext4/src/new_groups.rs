@@ -95,7 +95,7 @@ pub(crate) fn describe(sb: &Superblock, space: &Space, group: u32, state: &State
     let has_flags = sb.has_group_csum();
     // With only copies of superblock and descriptors, the bitmap follows from the superblock. Always write
     // the last group's: that group may be shorter.
-    let untouched = has_flags && used == u64::from(sb.base_meta_blocks(group)) && group + 1 < sb.groups;
+    let untouched = has_flags && used == u64::from(sb.base_meta_blocks(group)) && group + 1 < sb.groups();
     let block_bitmap = (!untouched).then_some(block_bits);
     let inode_bitmap = (!has_flags || state.used_inodes > 0).then_some(inode_bits);
     let mut flags = if state.table_zeroed { ITABLE_ZEROED } else { 0 };

@@ -23,7 +23,7 @@ use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use zerocopy::FromBytes;
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
@@ -38,6 +38,8 @@ pub struct OpenOptions {
     pub trust_foreign: bool,
     /// Do not replay the journal even in memory; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
+    /// The mark that the filesystem was not cleanly unmounted is this process's own, between two sessions.
+    pub own_mark: bool,
     /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
     /// is journalled, no epoch is recorded and no change attribute served. After a crash, e2fsck finds the
     /// filesystem unclean. The time is stored instead of the clock's, so that equal calls give equal images.
@@ -67,7 +69,7 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
 }
 
 /// Returns why a filesystem can only be read. [`Superblock::parse`] refuses what cannot be read either.
-fn unwritable_features(sb: &Superblock) -> Option<String> {
+pub(crate) fn unwritable_features(sb: &Superblock) -> Option<String> {
     let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
     only_read.extend(sb.incompat.difference(Incompat::KNOWN).feature_names());
     if sb.block_size > 4096 {
@@ -146,7 +148,8 @@ impl Ext4 {
         if condition.errors && read_only.is_none() {
             read_only = Some("the superblock records errors: run e2fsck".to_owned());
         }
-        let clean = raw.s_state.get() & STATE_VALID != 0 && !sb.incompat.contains(Incompat::RECOVER);
+        let marked_clean = raw.s_state.get() & STATE_VALID != 0 || options.own_mark;
+        let clean = marked_clean && !sb.incompat.contains(Incompat::RECOVER);
         if !has_journal && !clean && read_only.is_none() {
             read_only =
                 Some("the filesystem was not unmounted cleanly and has no journal: run e2fsck".to_owned());
@@ -171,7 +174,7 @@ impl Ext4 {
             let map = look.journal_map()?;
             drop(look);
             journal_blocks = map.fs_ranges().to_vec();
-            let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
+            let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count(), uuid: None };
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
             // The error may not have reached the superblock, and replay may clear the flag there.
@@ -263,12 +266,12 @@ impl Ext4 {
             } else {
                 0
             };
-        let free_inodes = raw.s_free_inodes_count.get().min(sb.inodes_count);
+        let free_inodes = raw.s_free_inodes_count.get().min(sb.inodes_count());
         let groups = Groups::new(
             sb.clone(),
             cache.clone(),
             options.common.place.clone(),
-            free.min(sb.blocks_count),
+            free.min(sb.blocks_count()),
             u64::from(free_inodes),
         );
         let journal = match log {
@@ -305,9 +308,13 @@ impl Ext4 {
             root_private: RankedMutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
-            overhead: OnceLock::new(),
+            overhead: Default::default(),
+            growing: Default::default(),
             filling: options.filling,
             closed: AtomicBool::new(false),
+            stays_unclean: AtomicBool::new(
+                sb.compat.contains(Compat::HAS_JOURNAL) && raw.s_state.get() & STATE_VALID == 0,
+            ),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
         })
     }
@@ -316,7 +323,7 @@ impl Ext4 {
     /// before or after that write, and every structure whose checksum depends on its UUID and position is
     /// valid. Refuses a damaged superblock.
     fn check_torn_superblock(&self) -> Result<()> {
-        let vouched = (0..self.sb.groups.min(16))
+        let vouched = (0..self.sb.groups().min(16))
             .try_for_each(|group| self.groups.read_desc(group).map(drop))
             .and_then(|()| self.raw_inode(ROOT_INO).map(drop));
         match vouched {
@@ -338,7 +345,7 @@ impl Ext4 {
     /// Adds up the groups: after an unclean stop the superblock's counts are stale.
     fn recount(&self) -> Result<()> {
         let (mut blocks, mut inodes) = (0i64, 0i64);
-        for group in 0..self.sb.groups {
+        for group in 0..self.sb.groups() {
             let desc = self.groups.read_desc(group)?;
             blocks += i64::from(desc.free_blocks);
             inodes += i64::from(desc.free_inodes);
@@ -400,6 +407,7 @@ impl Ext4 {
         let free = self.groups.free_blocks.load(order).max(0) as u64;
         let inodes = self.groups.free_inodes.load(order).max(0) as u32;
         let no_orphans = self.orphan_file_is_empty();
+        let unclean = self.stays_unclean.load(order);
         self.write_super(|raw| {
             if no_orphans {
                 raw.s_feature_ro_compat =
@@ -409,7 +417,9 @@ impl Ext4 {
             raw.s_free_blocks_count_hi = ((free >> 32) as u32).into();
             raw.s_free_inodes_count = inodes.into();
             raw.s_feature_incompat = (raw.s_feature_incompat.get() & !Incompat::RECOVER.bits()).into();
-            raw.s_state = (raw.s_state.get() | STATE_VALID).into();
+            if !unclean {
+                raw.s_state = (raw.s_state.get() | STATE_VALID).into();
+            }
             raw.s_mnt_count = (foreign[0] as u16).into();
             raw.s_mtime = foreign[1].into();
             raw.s_wtime = foreign[2].into();

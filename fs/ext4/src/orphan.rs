@@ -70,6 +70,14 @@ impl Ext4 {
         self.sb.compat.contains(Compat::ORPHAN_FILE) && self.sb.orphan_file_inum != 0
     }
 
+    /// The orphan file's inode, which may have moved since the open.
+    pub(crate) fn orphan_file_ino(&self) -> Result<u32> {
+        let (block, byte) = self.sb.superblock_place();
+        let bytes = self.cache.get(block)?.read().to_vec();
+        let at = byte + std::mem::offset_of!(crate::layout::raw::RawSuperblock, s_orphan_file_inum);
+        Ok(word(&bytes, at))
+    }
+
     /// Whether the orphan file is empty as far as this mount knows: it has read the orphans of the last
     /// session.
     pub(crate) fn orphan_file_is_empty(&self) -> bool {
@@ -164,7 +172,21 @@ impl Ext4 {
     }
 
     fn orphan_csum(&self, file: &OrphanFile, block: BlockNo, bytes: &[u8]) -> u32 {
-        self.csum(self.csum(file.seed, &block.0.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
+        self.orphan_block_csum(file.seed, block, bytes)
+    }
+
+    fn orphan_block_csum(&self, seed: u32, block: BlockNo, bytes: &[u8]) -> u32 {
+        self.csum(self.csum(seed, &block.0.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
+    }
+
+    /// Sets the checksum of a block of the orphan file that has another block number now.
+    pub(crate) fn seal_moved_orphan_block(&self, file: &Inode, block: BlockNo, bytes: &mut [u8]) {
+        if self.has_csum() {
+            let seed = self.inode_seed(file.ino.0 as u32, file.generation);
+            let csum = self.orphan_block_csum(seed, block, bytes);
+            let tail = bytes.len() - 4;
+            bytes[tail..].copy_from_slice(&csum.to_le_bytes());
+        }
     }
 
     /// Returns a block of the orphan file, checked.
@@ -236,7 +258,7 @@ impl Ext4 {
         let mut state = State::default();
         let mut left = Vec::new();
         let mut note = |state: &mut State, ino: u32, place: Place| {
-            let valid = (self.sb.first_ino..=self.sb.inodes_count).contains(&ino);
+            let valid = (self.sb.first_ino..=self.sb.inodes_count()).contains(&ino);
             if !valid || state.places.insert(ino, place).is_some() || left.len() >= MAX_ORPHANS {
                 return Err(Error::corrupt(
                     format!("the orphan list refers to the invalid inode {ino}"),

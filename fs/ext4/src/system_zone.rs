@@ -22,12 +22,19 @@ const MAX_FLEX_GROUPS: u32 = 64;
 /// `(first, end)`, sorted and disjoint.
 type Ranges = Arc<[(BlockNo, BlockNo)]>;
 
+/// The positions in a flexible group, as of the time when the filesystem had this many groups.
+#[derive(Debug)]
+struct Known {
+    groups: u32,
+    ranges: Ranges,
+}
+
 /// The positions computed so far.
 #[derive(Debug, Default)]
 pub(crate) struct SystemZone {
     journal: Vec<(BlockNo, BlockNo)>,
     /// By flexible group.
-    known: RankedRwLock<rank::Leaf, HashMap<u32, Ranges>>,
+    known: RankedRwLock<rank::Leaf, HashMap<u32, Known>>,
 }
 
 /// Sorts ranges and merges those that touch.
@@ -58,12 +65,15 @@ impl SystemZone {
 
 impl Ext4 {
     fn system_ranges(&self, together: u32, size: u32) -> Ranges {
-        if let Some(ranges) = self.system_zone.known.read().get(&together) {
-            return ranges.clone();
+        let groups = self.sb.groups();
+        if let Some(known) = self.system_zone.known.read().get(&together)
+            && known.groups == groups
+        {
+            return known.ranges.clone();
         }
         let first = together * size;
         let mut ranges = Vec::new();
-        for group in first..first.saturating_add(size).min(self.sb.groups) {
+        for group in first..first.saturating_add(size).min(groups) {
             let start = self.sb.group_first_block(group);
             let base = u64::from(self.sb.base_meta_blocks(group));
             if base > 0 {
@@ -74,7 +84,8 @@ impl Ext4 {
             }
         }
         let ranges = merged(ranges);
-        self.system_zone.known.write().insert(together, ranges.clone());
+        let known = Known { groups, ranges: ranges.clone() };
+        self.system_zone.known.write().insert(together, known);
         ranges
     }
 

@@ -96,6 +96,11 @@ impl Transactions {
         Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new() })
     }
 
+    /// Whether a transaction takes effect as a whole: there is a journal.
+    pub(crate) fn is_atomic(&self) -> bool {
+        !self.journal.is_none()
+    }
+
     /// The most blocks that one transaction may change.
     pub(crate) fn max_credits(&self) -> u32 {
         self.journal.max_credits()
@@ -107,6 +112,12 @@ impl Transactions {
         self.journal.commit_all().map_err(journal_error)?;
         self.changes.durable.fetch_max(number, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Makes every change durable and writes it in place.
+    pub(crate) fn commit_in_place(&self) -> Result<()> {
+        self.commit()?;
+        self.journal.checkpoint_all().map_err(journal_error)
     }
 
     /// Makes the changes of an inode durable, or all changes if `inode` is `None`. Writes and flushes nothing

@@ -124,7 +124,7 @@ fn a_chain_of_attribute_inodes_is_deleted() {
     let mut image = std::fs::read(&path).unwrap();
     let sb = Superblock::parse(&image[1024..2048], image.len() as u64, "image").unwrap();
     let mut tables = Vec::new();
-    for group in 0..sb.groups {
+    for group in 0..sb.groups() {
         let (block, byte) = sb.desc_place(group);
         let at = block.0 as usize * 1024 + byte;
         let desc = GroupDesc::decode(&sb, group, &image[at..at + sb.desc_size as usize]).unwrap();
@@ -134,7 +134,7 @@ fn a_chain_of_attribute_inodes_is_deleted() {
         image[bitmap..bitmap + sb.inodes_per_group as usize / 8].fill(0xFF);
         tables.push(desc.inode_table.0 as usize * 1024);
     }
-    let (first, last) = (sb.first_ino + 1, sb.inodes_count);
+    let (first, last) = (sb.first_ino + 1, sb.inodes_count());
     for ino in first..=last {
         let (group, index) = sb.group_of_inode(ino);
         let at = tables[group as usize] + (index * sb.inode_size) as usize;

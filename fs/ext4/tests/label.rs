@@ -8,6 +8,31 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::sync::Arc;
 
+/// The copies of the superblock have the label too, as after tune2fs.
+#[test]
+fn the_copies_have_the_label() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "dumpe2fs", "e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for kind in ["ext2", "ext4"] {
+        mkfs(&image, &["-t", kind, "-b", "1024", "-L", "old"], 40 << 20);
+        let vfs = mount(&image);
+        vfs.set_label("new").unwrap();
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&image, kind);
+        for block in ["1", "8193", "24577"] {
+            let at = format!("superblock={block}");
+            let words = ["-h", "-o", &at, "-o", "blocksize=1024", image.to_str().unwrap()];
+            let said = ivers_oracle::said(&ivers_oracle::run("dumpe2fs", words).unwrap());
+            let label = said.lines().find_map(|line| line.strip_prefix("Filesystem volume name:")).unwrap();
+            assert_eq!(label.trim(), "new", "{kind}, block {block}");
+        }
+    }
+}
+
 #[test]
 fn a_crash_leaves_the_old_label_or_the_new_one() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {

@@ -166,7 +166,7 @@ fn what_cannot_grow_is_refused_by_name_and_unchanged() {
         (&["-O", "sparse_super2"], 100, "sparse_super2"),
         (&["-O", "^resize_inode"], 4000, "resize_inode"),
         (&["-b", "1024"], 40_000, "resize_inode"),
-        (&[], 10, "smaller"),
+        (&[], 10, "are 10240"),
     ] {
         mkfs(&image, args, 20 * MIB);
         let plan = plan_grow(&*device(&image, OpenMode::ReadOnly), mib * MIB, "test image");
@@ -242,5 +242,5 @@ fn open_blocks(path: &Path) -> u64 {
     Ext4::open(Arc::new(FileDevice::open(path, OpenMode::ReadOnly).unwrap()), options)
         .unwrap()
         .sb
-        .blocks_count
+        .blocks_count()
 }

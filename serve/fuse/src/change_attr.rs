@@ -21,6 +21,10 @@ pub const MOUNT: &str = "system.ivers.mount";
 /// The state of the measurement list of a mount that measures, JSON.
 pub const MEASUREMENT: &str = "system.ivers.measurement";
 
+/// Growing the filesystem: the name is followed by a dot and the size in bytes, or by `.fill`. Reading
+/// returns what it would do, JSON; setting (any value) does it. For root and the owner of the mount.
+pub const RESIZE: &str = "system.ivers.resize";
+
 /// The prefix of all these names.
 const PREFIX: &[u8] = b"system.ivers.";
 
@@ -43,6 +47,8 @@ pub(crate) enum VirtualXattr {
     Generation,
     Mount,
     Measurement,
+    /// Growing to this many bytes, or to the whole device.
+    Resize(Option<u64>),
     /// The listing from this cursor on.
     Children(u64),
     /// The name has the prefix and is unknown.
@@ -63,6 +69,13 @@ pub(crate) fn asked(name: &[u8]) -> Option<VirtualXattr> {
         b"mount" => VirtualXattr::Mount,
         b"measurement" => VirtualXattr::Measurement,
         b"children" => VirtualXattr::Children(0),
+        b"resize.fill" => VirtualXattr::Resize(None),
+        rest if rest.starts_with(b"resize.") => {
+            match std::str::from_utf8(&rest[b"resize.".len()..]).map(str::parse) {
+                Ok(Ok(bytes)) => VirtualXattr::Resize(Some(bytes)),
+                _ => VirtualXattr::Unknown,
+            }
+        }
         rest => {
             match rest.strip_prefix(b"children.").map(|number| std::str::from_utf8(number).map(str::parse)) {
                 Some(Ok(Ok(cursor))) => VirtualXattr::Children(cursor),
@@ -92,6 +105,21 @@ pub fn semantics(vfs: &Vfs) -> Value {
 pub(crate) fn stats(vfs: &Vfs) -> String {
     let counters = vfs.counters().into_iter().map(|(name, value)| (name.to_owned(), value.into()));
     serde_json::Value::Object(counters.collect()).to_string()
+}
+
+/// What growing would do, or why it is refused.
+pub(crate) fn growth(vfs: &Vfs, bytes: Option<u64>) -> String {
+    match vfs.plan_growth(bytes) {
+        Ok(growth) => json!({
+            "block_size": growth.block_size,
+            "old_blocks": growth.old_blocks,
+            "blocks": growth.blocks,
+            "inodes": growth.inodes,
+            "groups": growth.groups,
+        }),
+        Err(error) => json!({ "refused": error.to_string() }),
+    }
+    .to_string()
 }
 
 /// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do

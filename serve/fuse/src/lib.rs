@@ -11,6 +11,7 @@
 //! | `system.ivers.stored` | the stored counter, decimal, without the epoch; reading it is no query |
 //! | `system.ivers.semantics` | what the change attribute promises, JSON |
 //! | `system.ivers.stats` | the statistics of the mount, JSON |
+//! | `system.ivers.resize.BYTES` | what growing would do, JSON; setting it grows the filesystem |
 //! | `system.ivers.generation` | the generation of the inode, decimal |
 //! | `system.ivers.mount` | what is mounted and who serves it, JSON |
 //! | `system.ivers.children` | of a directory: its entries with attributes (see [`parse_children`]) |
@@ -77,7 +78,7 @@ mod session;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use change_attr::{
-    CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, SEMANTICS, STATS, STORED, semantics,
+    CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, RESIZE, SEMANTICS, STATS, STORED, semantics,
 };
 pub use mount::MountError;
 pub use mountinfo::{MountEntry, all_mounts, mounts_of};

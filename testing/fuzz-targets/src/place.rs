@@ -89,7 +89,7 @@ pub fn places(image: &[u8], sb: &Superblock) -> HashMap<Class, Vec<Place>> {
     let block_size = sb.block_size as usize;
     let mut finder = Finder { image, block_size, found: HashMap::new() };
     finder.add(Class::Superblock, 1024, 1024, 0, 0);
-    for group in 0..sb.groups {
+    for group in 0..sb.groups() {
         let (block, byte) = sb.desc_place(group);
         let (at, len) = (block.offset(sb.block_size).0 as usize + byte, sb.desc_size as usize);
         finder.add(Class::GroupDescriptor, at as u64, len, group, 0);

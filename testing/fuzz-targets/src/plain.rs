@@ -18,11 +18,13 @@ pub fn superblock(input: &[u8]) {
     let sum = csum::crc32c(!0, &bytes[..1020]);
     bytes[1020..].copy_from_slice(&sum.to_le_bytes());
     let Ok(sb) = Superblock::parse(&bytes, device_len, "image") else { return };
-    for group in [0, 1, 2, 3, 5, 7, 49, sb.groups / 2, sb.groups - 1].into_iter().filter(|&g| g < sb.groups) {
+    for group in
+        [0, 1, 2, 3, 5, 7, 49, sb.groups() / 2, sb.groups() - 1].into_iter().filter(|&g| g < sb.groups())
+    {
         let (_, byte) = sb.desc_place(group);
         assert!(byte + sb.desc_size as usize <= sb.block_size as usize, "a descriptor crosses a block");
         let first = sb.group_first_block(group);
-        assert!(first.0 < sb.blocks_count && sb.group_of_block(first).0 == group);
+        assert!(first.0 < sb.blocks_count() && sb.group_of_block(first).0 == group);
         assert!(sb.group_blocks(group) > 0);
         sb.base_meta_blocks(group);
         let mut desc = vec![0; sb.desc_size as usize];
@@ -33,7 +35,7 @@ pub fn superblock(input: &[u8]) {
             assert_eq!(GroupDesc::decode(&sb, group, &desc), Some(decoded));
         }
     }
-    assert!(sb.group_of_inode(sb.inodes_count).0 == sb.groups - 1);
+    assert!(sb.group_of_inode(sb.inodes_count()).0 == sb.groups() - 1);
 }
 
 /// Takes an epoch record, with or without a valid checksum, and the decision of a mount.

@@ -218,8 +218,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
         "fs/ext4/src",
         &[
             ("layout", "csum features raw sizes superblock group slot_body inode"),
-            ("resize", "plan grow"),
-            ("xattr", "acl body block inode"),
+            ("resize", "plan resize_inode session grow online fits inodes blocks journal shrink"),
+            ("xattr", "acl body block inode relocate"),
             (
                 "check",
                 "bits state map superblock groups journal orphans quota xattr inode htree dir connect \

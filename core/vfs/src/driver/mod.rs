@@ -8,7 +8,7 @@
 //! A driver implements [`FileSystem`] and, on the same type, [`InodeOps`], [`DirectoryOps`] and [`FileOps`].
 //! What only some formats have is an optional interface, which the driver offers by an accessor of
 //! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`CloneOps`],
-//! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`JournalOps`], [`ServerOps`].
+//! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`GrowOps`], [`JournalOps`], [`ServerOps`].
 //!
 //! # Locks
 //!
@@ -99,8 +99,8 @@ pub use file::{FileOps, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use optional::{
-    AllocateOps, BlockMapOps, CloneOps, EpochOps, IoctlOps, JournalOps, LabelOps, UnnamedFileOps, XattrMode,
-    XattrOps,
+    AllocateOps, BlockMapOps, CloneOps, EpochOps, GrowOps, Growth, IoctlOps, JournalOps, LabelOps,
+    UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use options::DriverOptions;
 pub use server::{CacheHandle, Cause, LockOwner, LockRequest, ServerOps};

@@ -131,6 +131,33 @@ pub trait EpochOps {
     fn keep_open(&self);
 }
 
+/// The sizes of a filesystem before and after it has grown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Growth {
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Number of blocks before.
+    pub old_blocks: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Number of inodes.
+    pub inodes: u64,
+    /// Number of block groups.
+    pub groups: u32,
+}
+
+/// Growing a filesystem while it is in use.
+pub trait GrowOps {
+    /// What [`GrowOps::grow`] would do. Returns [`Error::Incompatible`](crate::Error::Incompatible) with the
+    /// reason if it would refuse.
+    fn plan_growth(&self, bytes: Option<u64>) -> Result<Growth>;
+
+    /// Makes the filesystem larger: it then has at most `bytes`, or all of the device if they are `None`. The
+    /// device is extended if it is an image file. Durable on return. After a crash the filesystem has the
+    /// old size or the new one.
+    fn grow(&self, bytes: Option<u64>) -> Result<Growth>;
+}
+
 /// The label of a filesystem.
 pub trait LabelOps {
     /// Sets the label; an empty one removes it. `root` is the root directory. The VFS makes the change

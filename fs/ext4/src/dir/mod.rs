@@ -11,6 +11,7 @@ pub mod index;
 pub mod inline;
 pub mod linear;
 pub mod ops;
+mod renumber;
 
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::{FL_INDEX, FL_INLINE_DATA};
@@ -95,7 +96,7 @@ impl Ext4 {
     }
 
     /// Returns a directory block that must exist.
-    fn dir_block_at(&self, dir: &Inode, lblk: FileBlock) -> Result<Arc<Buffer>> {
+    pub(crate) fn dir_block_at(&self, dir: &Inode, lblk: FileBlock) -> Result<Arc<Buffer>> {
         if lblk.0 >= self.dir_blocks(dir) {
             return Err(corrupt(dir, lblk, "an index refers to a block after the end of its directory"));
         }
@@ -234,7 +235,7 @@ impl Ext4 {
         }
         match self.dir_find(dir, name)? {
             None => Ok(None),
-            Some(found) if found.ino > self.sb.inodes_count => Err(Error::corrupt(
+            Some(found) if found.ino > self.sb.inodes_count() => Err(Error::corrupt(
                 "an entry has an invalid inode number",
                 format!("directory inode {}", dir.ino),
             )),
@@ -411,7 +412,7 @@ impl Ext4 {
         } else {
             self.dotdot(dir)?.2
         };
-        if ino == 0 || ino > self.sb.inodes_count {
+        if ino == 0 || ino > self.sb.inodes_count() {
             return Err(corrupt(dir, FIRST, ".. has an invalid inode number"));
         }
         Ok(Ino(u64::from(ino)))

@@ -214,7 +214,7 @@ impl InodeImage {
             return Err(bad(format!("the size is {size}")));
         }
         // Names are searched block by block, and a valid directory uses no block twice.
-        if kind == FileType::Directory && size >> sb.block_bits > sb.blocks_count {
+        if kind == FileType::Directory && size >> sb.block_bits > sb.blocks_count() {
             return Err(bad(format!("a directory of {size} bytes")));
         }
         let mut blocks = u64::from(raw.i_blocks_lo.get());

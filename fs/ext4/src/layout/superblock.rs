@@ -1,6 +1,8 @@
 //! The superblock, parsed once into values that later arithmetic can rely on.
 
 use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::csum::crc32c;
 use super::features::{Compat, Incompat, RoCompat};
@@ -58,10 +60,6 @@ pub struct Superblock {
     pub block_size: u32,
     /// log2 of the block size.
     pub block_bits: u32,
-    /// Blocks in the filesystem.
-    pub blocks_count: u64,
-    /// Number of reserved blocks.
-    pub reserved_blocks: u64,
     /// The user and group that may use them beside root: `s_def_resuid` and `s_def_resgid`; group 0 means
     /// none.
     pub reserve: ReservedBlocks,
@@ -69,8 +67,6 @@ pub struct Superblock {
     pub first_data_block: BlockNo,
     /// Blocks in a group; at most 8 * block_size.
     pub blocks_per_group: u32,
-    /// Inodes in the filesystem.
-    pub inodes_count: u32,
     /// Inodes in a group; at most 8 * block_size, a multiple of 8.
     pub inodes_per_group: u32,
     /// Size of an inode slot in bytes: 128..=block_size, a power of two.
@@ -83,14 +79,12 @@ pub struct Superblock {
     pub desc_size: u32,
     /// Group descriptors in a block.
     pub descs_per_block: u32,
-    /// Number of groups.
-    pub groups: u32,
-    /// Blocks of the descriptor table.
-    pub desc_blocks: u32,
     /// First descriptor block that is stored in its own meta group (`meta_bg`).
     pub first_meta_bg: u32,
-    /// Descriptor blocks reserved for growing.
-    pub reserved_gdt_blocks: u32,
+    /// Descriptor blocks at the start of a group with copies, reserved ones too. Growing keeps it.
+    copied_desc_blocks: u32,
+    /// What changes when the filesystem grows; copies share it.
+    size: Arc<LiveSize>,
     /// log2 of the number of groups in a flexible group.
     pub log_groups_per_flex: u32,
     /// Groups with backups (`sparse_super2`).
@@ -129,14 +123,40 @@ pub struct Superblock {
     pub want_extra_isize: u16,
     /// `s_state` as found.
     pub state: u16,
-    /// Blocks of metadata, or 0 if not computed.
-    pub overhead_blocks: u32,
     /// The block of the multiple-mount protection.
     pub mmp_block: BlockNo,
     /// The checksum is wrong. A session changes only fields in the first half, and the checksum is at the end
     /// of the second half, so a torn write looks like this. So does damage: the checksums of other structures
     /// must decide.
     pub torn: bool,
+}
+
+/// The fields that growing changes.
+#[derive(Debug, Default)]
+struct LiveSize {
+    blocks: AtomicU64,
+    reserved: AtomicU64,
+    inodes: AtomicU32,
+    groups: AtomicU32,
+    desc_blocks: AtomicU32,
+    reserved_gdt_blocks: AtomicU32,
+    overhead: AtomicU32,
+}
+
+impl LiveSize {
+    fn set(&self, other: &Self) {
+        let small = |to: &AtomicU32, from: &AtomicU32| {
+            to.store(from.load(Ordering::Acquire), Ordering::Release);
+        };
+        self.reserved.store(other.reserved.load(Ordering::Acquire), Ordering::Release);
+        small(&self.desc_blocks, &other.desc_blocks);
+        small(&self.reserved_gdt_blocks, &other.reserved_gdt_blocks);
+        small(&self.overhead, &other.overhead);
+        small(&self.inodes, &other.inodes);
+        // Blocks before groups: a group that is visible has its blocks.
+        self.blocks.store(other.blocks.load(Ordering::Acquire), Ordering::Release);
+        small(&self.groups, &other.groups);
+    }
 }
 
 impl Superblock {
@@ -269,25 +289,29 @@ impl Superblock {
         Ok(Self {
             block_size,
             block_bits,
-            blocks_count,
-            reserved_blocks,
             reserve: ReservedBlocks {
                 uid: raw.s_def_resuid.get().into(),
                 gid: Some(raw.s_def_resgid.get().into()).filter(|&gid| gid != 0),
             },
             first_data_block: BlockNo(first_data_block),
             blocks_per_group,
-            inodes_count,
             inodes_per_group,
             inode_size,
             inodes_per_block,
             inode_table_blocks: inodes_per_group.div_ceil(inodes_per_block),
             desc_size,
             descs_per_block,
-            groups,
-            desc_blocks,
             first_meta_bg,
-            reserved_gdt_blocks: u32::from(raw.s_reserved_gdt_blocks.get()),
+            copied_desc_blocks: first_meta_bg + u32::from(raw.s_reserved_gdt_blocks.get()),
+            size: Arc::new(LiveSize {
+                blocks: blocks_count.into(),
+                reserved: reserved_blocks.into(),
+                inodes: inodes_count.into(),
+                groups: groups.into(),
+                desc_blocks: desc_blocks.into(),
+                reserved_gdt_blocks: u32::from(raw.s_reserved_gdt_blocks.get()).into(),
+                overhead: raw.s_overhead_blocks.get().into(),
+            }),
             log_groups_per_flex: if incompat.contains(Incompat::FLEX_BG) && flex < 32 { flex } else { 0 },
             backup_groups: [raw.s_backup_bgs[0].get(), raw.s_backup_bgs[1].get()],
             compat,
@@ -307,10 +331,62 @@ impl Superblock {
             hurd: raw.s_creator_os.get() == OS_HURD,
             want_extra_isize,
             state: raw.s_state.get(),
-            overhead_blocks: raw.s_overhead_blocks.get(),
             mmp_block: BlockNo(raw.s_mmp_block.get()),
             torn,
         })
+    }
+
+    /// Blocks in the filesystem.
+    pub fn blocks_count(&self) -> u64 {
+        self.size.blocks.load(Ordering::Acquire)
+    }
+
+    /// Number of reserved blocks.
+    pub fn reserved_blocks(&self) -> u64 {
+        self.size.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Inodes in the filesystem.
+    pub fn inodes_count(&self) -> u32 {
+        self.size.inodes.load(Ordering::Relaxed)
+    }
+
+    /// Number of groups.
+    pub fn groups(&self) -> u32 {
+        self.size.groups.load(Ordering::Acquire)
+    }
+
+    /// Blocks of the descriptor table.
+    pub fn desc_blocks(&self) -> u32 {
+        self.size.desc_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Descriptor blocks reserved for growing.
+    pub fn reserved_gdt_blocks(&self) -> u32 {
+        self.size.reserved_gdt_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Blocks of metadata, or 0 if not computed.
+    pub fn overhead_blocks(&self) -> u32 {
+        self.size.overhead.load(Ordering::Relaxed)
+    }
+
+    /// Sets the blocks of metadata.
+    pub(crate) fn set_overhead_blocks(&self, blocks: u32) {
+        self.size.overhead.store(blocks, Ordering::Relaxed);
+    }
+
+    /// A copy that keeps its size when this filesystem grows.
+    pub(crate) fn frozen(&self) -> Self {
+        let size = LiveSize::default();
+        size.set(&self.size);
+        Self { size: Arc::new(size), ..self.clone() }
+    }
+
+    /// Takes the size of a filesystem that has grown. What the new groups need is in place: others see them
+    /// from now on.
+    pub(crate) fn grow_to(&self, grown: &Self) {
+        self.size.set(&grown.size);
     }
 
     /// Whether metadata carries crc32c checksums.
@@ -330,7 +406,7 @@ impl Superblock {
 
     /// The number of blocks of a group: fewer in the last one.
     pub fn group_blocks(&self, group: u32) -> u32 {
-        let rest = self.blocks_count.saturating_sub(self.group_first_block(group).0);
+        let rest = self.blocks_count().saturating_sub(self.group_first_block(group).0);
         rest.min(u64::from(self.blocks_per_group)) as u32
     }
 
@@ -349,12 +425,12 @@ impl Superblock {
 
     /// Whether metadata may refer to a block.
     pub fn is_valid_block(&self, block: BlockNo) -> bool {
-        block > self.first_data_block && block.0 < self.blocks_count
+        block > self.first_data_block && block.0 < self.blocks_count()
     }
 
     /// Whether metadata may refer to a run.
     pub fn is_valid_run(&self, block: BlockNo, len: u64) -> bool {
-        len > 0 && self.is_valid_block(block) && len <= self.blocks_count - block.0
+        len > 0 && self.is_valid_block(block) && len <= self.blocks_count() - block.0
     }
 
     /// Whether a group holds the superblock or a copy of it.
@@ -383,7 +459,7 @@ impl Superblock {
         let copy = u32::from(self.has_super(group));
         let meta_group = group / self.descs_per_block;
         if meta_group < self.first_meta_bg || !self.incompat.contains(Incompat::META_BG) {
-            if copy == 1 { 1 + self.first_meta_bg + self.reserved_gdt_blocks } else { 0 }
+            if copy == 1 { 1 + self.copied_desc_blocks } else { 0 }
         } else {
             let index = group % self.descs_per_block;
             copy + u32::from(index == 0 || index == 1 || index == self.descs_per_block - 1)
@@ -394,7 +470,7 @@ impl Superblock {
     pub fn desc_place(&self, group: u32) -> (BlockNo, usize) {
         let meta_group = group / self.descs_per_block;
         let byte = (group % self.descs_per_block * self.desc_size) as usize;
-        let block = if meta_group < self.first_meta_bg {
+        let block = if meta_group < self.first_meta_bg || !self.incompat.contains(Incompat::META_BG) {
             self.superblock_place().0 + 1 + u64::from(meta_group)
         } else {
             let first = meta_group * self.descs_per_block;

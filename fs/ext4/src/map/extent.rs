@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// One step on the path from the root to a leaf. The root has no buffer.
 pub(super) struct Step {
-    buffer: Option<Arc<Buffer>>,
+    pub buffer: Option<Arc<Buffer>>,
     pub index: usize,
 }
 

@@ -7,7 +7,7 @@ use ivers_vfs::{Inode, Result};
 
 impl Ext4 {
     /// Joins the extent that begins at `file_block` with its neighbours in the same leaf.
-    fn extent_join(
+    pub(super) fn extent_join(
         &self,
         h: &mut Handle,
         inode: &Inode,

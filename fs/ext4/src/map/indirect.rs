@@ -17,12 +17,12 @@ struct Place {
     levels: Vec<usize>,
 }
 
-fn pointer(bytes: &[u8], index: usize) -> BlockNo {
+pub(super) fn pointer(bytes: &[u8], index: usize) -> BlockNo {
     let at = index * 4;
     BlockNo(u64::from(u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])))
 }
 
-fn put(bytes: &mut [u8], index: usize, block: BlockNo) {
+pub(super) fn put(bytes: &mut [u8], index: usize, block: BlockNo) {
     bytes[index * 4..index * 4 + 4].copy_from_slice(&(block.0 as u32).to_le_bytes());
 }
 
@@ -32,7 +32,7 @@ fn in_range(block: BlockNo) -> Result<()> {
 }
 
 impl Ext4 {
-    fn pointers(&self) -> u64 {
+    pub(super) fn pointers(&self) -> u64 {
         u64::from(self.sb.block_size / 4)
     }
 
@@ -69,7 +69,7 @@ impl Ext4 {
         Err(NameError::TooLarge.into())
     }
 
-    fn checked(&self, inode: &Inode, block: BlockNo) -> Result<BlockNo> {
+    pub(super) fn checked(&self, inode: &Inode, block: BlockNo) -> Result<BlockNo> {
         if block != HOLE && !self.sb.is_valid_block(block) {
             return Err(self
                 .corrupt_inode(format!("block map refers to block {block} outside the filesystem"), inode));

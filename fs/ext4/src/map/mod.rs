@@ -18,6 +18,8 @@ mod extent_range;
 mod fallocate;
 mod indirect;
 pub(crate) mod node;
+mod relocate;
+mod relocate_nodes;
 mod write;
 
 use crate::fs::{Ext4, Handle, InodeCore, core_of};
@@ -25,6 +27,7 @@ use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
 pub(crate) use node::{END, Extent, empty_root};
+pub(crate) use relocate::Contents;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -109,7 +112,13 @@ impl Ext4 {
     }
 
     /// Maps a run that is a hole; the inode owns its blocks afterwards.
-    fn map_run(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, run: Extent) -> Result<()> {
+    pub(crate) fn map_run(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        run: Extent,
+    ) -> Result<()> {
         if core.flags & FL_EXTENTS != 0 {
             self.extent_insert(h, inode, core, run)?;
         } else {

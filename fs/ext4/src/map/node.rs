@@ -119,6 +119,13 @@ pub(crate) fn child(node: &[u8], index: usize) -> BlockNo {
     BlockNo(u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32)
 }
 
+/// Changes the block of a child.
+pub(super) fn put_child(node: &mut [u8], index: usize, block: BlockNo) {
+    let at = HEADER + index * ENTRY;
+    let entry = index_entry(key(node, index), block);
+    node[at..at + ENTRY].copy_from_slice(&entry);
+}
+
 pub(crate) fn index_entry(key: FileBlock, block: BlockNo) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
     put_key(&mut bytes, key);

@@ -37,7 +37,7 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
     let mut raw = geometry.superblock.clone();
     seal(&mut raw);
     let sb = Superblock::parse(raw.as_bytes(), device.size_bytes(), &place)?;
-    let space = Space::new(sb.first_data_block, BlockNo(sb.blocks_count));
+    let space = Space::new(sb.first_data_block, BlockNo(sb.blocks_count()));
     let table_blocks = u64::from(sb.inode_table_blocks);
     let mut maker = Maker { device, geometry, options, sb, space, places: Vec::new() };
     maker.places = new_groups::place(&maker.sb, &mut maker.space, 0..geometry.groups)?;

@@ -1,4 +1,4 @@
-//! The sizes of a filesystem after it has grown.
+//! The sizes of a filesystem after it has grown or shrunk.
 
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
@@ -24,32 +24,33 @@ impl Plan {
     /// Plans the growth of a filesystem to at most `new_bytes`. `Error::Incompatible` says why it cannot.
     pub(crate) fn grow(old: &Superblock, raw: &RawSuperblock, new_bytes: u64, place: &str) -> Result<Self> {
         let refuse = |why: String| Error::Incompatible(format!("{place} cannot grow: {why}"));
-        if let Some(feature) = refused_feature(old) {
-            return Err(refuse(format!("ivers does not resize filesystems with the feature {feature}")));
-        }
+        check_features(old, place)?;
         let wide = old.incompat.contains(Incompat::BIT64);
         let mut blocks = new_bytes / u64::from(old.block_size);
         if !wide && blocks > u64::from(u32::MAX) {
             return Err(refuse("without the feature 64bit it has at most 2^32 - 1 blocks".to_owned()));
         }
         loop {
-            if blocks < old.blocks_count {
+            if blocks < old.blocks_count() {
                 return Err(Error::Incompatible(format!(
-                    "{place} has {} blocks of {} bytes, and {new_bytes} bytes are {blocks}: ivers cannot \
-                     make it smaller; use resize2fs",
-                    old.blocks_count, old.block_size
+                    "{place} has {} blocks of {} bytes, and {new_bytes} bytes are {blocks}",
+                    old.blocks_count(),
+                    old.block_size
                 )));
             }
             let plan = Self::with_blocks(old, raw, blocks, place)?;
-            let last = plan.new.groups - 1;
-            let len = u64::from(plan.new.group_blocks(last));
-            let own = u64::from(plan.new.base_meta_blocks(last)) + 2 + u64::from(plan.new.inode_table_blocks);
-            if last >= old.groups && len < own + MIN_LAST_GROUP {
-                blocks -= len;
+            let last = plan.new.groups() - 1;
+            if last >= old.groups() && plan.new.group_blocks(last) < least_blocks(&plan.new, last) {
+                blocks -= u64::from(plan.new.group_blocks(last));
                 continue;
             }
             return Ok(plan);
         }
+    }
+
+    /// Plans the shrinking of a filesystem to exactly `blocks`.
+    pub(crate) fn shrink(old: &Superblock, raw: &RawSuperblock, blocks: u64, place: &str) -> Result<Self> {
+        Self::with_blocks(old, raw, blocks, place)
     }
 
     fn with_blocks(old: &Superblock, raw: &RawSuperblock, blocks: u64, place: &str) -> Result<Self> {
@@ -58,21 +59,28 @@ impl Plan {
         let inodes = u32::try_from(groups * u64::from(old.inodes_per_group))
             .map_err(|_| refuse(format!("{blocks} blocks would have more than 2^32 inodes")))?;
         let desc_blocks = groups.div_ceil(u64::from(old.descs_per_block));
-        let more = desc_blocks - u64::from(old.desc_blocks);
-        if more > u64::from(old.reserved_gdt_blocks) {
-            let most = u64::from(old.desc_blocks + old.reserved_gdt_blocks) * u64::from(old.descs_per_block);
+        let more = desc_blocks.saturating_sub(u64::from(old.desc_blocks()));
+        if more > u64::from(old.reserved_gdt_blocks()) {
+            let most =
+                u64::from(old.desc_blocks() + old.reserved_gdt_blocks()) * u64::from(old.descs_per_block);
             let most = most * u64::from(old.blocks_per_group) * u64::from(old.block_size);
             return Err(refuse(format!(
                 "its descriptors need {more} blocks, and it reserves {} (feature resize_inode): it can grow \
                  to {} MiB; make a larger filesystem and copy the files",
-                old.reserved_gdt_blocks,
+                old.reserved_gdt_blocks(),
                 most >> 20
             )));
         }
+        // Descriptor blocks that are no longer needed are reserved again.
+        let fewer = u64::from(old.desc_blocks()).saturating_sub(desc_blocks);
+        let reserved_gdt = match u64::from(old.reserved_gdt_blocks()) {
+            0 => 0,
+            reserved => (reserved - more + fewer).min(u64::from(old.block_size / 4)),
+        };
         let mut raw = raw.clone();
         let ratio =
-            |count: u64| (u128::from(count) * u128::from(blocks) / u128::from(old.blocks_count)) as u64;
-        let reserved = ratio(old.reserved_blocks);
+            |count: u64| (u128::from(count) * u128::from(blocks) / u128::from(old.blocks_count())) as u64;
+        let reserved = ratio(old.reserved_blocks());
         raw.s_blocks_count_lo = (blocks as u32).into();
         raw.s_r_blocks_count_lo = (reserved as u32).into();
         if old.incompat.contains(Incompat::BIT64) {
@@ -80,21 +88,21 @@ impl Plan {
             raw.s_r_blocks_count_hi = ((reserved >> 32) as u32).into();
         }
         raw.s_inodes_count = inodes.into();
-        raw.s_reserved_gdt_blocks = ((u64::from(old.reserved_gdt_blocks) - more) as u16).into();
+        raw.s_reserved_gdt_blocks = (reserved_gdt as u16).into();
         let device_bytes = blocks * u64::from(old.block_size);
-        let mut new = Superblock::parse(raw.as_bytes(), device_bytes, place)?;
-        if old.overhead_blocks != 0 {
-            let own = |group| u64::from(new.base_meta_blocks(group)) + 2 + u64::from(new.inode_table_blocks);
-            let added: u64 = (old.groups..new.groups).map(own).sum();
-            new.overhead_blocks = (u64::from(old.overhead_blocks) + added).min(u32::MAX.into()) as u32;
-            raw.s_overhead_blocks = new.overhead_blocks.into();
+        let new = Superblock::parse(raw.as_bytes(), device_bytes, place)?;
+        if old.overhead_blocks() != 0 {
+            let all = |sb: &Superblock| (0..sb.groups()).map(|group| own_blocks(sb, group)).sum::<u64>();
+            let others = u64::from(old.overhead_blocks()).saturating_sub(all(old));
+            new.set_overhead_blocks((others + all(&new)).min(u32::MAX.into()) as u32);
+            raw.s_overhead_blocks = new.overhead_blocks().into();
         }
-        Ok(Self { old: old.clone(), new, raw })
+        Ok(Self { old: old.frozen(), new, raw })
     }
 
     /// Whether the size stays the same.
     pub(crate) fn is_same(&self) -> bool {
-        self.old.blocks_count == self.new.blocks_count
+        self.old.blocks_count() == self.new.blocks_count()
     }
 
     /// Applies the new sizes to the superblock of the running session. The flags and counts that the session
@@ -110,17 +118,30 @@ impl Plan {
     }
 }
 
-/// The first feature whose structures this module does not keep consistent.
-fn refused_feature(sb: &Superblock) -> Option<&'static str> {
-    if sb.incompat.contains(Incompat::META_BG) {
-        Some("meta_bg")
+/// Blocks of a group that hold its own metadata, wherever they lie.
+pub(crate) fn own_blocks(sb: &Superblock, group: u32) -> u64 {
+    u64::from(sb.base_meta_blocks(group)) + 2 + u64::from(sb.inode_table_blocks)
+}
+
+/// The fewest blocks that a last group may have.
+pub(crate) fn least_blocks(sb: &Superblock, group: u32) -> u32 {
+    (own_blocks(sb, group) + MIN_LAST_GROUP).min(u32::MAX.into()) as u32
+}
+
+/// Refuses features whose structures this module does not keep consistent.
+pub(crate) fn check_features(sb: &Superblock, place: &str) -> Result<()> {
+    let feature = if sb.incompat.contains(Incompat::META_BG) {
+        "meta_bg"
     } else if sb.compat.contains(Compat::SPARSE_SUPER2) {
-        Some("sparse_super2")
+        "sparse_super2"
     } else if sb.ro_compat.contains(RoCompat::BIGALLOC) {
-        Some("bigalloc")
+        "bigalloc"
     } else {
-        None
-    }
+        return Ok(());
+    };
+    Err(Error::Incompatible(format!(
+        "{place} cannot be resized: ivers does not resize filesystems with the feature {feature}"
+    )))
 }
 
 /// Decodes a superblock.

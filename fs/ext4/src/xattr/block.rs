@@ -10,7 +10,7 @@ use ivers_block::{BlockNo, Buffer};
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
-const REFCOUNT: usize = 4;
+pub(super) const REFCOUNT: usize = 4;
 const BLOCKS: usize = 8;
 const HASH: usize = 12;
 const CHECKSUM: usize = 16;
@@ -26,7 +26,7 @@ impl Ext4 {
     }
 
     /// Returns the verified attribute block of an inode.
-    fn attribute_block(&self, inode: &Inode) -> Result<Option<Arc<Buffer>>> {
+    pub(super) fn attribute_block(&self, inode: &Inode) -> Result<Option<Arc<Buffer>>> {
         let number = core_of(inode).read().file_acl;
         if number == BlockNo(0) {
             return Ok(None);
@@ -56,7 +56,7 @@ impl Ext4 {
         }
     }
 
-    fn change_attribute_block<R>(
+    pub(super) fn change_attribute_block<R>(
         &self,
         h: &mut Handle,
         buffer: &Arc<Buffer>,

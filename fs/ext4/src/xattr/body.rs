@@ -138,6 +138,19 @@ impl Table {
         Ok(attributes)
     }
 
+    /// Changes the inode number of values in an attribute inode. No hash contains it. Returns whether it was
+    /// found.
+    pub(crate) fn renumber(self, area: &mut [u8], old: u32, new: u32) -> Result<bool, &'static str> {
+        let mut found = Vec::new();
+        self.walk(area, |at, range| {
+            if range.is_none() && le32(area, at + 4) == old {
+                found.push(at + 4);
+            }
+        })?;
+        found.iter().for_each(|&at| put32(area, at, new));
+        Ok(!found.is_empty())
+    }
+
     /// Whether the attributes fit a table of this many bytes.
     pub(crate) fn fits(self, len: usize, attributes: &[Attribute]) -> bool {
         self.first() + 4 + attributes.iter().map(Attribute::size).sum::<usize>() <= len

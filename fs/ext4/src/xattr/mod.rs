@@ -5,6 +5,7 @@ mod acl;
 mod block;
 pub(crate) mod body;
 mod inode;
+mod relocate;
 
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::{Compat, Incompat};

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod recorder;
+pub mod tree;
 
 use ivers_block::{BlockError, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
