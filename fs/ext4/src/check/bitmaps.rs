@@ -45,7 +45,7 @@ impl Checker {
     pub(super) fn check_bitmaps(&mut self) -> Result<()> {
         let sb = self.sb();
         let (mut free_blocks, mut free_inodes) = (0u64, 0u64);
-        for group in 0..sb.groups {
+        for group in 0..sb.groups() {
             free_blocks += self.check_block_bitmap(group)?;
             free_inodes += self.check_inode_bitmap(group)?;
         }

@@ -241,7 +241,7 @@ impl Checker {
         if self.is_wrong_type(stored, kind::DIRECTORY) {
             self.bad("filetype-wrong", place.clone(), format!("the type of {} is {stored}", show(wanted)));
         }
-        if ino > self.sb().inodes_count {
+        if ino > self.sb().inodes_count() {
             return self.bad("entry-inode-out-of-range", place, format!(".. refers to inode {ino}"));
         }
         if wanted == b".." {
@@ -267,7 +267,7 @@ impl Checker {
         if links == 0 && self.inodes.kind(ino) & kind::ORPHAN != 0 {
             return;
         }
-        if parent != 0 && parent <= self.sb().inodes_count && self.inodes.kind(parent) != 0 {
+        if parent != 0 && parent <= self.sb().inodes_count() && self.inodes.kind(parent) != 0 {
             self.inodes.count_name(parent);
         }
     }
@@ -287,7 +287,7 @@ impl Checker {
         if name.is_empty() {
             return self.bad("name-empty", place, format!("an entry for inode {ino} has no name"));
         }
-        if ino > sb.inodes_count || (ino < sb.first_ino && ino != ROOT_INO) {
+        if ino > sb.inodes_count() || (ino < sb.first_ino && ino != ROOT_INO) {
             let what = format!("{shown} refers to inode {ino}, which cannot have a name");
             return self.bad("entry-inode-out-of-range", place, what);
         }

@@ -18,7 +18,7 @@ impl Checker {
     pub(super) fn check_groups(&mut self) -> Result<()> {
         let sb = self.sb();
         let mut table: Option<(u64, Vec<u8>)> = None;
-        for group in 0..sb.groups {
+        for group in 0..sb.groups() {
             let (block, byte) = sb.desc_place(group);
             if table.as_ref().is_none_or(|(read, _)| *read != block.0) {
                 let Some(bytes) = self.reader.block(block.0)? else {
@@ -66,7 +66,7 @@ impl Checker {
 
     fn claim_structures(&mut self) {
         let sb = self.sb();
-        for group in 0..sb.groups {
+        for group in 0..sb.groups() {
             let first = sb.group_first_block(group).0;
             let mut copies = u64::from(sb.base_meta_blocks(group));
             let in_super_block = group == 0 && sb.superblock_place().0.0 > first;
@@ -77,7 +77,7 @@ impl Checker {
             }
         }
         let flexible = sb.incompat.contains(Incompat::FLEX_BG);
-        for group in 0..sb.groups {
+        for group in 0..sb.groups() {
             let desc = self.descs[group as usize];
             let (first, blocks) = (sb.group_first_block(group).0, u64::from(sb.group_blocks(group)));
             for (what, code, block, len) in [

@@ -60,7 +60,7 @@ impl Checker {
     pub(super) fn check_inodes(&mut self) -> Result<()> {
         let sb = self.sb();
         let bad_blocks = self.bad_blocks()?;
-        for group in 0..sb.groups {
+        for group in 0..sb.groups() {
             let desc = self.descs[group as usize];
             let mut count = sb.inodes_per_group;
             if sb.has_group_csum() && self.desc_sound[group as usize] {
@@ -469,7 +469,7 @@ impl Checker {
         }
         if top == 0 {
             self.check_block_count(inode, 0);
-            if sb.reserved_gdt_blocks > 0 {
+            if sb.reserved_gdt_blocks() > 0 {
                 self.bad("resize-inode-invalid", place, "the resize inode has no map");
             }
             return Ok(());
@@ -481,14 +481,14 @@ impl Checker {
         self.claim(inode.ino, "the map of the resize inode", top, 1, false);
         let pointers = u64::from(sb.block_size / 4);
         let first = sb.superblock_place().0.0 + 1 + u64::from(sb.first_meta_bg);
-        let backups: Vec<u64> = (1..sb.groups)
+        let backups: Vec<u64> = (1..sb.groups())
             .filter(|&group| sb.has_super(group))
             .map(|group| u64::from(group) * u64::from(sb.blocks_per_group))
             .take(pointers as usize)
             .collect();
         let map = self.reader.block(top)?.unwrap_or_default();
         let mut count = 1;
-        for nth in 0..u64::from(sb.reserved_gdt_blocks) {
+        for nth in 0..u64::from(sb.reserved_gdt_blocks()) {
             let primary = first + nth;
             let slot = ((u64::from(sb.first_meta_bg) + nth) % pointers * 4) as usize;
             if u64::from(node::u32_at(&map, slot)) != primary {

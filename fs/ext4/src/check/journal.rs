@@ -37,7 +37,7 @@ impl Checker {
         }
         let ino = sb.journal_inum;
         let place = Place::inode(ino);
-        if ino == 0 || ino > sb.inodes_count {
+        if ino == 0 || ino > sb.inodes_count() {
             self.bad("journal-invalid", Place::filesystem(), format!("s_journal_inum is {ino}"));
             return Ok(Journal::Idle);
         }
@@ -60,7 +60,7 @@ impl Checker {
                 return Ok(Journal::Idle);
             }
         };
-        let options = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
+        let options = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count(), uuid: None };
         let overlay: Arc<dyn Device> = Arc::new(OverlayDevice::new(self.reader.dev.clone()));
         let mut log = match Jbd2Log::open(overlay.clone(), map, options) {
             Ok(log) => log,

@@ -22,7 +22,7 @@ impl Checker {
         let mut seen = HashSet::new();
         let mut ino = self.raw.s_last_orphan.get();
         while ino != 0 {
-            let known = ino >= sb.first_ino && ino <= sb.inodes_count;
+            let known = ino >= sb.first_ino && ino <= sb.inodes_count();
             if !known || !seen.insert(ino) || seen.len() > MAX_ORPHANS {
                 let what = format!("the list of orphans leads to inode {ino}");
                 self.bad("orphan-list-invalid", Place::filesystem(), what);
@@ -89,7 +89,7 @@ impl Checker {
                     if orphan == 0 {
                         continue;
                     }
-                    let known = orphan >= sb.first_ino && orphan <= sb.inodes_count;
+                    let known = orphan >= sb.first_ino && orphan <= sb.inodes_count();
                     if known && !self.is_marked_used(orphan)? {
                         // e2fsck 1.47.0 -p frees an orphan and leaves its entry.
                         continue;

@@ -76,7 +76,7 @@ impl Checker {
         }
         for (nth, ino) in self.quota_inodes().into_iter().enumerate().filter(|(_, ino)| *ino != 0) {
             let reserved = [USER_QUOTA_INO, GROUP_QUOTA_INO].contains(&ino);
-            if ino > sb.inodes_count || ino < sb.first_ino && !reserved {
+            if ino > sb.inodes_count() || ino < sb.first_ino && !reserved {
                 let what = format!("the superblock names inode {ino} as a quota file");
                 self.bad("quota-inode-invalid", Place::filesystem(), what);
             } else {

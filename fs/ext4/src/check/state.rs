@@ -39,7 +39,7 @@ pub(super) struct Reader {
 impl Reader {
     /// Reads a block. Returns `None` for one outside the filesystem.
     pub(super) fn block(&self, block: u64) -> Result<Option<Vec<u8>>> {
-        if block >= self.sb.blocks_count {
+        if block >= self.sb.blocks_count() {
             return Ok(None);
         }
         let mut bytes = vec![0; self.sb.block_size as usize];
@@ -260,8 +260,8 @@ impl Checker {
         found: Findings,
         memory: Memory,
     ) -> Result<Self> {
-        if sb.groups > MAX_GROUPS {
-            return Err(Error::Incompatible(format!("{} groups are too many to check", sb.groups)));
+        if sb.groups() > MAX_GROUPS {
+            return Err(Error::Incompatible(format!("{} groups are too many to check", sb.groups())));
         }
         let bigalloc = sb.ro_compat.contains(RoCompat::BIGALLOC);
         let cluster_bits = if bigalloc {
@@ -269,7 +269,7 @@ impl Checker {
         } else {
             0
         };
-        let clusters = sb.blocks_count.div_ceil(1 << cluster_bits);
+        let clusters = sb.blocks_count().div_ceil(1 << cluster_bits);
         Ok(Self {
             claimed: Bits::new(clusters),
             meta: Bits::new(clusters),
@@ -366,7 +366,7 @@ impl Checker {
     /// Reads an inode's slot; `None` if its group's table is unusable.
     pub(super) fn slot(&self, ino: u32) -> Result<Option<Slot>> {
         let sb = &self.reader.sb;
-        if ino == 0 || ino > sb.inodes_count {
+        if ino == 0 || ino > sb.inodes_count() {
             return Ok(None);
         }
         let (group, index) = sb.group_of_inode(ino);

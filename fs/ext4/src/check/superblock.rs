@@ -46,7 +46,7 @@ impl Checker {
             bad("superblock-checksum-wrong", "the checksum of the superblock is wrong".into());
         }
         let reserved = u64::from(self.raw.s_r_blocks_count_lo.get());
-        if reserved > sb.blocks_count / 2 {
+        if reserved > sb.blocks_count() / 2 {
             bad("superblock-field-wrong", format!("s_r_blocks_count is {reserved}"));
         }
         let extra = u64::from(sb.inode_size) - 128;
@@ -71,7 +71,7 @@ impl Checker {
         if sb.compat.contains(Compat::RESIZE_INODE) && sb.incompat.contains(Incompat::META_BG) {
             bad("features-conflict", "resize_inode and meta_bg are both set".into());
         }
-        if !sb.compat.contains(Compat::RESIZE_INODE) && sb.reserved_gdt_blocks != 0 {
+        if !sb.compat.contains(Compat::RESIZE_INODE) && sb.reserved_gdt_blocks() != 0 {
             bad("features-conflict", "descriptor blocks are reserved without resize_inode".into());
         }
         if sb.incompat.contains(Incompat::CSUM_SEED) && !sb.has_csum() {
@@ -88,7 +88,7 @@ impl Checker {
     /// Compares the geometry in the copies. Their counts and some features may be old.
     pub(super) fn check_backups(&mut self) -> Result<()> {
         let sb = self.sb();
-        for group in (1..sb.groups).filter(|&group| sb.has_super(group)) {
+        for group in (1..sb.groups()).filter(|&group| sb.has_super(group)) {
             let block = sb.group_first_block(group).0;
             let mut bytes = vec![0; SUPERBLOCK_LEN];
             self.reader.dev.read_at(ByteOffset(block * u64::from(sb.block_size)), &mut bytes)?;

@@ -183,7 +183,7 @@ impl Checker {
 
     fn check_value_inode(&mut self, owner: &Slot, ino: u32, size: u32, place: Place) -> Result<u64> {
         let sb = self.sb();
-        if !sb.incompat.contains(Incompat::EA_INODE) || ino < sb.first_ino || ino > sb.inodes_count {
+        if !sb.incompat.contains(Incompat::EA_INODE) || ino < sb.first_ino || ino > sb.inodes_count() {
             let what = format!("an attribute refers to inode {ino}, which cannot hold a value");
             self.bad("xattr-value-inode-invalid", place, what);
             return Ok(0);
