@@ -70,19 +70,16 @@ pub(crate) fn asked(name: &[u8]) -> Option<VirtualXattr> {
         b"measurement" => VirtualXattr::Measurement,
         b"children" => VirtualXattr::Children(0),
         b"resize.fill" => VirtualXattr::Resize(None),
-        rest if rest.starts_with(b"resize.") => {
-            match std::str::from_utf8(&rest[b"resize.".len()..]).map(str::parse) {
-                Ok(Ok(bytes)) => VirtualXattr::Resize(Some(bytes)),
-                _ => VirtualXattr::Unknown,
-            }
-        }
-        rest => {
-            match rest.strip_prefix(b"children.").map(|number| std::str::from_utf8(number).map(str::parse)) {
-                Some(Ok(Ok(cursor))) => VirtualXattr::Children(cursor),
-                _ => VirtualXattr::Unknown,
-            }
-        }
+        rest => number_after(rest, b"resize.")
+            .map(|bytes| VirtualXattr::Resize(Some(bytes)))
+            .or_else(|| number_after(rest, b"children.").map(VirtualXattr::Children))
+            .unwrap_or(VirtualXattr::Unknown),
     })
+}
+
+/// Returns the decimal number after a prefix, if that is the whole name.
+fn number_after(name: &[u8], prefix: &[u8]) -> Option<u64> {
+    std::str::from_utf8(name.strip_prefix(prefix)?).ok()?.parse().ok()
 }
 
 /// Returns the promises of a filesystem, under the names that programs know.

@@ -29,11 +29,11 @@ pub(crate) struct KeptPlaces {
 impl KeptPlaces {
     /// Keeps names of a file. The latest is the last.
     pub(crate) fn keep(&mut self, id: u64, places: impl IntoIterator<Item = Place>) {
-        let known = self.places.entry(id).or_insert_with(|| {
-            self.order.push_back(id);
-            Vec::new()
-        });
         for place in places {
+            let known = self.places.entry(id).or_insert_with(|| {
+                self.order.push_back(id);
+                Vec::new()
+            });
             if !known.contains(&place) {
                 if known.len() == PLACES_MAX {
                     known.remove(0);
@@ -87,6 +87,9 @@ mod tests {
         assert!(kept.take(0).is_empty());
         assert_eq!(kept.take(2 * KEPT_MAX as u64 - 1).len(), 2);
         assert_eq!(kept.count, kept.places.values().map(Vec::len).sum::<usize>());
+        // A file without names takes no memory.
+        kept.keep(u64::MAX, []);
+        assert!(!kept.places.contains_key(&u64::MAX));
         // Files that come and go leave no trace.
         for _ in 0..5 * KEPT_MAX {
             kept.keep(9, [place(0)]);
