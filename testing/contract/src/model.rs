@@ -335,9 +335,7 @@ impl Model {
     /// Applies an operation that was predicted to succeed.
     pub(crate) fn apply(&mut self, op: &Op) {
         use Touched::*;
-        for path in op.paths() {
-            self.see(path);
-        }
+        op.paths().into_iter().for_each(|path| self.see(On::At(path)));
         match *op {
             Op::Create { path, kind, .. } => {
                 let (id, parent) = (self.next, self.dir(path));
@@ -418,9 +416,11 @@ impl Model {
         }
     }
 
-    /// An operation names a path.
-    pub(crate) fn see(&mut self, path: &str) {
-        self.unseen.remove(path);
+    /// An operation is about a file, perhaps by a path.
+    pub(crate) fn see(&mut self, on: On<'_>) {
+        if let On::At(path) = on {
+            self.unseen.remove(path);
+        }
     }
 
     fn lose(&mut self, path: &str) {

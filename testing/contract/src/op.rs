@@ -205,6 +205,16 @@ impl Op {
             | Op::Open { path, .. }
             | Op::Map { path, .. } => vec![path],
             Op::Rename { from, to, .. } | Op::Link { from, to, .. } => vec![from, to],
+            _ => match self.on() {
+                Some(On::At(path)) => vec![path],
+                _ => Vec::new(),
+            },
+        }
+    }
+
+    /// Returns the file of an operation that is not about names.
+    pub(crate) fn on(&self) -> Option<On<'static>> {
+        match *self {
             Op::Write { on, .. }
             | Op::Truncate { on, .. }
             | Op::Range { on, .. }
@@ -216,17 +226,20 @@ impl Op {
             | Op::SetAcl { on, .. }
             | Op::RemoveAcl { on }
             | Op::Look { on }
-            | Op::Query { on }
-            | Op::Sync { on: Some(on) } => match on {
-                On::At(path) => vec![path],
-                On::Open(_) => Vec::new(),
-            },
-            Op::Close { .. }
+            | Op::Query { on } => Some(on),
+            Op::Sync { on } => on,
+            Op::Create { .. }
+            | Op::Born { .. }
+            | Op::Remove { .. }
+            | Op::Rename { .. }
+            | Op::Link { .. }
+            | Op::Open { .. }
+            | Op::Close { .. }
+            | Op::Map { .. }
             | Op::Store { .. }
             | Op::Unmap { .. }
-            | Op::Sync { on: None }
             | Op::Evict
-            | Op::Remount => Vec::new(),
+            | Op::Remount => None,
         }
     }
 

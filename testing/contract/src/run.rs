@@ -164,9 +164,7 @@ impl<'a> Run<'a> {
         };
         self.hold(Promise::ChangeAttribute, value.is_some() == claims.change_attribute, claims, what)?;
         let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
-        if let On::At(path) = on {
-            self.model.see(path);
-        }
+        self.model.see(on);
         // It cannot be flushed: the value rises by this query, and afterwards.
         let rises = !limits.nameless_rest && self.model.is_held_without_name(id);
         let node = self.model.nodes.get_mut(&id).expect("asked for");
@@ -197,9 +195,7 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn look(&mut self, on: On<'_>) -> Checked {
-        if let On::At(path) = on {
-            self.model.see(path);
-        }
+        self.model.see(on);
         let (seen, expected) = (self.subject.look(on), self.model.expected(on));
         let (Ok(mut seen), Some(expected)) = (seen.clone(), expected) else {
             return Err(self.failure(Promise::Model, format!("read of {on:?}: {seen:?}")));

@@ -73,19 +73,11 @@ pub(super) fn named(op: &Op) -> Vec<Name> {
     }
 }
 
-/// Returns the file of an operation that is not about names.
+/// Returns the file of an operation that is not about names, or that a new name is given to.
 pub(super) fn bearer(op: &Op) -> Option<On<'static>> {
     match *op {
-        Op::Write { on, .. }
-        | Op::Truncate { on, .. }
-        | Op::Chmod { on, .. }
-        | Op::SetXattr { on, .. }
-        | Op::RemoveXattr { on, .. }
-        | Op::Look { on }
-        | Op::Query { on }
-        | Op::Sync { on: Some(on) } => Some(on),
         Op::Link { from, .. } => Some(On::At(from)),
-        _ => None,
+        _ => op.on(),
     }
 }
 
