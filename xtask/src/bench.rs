@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{ensure, run};
+use crate::{ensure, run, target_dir};
 
 /// The NFS server that ours is compared with: program and packages.
 pub(crate) const GANESHA: [(&str, &str); 1] = [("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")];
@@ -99,14 +99,9 @@ fn measure_nfs(target: &Path, only: &[String], file: &Path) -> bool {
     measure_into("rows over NFS", is_built, &mut measure, file)
 }
 
-fn target_dir() -> Option<PathBuf> {
-    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
-    std::path::absolute(target).ok()
-}
-
 /// Measures the NFSv4 server beside nfs-ganesha; `options` are those of `ivers-nfs-speed`.
 pub(crate) fn nfs_speed(options: &[String]) -> bool {
-    let Some(target) = target_dir() else { return false };
+    let target = target_dir();
     let [ivers, speed] = ["release/ivers", "release/ivers-nfs-speed"].map(|name| target.join(name));
     let (ivers, speed) = (ivers.to_string_lossy(), speed.to_string_lossy());
     let args: Vec<&str> = ["--ivers", &ivers].into_iter().chain(options.iter().map(String::as_str)).collect();
@@ -122,7 +117,7 @@ pub(crate) fn build() -> Result<PathBuf, String> {
         Ok(status) if status.success() => {}
         _ => return Err("ivers and ivers-bench do not build".into()),
     }
-    Ok(target_dir().ok_or("the target directory has no path")?.join("release/ivers-bench"))
+    Ok(target_dir().join("release/ivers-bench"))
 }
 
 /// Runs `ivers-bench` with these options and returns its exit code.
@@ -135,7 +130,7 @@ pub(crate) fn run_options(options: &[String]) -> Result<u8, String> {
 
 /// Measures everything, installs what the compared programs need, and writes the page into `dir`.
 pub(crate) fn write_page(dir: &Path, options: &[String]) -> bool {
-    let Some(target) = target_dir() else { return false };
+    let target = target_dir();
     if let Err(error) = fs::create_dir_all(dir) {
         eprintln!("xtask: {}: {error}", dir.display());
         return false;

@@ -4,7 +4,7 @@
 //! It also loads modules with a weakened header. They must fail: otherwise the stress test would prove
 //! nothing.
 
-use crate::{ensure, run};
+use crate::{ensure, run, target_dir};
 use ivers_oracle::machine::{self, Initramfs, Kernel, machine, wait};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -154,7 +154,7 @@ fn judge(said: &str) -> Vec<String> {
 
 fn prove() -> Outcome<()> {
     let release = release().ok_or("no kernel headers; install package linux-headers-amd64")?;
-    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    let target = target_dir();
     let target = io(&target, std::path::absolute(&target))?;
     let work = target.join("kmod");
     let kernel = oracle(Kernel::of(&release, &target.join("kernel")))?;

@@ -37,6 +37,12 @@ fn cargo() -> Command {
     cargo
 }
 
+/// Returns where cargo builds, as an absolute path: programs are started in other directories too.
+fn target_dir() -> PathBuf {
+    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    std::path::absolute(&target).unwrap_or(target)
+}
+
 fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
     println!("== {step}: {program} {}", args.join(" "));
     let start = Instant::now();
@@ -149,7 +155,7 @@ fn test() -> bool {
 /// Packages the program that the tests built. Installing it requires root.
 fn package() -> bool {
     let is_root = rustix::process::geteuid().is_root();
-    let program = dist::target_dir().join("debug/ivers");
+    let program = target_dir().join("debug/ivers");
     let begin = Instant::now();
     println!("== package: {}", program.display());
     let passed = dist::dist(Some(&program), is_root);

@@ -1,9 +1,8 @@
 //! `cargo xtask nfs`: the Linux NFS client against our server, with fsx, two clients of each version, and ten
 //! kills of the server.
 
-use crate::{ensure, run};
+use crate::{ensure, run, target_dir};
 use ivers_oracle::machine;
-use std::path::PathBuf;
 
 const FSX: &str = "fsx@0.3.2";
 /// The emulated machines have this target and no libraries.
@@ -14,7 +13,7 @@ const ROUNDS: &str = "10";
 pub(crate) fn nfs() -> bool {
     let programs =
         [&machine::PROGRAMS[..], &[("mkfs.ext4", "e2fsprogs"), ("gcc", "gcc"), ("tar", "tar")]].concat();
-    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    let target = target_dir();
     let Ok(tools) = std::path::absolute(target.join("guest-tools")) else { return false };
     let (Some(root), Some(fsx)) = (tools.to_str(), tools.join("bin/fsx").to_str().map(str::to_owned)) else {
         eprintln!("xtask: nfs: {} is not UTF-8", tools.display());

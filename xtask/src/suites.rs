@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::target_dir;
+
 const TOOLS: [&str; 2] = ["pjdfstest@0.2.2", "fsx@0.3.2"];
 
 /// pjdfstest's configuration. Two users that every Debian has replace its own. It requires root. Its remounts
@@ -288,7 +290,7 @@ fn fsx(
 }
 
 fn run_all() -> Option<bool> {
-    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    let target = target_dir();
     let root = std::path::absolute(target.join("tools")).ok()?;
     let tools = root.join("bin");
     let root_word = root.to_str()?;

@@ -7,6 +7,7 @@ mod check;
 mod licenses;
 mod package;
 
+use crate::target_dir;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::fs;
@@ -26,7 +27,8 @@ pub const PROGRAMS: [(&str, &str); 5] = [
 pub use bill::linked as linked_crates;
 pub use check::PROGRAMS as PROGRAMS_OF_CHECK;
 
-const MUSL: &str = "x86_64-unknown-linux-musl";
+/// The target of the published program.
+pub const MUSL: &str = "x86_64-unknown-linux-musl";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 
 /// What the files of one release have in common.
@@ -65,11 +67,6 @@ fn write(path: &Path, contents: impl AsRef<[u8]>) -> Result<()> {
 fn copy(from: impl AsRef<Path>, to: &Path) -> Result<()> {
     let from = from.as_ref();
     write(to, fs::read(from).with_context(|| from.display().to_string())?)
-}
-
-/// Returns where cargo builds.
-pub fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
 }
 
 /// Builds the static program. Returns its path.
