@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ivers, said};
+use common::{ivers, said, works};
 use ivers_oracle::{Image, have_programs};
 use std::fs;
 use std::path::Path;
@@ -19,12 +19,6 @@ const TYPES: [(&str, &str); 8] = [
     ("ofs", "880K"),
     ("ffs", "20M"),
 ];
-
-/// Asserts that a command succeeds.
-fn works(words: &[&str]) {
-    let output = ivers(words);
-    assert!(output.status.success(), "{words:?}: {}", said(&output));
-}
 
 /// Asserts that the check finds nothing.
 fn is_clean(image: &str, after: &str) {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::disk::{Disk, MIB, fails, have_tools, works};
+use common::disk::{Disk, MIB, fails, have_tools};
 use common::served::Server;
 use common::*;
 use ivers_oracle::affs::Amitools;

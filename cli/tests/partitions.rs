@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::disk::{Disk, MIB, fails, have_tools, works};
+use common::disk::{Disk, MIB, fails, have_tools};
 use common::*;
 use ivers_oracle::{Image, have_programs};
 use std::fs;

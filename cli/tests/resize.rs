@@ -13,11 +13,6 @@ fn an_image_grows_and_keeps_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let word = image.to_str().unwrap();
-    let works = |words: &[&str]| {
-        let output = ivers(words);
-        assert!(output.status.success(), "{words:?}: {}", said(&output));
-        ivers_oracle::said(&output)
-    };
     for kind in ["ext2", "ext3", "ext4"] {
         works(&["mkfs", "-qF", "-t", kind, "--size", "20M", word]);
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
@@ -46,11 +41,6 @@ fn an_image_shrinks_and_keeps_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let word = image.to_str().unwrap();
-    let works = |words: &[&str]| {
-        let output = ivers(words);
-        assert!(output.status.success(), "{words:?}: {}", said(&output));
-        ivers_oracle::said(&output)
-    };
     for kind in ["ext2", "ext3", "ext4"] {
         works(&["mkfs", "-qF", "-t", kind, "--size", "100M", word]);
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");

@@ -22,7 +22,9 @@ use super::mkfs::{fill, spec};
 use crate::arguments::{image_path, last_name};
 use crate::image::channel::Channel;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::{CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, descriptor};
+use crate::image::process::{
+    CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, adopt_device, descriptor,
+};
 use crate::image::{glob, open, partitions, sandbox};
 use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
@@ -60,10 +62,7 @@ fn serve(channel: &Channel) -> Result<()> {
                 failure::print_json_about(operands);
             }
             let image = PathBuf::from(OsString::from_vec(image));
-            let mut device = FileDevice::adopt(file, image.clone(), options.open_mode())?;
-            if let Some((start, len)) = range {
-                device = device.limit(FileRange { start, len })?;
-            }
+            let device = adopt_device(file, &image, options.open_mode(), range)?;
             serve_image(channel, device, image, &options)
         }
         Request::FindPartition { image, wanted, sandbox } => {

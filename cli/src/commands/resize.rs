@@ -162,7 +162,7 @@ fn grow_mount(dir: &Path, wanted: Wanted, name: &str) -> Result<ResizeReport> {
         block_size: number("block_size")? as u32,
         old_blocks: number("old_blocks")?,
         blocks: number("blocks")?,
-        inodes: number("inodes")? as u32,
+        inodes: number("inodes")?,
         groups: number("groups")? as u32,
     };
     xattr::set(dir, &attribute, b"1").map_err(|error| match error.raw_os_error() {

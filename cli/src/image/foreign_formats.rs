@@ -9,6 +9,13 @@ use ivers_block::{ByteOffset, Device};
 
 use super::formats;
 
+/// The name of a disk image that is not raw, and what to do.
+macro_rules! convert {
+    ($what:literal) => {
+        concat!($what, ": convert it first (qemu-img convert -O raw {} out.img)")
+    };
+}
+
 /// Byte offset and bytes of the mark of each format, and its name.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     (0, b"XFSB", "an XFS filesystem"),
@@ -24,17 +31,13 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS container: open it first (cryptsetup)"),
     (536, b"LVM2 001", "an LVM volume: mount a logical volume of it"),
     (4086, b"SWAPSPACE2", "swap space"),
-    (0, b"QFI\xfb", "a qcow2 image: convert it first (qemu-img convert -O raw {} out.img)"),
-    (0, b"KDMV", "a VMDK image: convert it first (qemu-img convert -O raw {} out.img)"),
-    (0, b"COWD", "a VMDK image: convert it first (qemu-img convert -O raw {} out.img)"),
-    (
-        0,
-        b"# Disk DescriptorFile",
-        "a VMDK description: convert it first (qemu-img convert -O raw {} out.img)",
-    ),
-    (0, b"conectix", "a VHD image: convert it first (qemu-img convert -O raw {} out.img)"),
-    (0, b"vhdxfile", "a VHDX image: convert it first (qemu-img convert -O raw {} out.img)"),
-    (0x40, b"\x7f\x10\xda\xbe", "a VDI image: convert it first (qemu-img convert -O raw {} out.img)"),
+    (0, b"QFI\xfb", convert!("a qcow2 image")),
+    (0, b"KDMV", convert!("a VMDK image")),
+    (0, b"COWD", convert!("a VMDK image")),
+    (0, b"# Disk DescriptorFile", convert!("a VMDK description")),
+    (0, b"conectix", convert!("a VHD image")),
+    (0, b"vhdxfile", convert!("a VHDX image")),
+    (0x40, b"\x7f\x10\xda\xbe", convert!("a VDI image")),
 ];
 
 /// Compressed files, which often contain images.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail};
-use ivers_block::FileDevice;
+use ivers_block::{BlockError, FileDevice, FileRange, OpenMode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ pub enum Request {
         image: Vec<u8>,
         /// How to open it.
         options: ImageOptions,
-        /// The first byte and the length of the partition that the device is limited to.
+        /// The partition that the device is limited to: see [`sent_range`].
         range: Option<(u64, u64)>,
         /// Show no progress.
         quiet: bool,
@@ -248,7 +248,7 @@ impl ImageProcess {
         let request = Request::Open {
             image: image.as_os_str().as_bytes().to_vec(),
             options: ImageOptions { partition, ..options.clone() },
-            range: device.range().map(|range| (range.start, range.len)),
+            range: sent_range(device),
             quiet: progress::is_silent(),
             json: failure::json_operands(),
         };
@@ -384,6 +384,25 @@ pub fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
 /// Takes the descriptor of a request.
 pub fn descriptor(fds: Vec<std::os::fd::OwnedFd>) -> Result<File> {
     Ok(File::from(fds.into_iter().next().context("a request without a descriptor")?))
+}
+
+/// Returns the range that a device is limited to as a message carries it: the first byte and the length.
+pub fn sent_range(device: &FileDevice) -> Option<(u64, u64)> {
+    device.range().map(|range| (range.start, range.len))
+}
+
+/// Takes over a device of another process, which has sent its file and its [`sent_range`].
+pub fn adopt_device(
+    file: File,
+    image: &Path,
+    mode: OpenMode,
+    range: Option<(u64, u64)>,
+) -> Result<FileDevice, BlockError> {
+    let device = FileDevice::adopt(file, image.to_owned(), mode)?;
+    match range {
+        None => Ok(device),
+        Some((start, len)) => device.limit(FileRange { start, len }),
+    }
 }
 
 /// Returns whether two paths name one image. Its lock would prevent a second open.

@@ -115,12 +115,6 @@ impl Disk {
     }
 }
 
-pub fn works(words: &[&str]) -> String {
-    let output = ivers(words);
-    assert!(output.status.success(), "{words:?}: {}", said(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 /// Asserts the exit code, and one line of error that has all these words.
 pub fn fails(words: &[&str], code: i32, has: &[&str]) {
     let output = ivers(words);

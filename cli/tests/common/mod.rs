@@ -31,6 +31,13 @@ pub fn said(output: &Output) -> String {
     format!("{}: {}", output.status, ivers_oracle::said(output))
 }
 
+/// Runs a command that must succeed. Returns what it prints.
+pub fn works(words: &[&str]) -> String {
+    let output = ivers(words);
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// An image and its mount point. Unmounted when the test ends.
 pub struct Place {
     pub image: Image,

@@ -1,6 +1,6 @@
 //! Growing a filesystem while it is in use.
 
-use crate::driver::{GrowOps, Growth};
+use crate::driver::{GrowOps, ResizeReport};
 use crate::error::{Error, Result};
 use crate::vfs::Vfs;
 
@@ -12,12 +12,12 @@ impl Vfs {
     }
 
     /// What [`Vfs::grow`] would do; `Error::Incompatible` says why it would refuse.
-    pub fn plan_growth(&self, bytes: Option<u64>) -> Result<Growth> {
+    pub fn plan_growth(&self, bytes: Option<u64>) -> Result<ResizeReport> {
         self.grow_ops()?.plan_growth(bytes)
     }
 
     /// Makes the filesystem larger, durably: at most `bytes`, or all of the device if they are `None`.
-    pub fn grow(&self, bytes: Option<u64>) -> Result<Growth> {
+    pub fn grow(&self, bytes: Option<u64>) -> Result<ResizeReport> {
         let ops = self.grow_ops()?;
         self.begin_change()?;
         self.guarded(|| ops.grow(bytes))

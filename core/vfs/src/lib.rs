@@ -43,8 +43,8 @@ mod xattr;
 pub use access::Rights;
 pub use driver::{
     AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
-    EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Growth, Health, InitialCounter, InodeOps, IoctlOps,
-    JournalOps, LabelOps, LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ServerOps,
+    EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
+    LabelOps, LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ResizeReport, ServerOps,
     UnnamedFileOps, Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};

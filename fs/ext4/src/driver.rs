@@ -54,9 +54,8 @@ impl Ext4 {
         let groups = self.sb.groups();
         let mut known = self.overhead.lock();
         if known.0 != groups {
-            let own = 2 + u64::from(self.sb.inode_table_blocks);
-            let all = (0..groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own);
-            *known = (groups, all.sum::<u64>() + self.sb.first_data_block.0);
+            let all: u64 = (0..groups).map(|group| self.sb.own_blocks(group)).sum();
+            *known = (groups, all + self.sb.first_data_block.0);
         }
         known.1
     }
@@ -292,7 +291,7 @@ impl LabelOps for Ext4 {
         let stored = stored_label(label.as_bytes())?;
         let mut h = self.begin(1)?;
         self.modify_super(&mut h, |raw| raw.s_volume_name = stored)?;
-        for group in (1..self.sb.groups()).filter(|&group| self.sb.has_super(group)) {
+        for group in self.sb.copies() {
             h.ensure(1)?;
             let buffer = self.cache.get(self.sb.group_first_block(group))?;
             h.modify(&buffer, |bytes| {

@@ -21,8 +21,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
-/// The inode number of the root directory.
-pub const ROOT_INO: u32 = 2;
+pub use crate::layout::inode::ROOT_INO;
 
 /// An open ext2, ext3 or ext4 filesystem.
 pub struct Ext4 {

@@ -43,6 +43,14 @@ impl Ext4 {
         Ok(slot)
     }
 
+    /// As [`Ext4::raw_inode`]; `None` for a slot that was never written.
+    pub(crate) fn raw_inode_if_written(&self, ino: u32) -> Result<Option<Vec<u8>>> {
+        match self.raw_inode(ino) {
+            Err(Error::Name(NameError::Stale)) => Ok(None),
+            slot => slot.map(Some),
+        }
+    }
+
     /// Changes the raw bytes of a slot in use and updates its checksum.
     pub fn modify_slot<R>(&self, h: &mut Handle, ino: u32, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };

@@ -13,7 +13,7 @@ use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{
-    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock, seal,
+    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock, decode, seal,
 };
 use crate::system_zone::SystemZone;
 use crate::transaction::{Handle, Transactions, journal_error};
@@ -52,7 +52,8 @@ impl From<DriverOptions> for OpenOptions {
     }
 }
 
-fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superblock)> {
+/// Reads and checks the superblock of a device.
+pub(crate) fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superblock)> {
     let mut bytes = vec![0; SUPERBLOCK_LEN];
     if device.size_bytes() < (SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64).0 {
         return Err(Error::Incompatible(format!(
@@ -62,8 +63,7 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
     }
     device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     let sb = Superblock::parse(&bytes, device.size_bytes(), place)?;
-    let raw = RawSuperblock::read_from_bytes(&bytes)
-        .map_err(|_| Error::corrupt("the superblock is too short", place.to_owned()))?;
+    let raw = decode(&bytes, place)?;
     debug_assert_eq!(raw.s_magic.get(), MAGIC);
     Ok((raw, sb))
 }
@@ -353,6 +353,12 @@ impl Ext4 {
         self.groups.free_blocks.store(blocks, std::sync::atomic::Ordering::Relaxed);
         self.groups.free_inodes.store(inodes, std::sync::atomic::Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The superblock as this session has it in memory.
+    pub(crate) fn raw_super(&self) -> Result<RawSuperblock> {
+        let (block, byte) = self.sb.superblock_place();
+        decode(&self.cache.get(block)?.read()[byte..], &self.place)
     }
 
     /// Changes the superblock within a transaction.

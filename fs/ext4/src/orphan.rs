@@ -72,10 +72,7 @@ impl Ext4 {
 
     /// The orphan file's inode, which may have moved since the open.
     pub(crate) fn orphan_file_ino(&self) -> Result<u32> {
-        let (block, byte) = self.sb.superblock_place();
-        let bytes = self.cache.get(block)?.read().to_vec();
-        let at = byte + std::mem::offset_of!(crate::layout::raw::RawSuperblock, s_orphan_file_inum);
-        Ok(word(&bytes, at))
+        Ok(self.raw_super()?.s_orphan_file_inum.get())
     }
 
     /// Whether the orphan file is empty as far as this mount knows: it has read the orphans of the last

@@ -6,10 +6,11 @@
 //! Memory: one bit for each cluster, and the names of one directory.
 
 use crate::cluster::Cluster;
+use crate::fat::{Link, all_ones, clean_bit, first_end_mark};
 use crate::layout::{END, FREE, Geometry, KANJI, MAX_SLOTS, RawEntry, RawFsInfo, RawLong, SLOT_BYTES, attr};
 use crate::names::{LongName, checksum, decode_short};
 use ivers_block::{ByteOffset, Device};
-use ivers_vfs::check::{Findings, Memory, Place};
+use ivers_vfs::check::{Bits, Findings, Memory, Place, Runs};
 use ivers_vfs::{Error, Result};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -34,12 +35,11 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Fin
         Err(Error::Incompatible(what)) => return Err(Error::Incompatible(format!("{place}: {what}"))),
         Err(error) => return Err(error),
     };
-    let clusters = geometry.clusters as usize;
     let mut checker = Checker {
         device,
         memory,
         found,
-        claimed: vec![0; (clusters + 2).div_ceil(64)],
+        claimed: Bits::new(geometry.end_cluster().0.into()),
         window: (u64::MAX, Vec::new()),
         label: None,
         geometry,
@@ -58,7 +58,7 @@ struct Checker {
     geometry: Geometry,
     found: Findings,
     /// Clusters that have an owner.
-    claimed: Vec<u64>,
+    claimed: Bits,
     /// A part of the table: its offset, and its bytes.
     window: (u64, Vec<u8>),
     /// The label in the root directory.
@@ -72,16 +72,6 @@ struct Dir {
     /// What `..` must refer to; `None` for the root.
     parent: Option<Cluster>,
     path: Vec<u8>,
-}
-
-/// What follows a cluster in the table.
-#[derive(PartialEq)]
-enum Next {
-    Free,
-    Cluster(Cluster),
-    End,
-    Bad,
-    Invalid(u32),
 }
 
 impl Checker {
@@ -115,32 +105,23 @@ impl Checker {
         })
     }
 
-    fn next(&mut self, cluster: Cluster) -> Result<Next> {
+    fn next(&mut self, cluster: Cluster) -> Result<Link> {
         let value = self.entry(cluster.0)?;
-        let top = match self.geometry.bits {
-            12 => 0xFF8,
-            16 => 0xFFF8,
-            _ => 0x0FFF_FFF8,
-        };
-        Ok(match value {
-            0 => Next::Free,
-            next if self.geometry.is_cluster(Cluster(next)) => Next::Cluster(Cluster(next)),
-            last if last >= top => Next::End,
-            bad if bad == top - 1 => Next::Bad,
-            invalid => Next::Invalid(invalid),
-        })
+        Ok(Link::decode(&self.geometry, value))
+    }
+
+    /// Whether a link marks its cluster as bad.
+    fn is_bad(&self, link: &Link) -> bool {
+        *link == Link::Invalid(first_end_mark(self.geometry.bits) - 1)
     }
 
     /// Marks a cluster as owned; false if it was.
     fn claim(&mut self, cluster: Cluster) -> bool {
-        let (word, bit) = (cluster.0 as usize / 64, 1u64 << (cluster.0 % 64));
-        let fresh = self.claimed[word] & bit == 0;
-        self.claimed[word] |= bit;
-        fresh
+        self.claimed.set_run(cluster.0.into(), 1).is_none()
     }
 
     fn is_claimed(&self, cluster: Cluster) -> bool {
-        self.claimed[cluster.0 as usize / 64] >> (cluster.0 % 64) & 1 == 1
+        self.claimed.get(cluster.0.into())
     }
 
     fn check_boot(&mut self, head: &[u8]) -> Result<()> {
@@ -188,21 +169,13 @@ impl Checker {
         let (first, second) = (self.entry(0)?, self.entry(1)?);
         let mut media = [0];
         self.device.read_at(ByteOffset(21), &mut media)?;
-        let (low, ones) = match self.geometry.bits {
-            12 => (0xF00, 0xFFF),
-            16 => (0xFF00, 0xFFFF),
-            _ => (0x0FFF_FF00, 0x0FFF_FFFF),
-        };
+        let ones = all_ones(self.geometry.bits);
         let start = self.geometry.fat_start.0;
-        if first != low | u32::from(media[0]) {
+        if first != ones & !0xFF | u32::from(media[0]) {
             let what = format!("the first entry is {first:#x}, the media byte {:#x}", media[0]);
             self.bad("fat-first-entry-wrong", Place::block(start), what);
         }
-        let clean = match self.geometry.bits {
-            12 => 0,
-            16 => 0x8000,
-            _ => 0x0800_0000,
-        };
+        let clean = clean_bit(self.geometry.bits).unwrap_or(0);
         if second & !(clean | clean >> 1) != ones & !(clean | clean >> 1) {
             let what = format!("the second entry is {second:#x}");
             self.bad("fat-first-entry-wrong", Place::block(start), what);
@@ -234,13 +207,14 @@ impl Checker {
         let root = self.geometry.root_cluster;
         let first = (self.geometry.bits == 32).then_some(root);
         let mut todo = vec![Dir { first, parent: None, path: Vec::new() }];
-        let (mut paths, table) = (0, self.claimed.len() * size_of::<u64>());
+        let mut paths = 0;
         while let Some(dir) = todo.pop() {
             paths -= dir.path.capacity();
             let before = todo.len();
             self.check_dir(&dir, &mut todo)?;
             paths += todo[before..].iter().map(|dir| dir.path.capacity()).sum::<usize>();
-            self.memory.keep((table + paths + todo.capacity() * size_of::<Dir>()) as u64)?;
+            let kept = self.claimed.bytes_kept() + paths + todo.capacity() * size_of::<Dir>();
+            self.memory.keep(kept as u64)?;
         }
         Ok(())
     }
@@ -258,16 +232,13 @@ impl Checker {
                 break;
             }
             let next = self.next(at)?;
-            match next {
-                Next::Free => {
-                    self.bad("chain-to-free-cluster", place(at), format!("cluster {at} is marked as free"));
-                    break;
-                }
-                Next::Bad => {
-                    self.bad("chain-to-bad-cluster", place(at), format!("cluster {at} is marked as bad"));
-                    break;
-                }
-                _ => {}
+            if next == Link::Free {
+                self.bad("chain-to-free-cluster", place(at), format!("cluster {at} is marked as free"));
+                break;
+            }
+            if self.is_bad(&next) {
+                self.bad("chain-to-bad-cluster", place(at), format!("cluster {at} is marked as bad"));
+                break;
             }
             if !self.claim(at) {
                 let what = format!("cluster {at} is also claimed by another owner, or by this one before");
@@ -283,8 +254,8 @@ impl Checker {
                 clusters.push(at);
             }
             match next {
-                Next::Cluster(next) => at = next,
-                Next::Invalid(value) => {
+                Link::Next(next) => at = next,
+                Link::Invalid(value) => {
                     let what = format!("cluster {at} is followed by {value:#x}, which is no cluster");
                     self.bad("cluster-out-of-range", place(at), what);
                     break;
@@ -502,22 +473,17 @@ impl Checker {
 
     /// Finds clusters that are used and have no owner, and compares the count of free ones.
     fn check_lost(&mut self) -> Result<()> {
-        let (mut free, mut lost): (u64, Option<(u32, u32)>) = (0, None);
+        let (mut free, mut lost) = (0u64, Runs::default());
         for number in 2..self.geometry.end_cluster().0 {
             let next = self.next(Cluster(number))?;
-            free += u64::from(next == Next::Free);
-            let is_lost = !matches!(next, Next::Free | Next::Bad) && !self.is_claimed(Cluster(number));
-            lost = match (lost, is_lost) {
-                (Some((first, _)), true) => Some((first, number)),
-                (None, true) => Some((number, number)),
-                (Some(run), false) => {
-                    self.report_lost(run);
-                    None
-                }
-                (None, false) => None,
-            };
+            free += u64::from(next == Link::Free);
+            let is_used = next != Link::Free && !self.is_bad(&next);
+            let is_lost = is_used && !self.is_claimed(Cluster(number));
+            if let Some(run) = is_lost.then(|| lost.push(number.into())).flatten() {
+                self.report_lost(run);
+            }
         }
-        if let Some(run) = lost {
+        if let Some(run) = lost.finish() {
             self.report_lost(run);
         }
         let Some(at) = self.geometry.fs_info else { return Ok(()) };
@@ -532,9 +498,9 @@ impl Checker {
         Ok(())
     }
 
-    fn report_lost(&mut self, (first, last): (u32, u32)) {
+    fn report_lost(&mut self, (first, last): (u64, u64)) {
         let what = format!("clusters {first} to {last} are marked as used, but have no owner");
-        self.bad("cluster-lost", Place::block(first.into()), what);
+        self.bad("cluster-lost", Place::block(first), what);
     }
 }
 

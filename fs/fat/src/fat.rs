@@ -13,8 +13,13 @@ use zerocopy::IntoBytes;
 /// The size of one read while the table is scanned or compared.
 const SCAN_BYTES: usize = 1 << 20;
 /// The bit of `FAT[1]` that says that the volume was unmounted cleanly (fatgen103). FAT12 has none.
-const CLEAN16: u32 = 0x8000;
-const CLEAN32: u32 = 0x0800_0000;
+pub(crate) fn clean_bit(bits: u32) -> Option<u32> {
+    match bits {
+        12 => None,
+        16 => Some(0x8000),
+        _ => Some(0x0800_0000),
+    }
+}
 
 /// The table entry of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,33 @@ pub(crate) enum Link {
     End,
     /// The mark of a bad cluster, or a number outside the volume.
     Invalid(u32),
+}
+
+/// The entry with all bits set that an entry has: the end of a chain.
+pub(crate) fn all_ones(bits: u32) -> u32 {
+    match bits {
+        12 => 0xFFF,
+        16 => 0xFFFF,
+        // Four of 32 bits are reserved.
+        _ => 0x0FFF_FFFF,
+    }
+}
+
+/// The smallest entry that ends a chain. The one below marks a bad cluster (fatgen103, FAT data structure).
+pub(crate) fn first_end_mark(bits: u32) -> u32 {
+    all_ones(bits) - 7
+}
+
+impl Link {
+    /// Returns the meaning of an entry.
+    pub(crate) fn decode(geometry: &Geometry, value: u32) -> Self {
+        match value {
+            0 => Link::Free,
+            next if geometry.is_cluster(Cluster(next)) => Link::Next(Cluster(next)),
+            last if last >= first_end_mark(geometry.bits) => Link::End,
+            invalid => Link::Invalid(invalid),
+        }
+    }
 }
 
 /// The clusters that may be allocated.
@@ -103,10 +135,9 @@ impl AllocationTable {
     pub fn new(geometry: Geometry, cache: Arc<BufferCache>) -> Result<Self> {
         let space = Space { map: None, reserved: 0, freeing: 0, fs_info_free: None };
         let mut table = Self { geometry, cache, space: RankedMutex::new(space), was_dirty: false };
-        let clean = match table.geometry.bits {
-            12 => true,
-            16 => table.entry(Cluster(1))? & CLEAN16 != 0,
-            _ => table.entry(Cluster(1))? & CLEAN32 != 0,
+        let clean = match clean_bit(table.geometry.bits) {
+            None => true,
+            Some(bit) => table.entry(Cluster(1))? & bit != 0,
         };
         table.was_dirty = table.geometry.dirty || !clean;
         if let Some(sector) = table.geometry.fs_info.filter(|_| !table.was_dirty) {
@@ -181,18 +212,7 @@ impl AllocationTable {
 
     /// Returns the entry of a cluster whose number is valid.
     pub fn link(&self, cluster: Cluster) -> Result<Link> {
-        let value = self.entry(cluster)?;
-        let end = match self.geometry.bits {
-            12 => 0xFF8,
-            16 => 0xFFF8,
-            _ => 0x0FFF_FFF8,
-        };
-        Ok(match value {
-            0 => Link::Free,
-            next if self.geometry.is_cluster(Cluster(next)) => Link::Next(Cluster(next)),
-            last if last >= end => Link::End,
-            invalid => Link::Invalid(invalid),
-        })
+        Ok(Link::decode(&self.geometry, self.entry(cluster)?))
     }
 
     /// Sets the entry of a cluster to the next cluster, or to the end of the chain.
@@ -203,12 +223,8 @@ impl AllocationTable {
         cluster: Cluster,
         next: Option<Cluster>,
     ) -> Result<()> {
-        let end = match self.geometry.bits {
-            12 => 0xFFF,
-            16 => 0xFFFF,
-            _ => 0x0FFF_FFFF,
-        };
-        self.set_entry(change, stage, cluster, next.map_or(end, |next| next.0))
+        let value = next.map_or(all_ones(self.geometry.bits), |next| next.0);
+        self.set_entry(change, stage, cluster, value)
     }
 
     /// Calls `f` with the free clusters and the number of reserved ones. Scans the table at first use.
@@ -440,11 +456,7 @@ impl AllocationTable {
         let at = self.geometry.state_byte;
         let bit = if dirty { STATE_DIRTY } else { 0 };
         change.put(&self.boot_sector()?, Stage::Fresh, |bytes| bytes[at] = bytes[at] & !STATE_DIRTY | bit);
-        let clean = match self.geometry.bits {
-            12 => return Ok(()),
-            16 => CLEAN16,
-            _ => CLEAN32,
-        };
+        let Some(clean) = clean_bit(self.geometry.bits) else { return Ok(()) };
         let value = self.entry(Cluster(1))?;
         self.set_entry(change, Stage::Fresh, Cluster(1), if dirty { value & !clean } else { value | clean })
     }

@@ -2,6 +2,7 @@
 
 use ivers_block::MemDevice;
 use ivers_fat::check::check;
+use ivers_oracle::each_defect_is_found;
 use ivers_oracle::fat::FatImage;
 use ivers_vfs::check::Memory;
 use std::collections::BTreeSet;
@@ -34,6 +35,7 @@ fn clean_volumes_have_no_findings() {
 }
 
 /// A FAT16 volume with one sector a cluster.
+#[derive(Clone)]
 struct Image {
     bytes: Vec<u8>,
 }
@@ -81,7 +83,7 @@ const DIR: &[u8; 11] = b"DIR        ";
 #[test]
 fn each_planted_defect_gives_exactly_its_finding() {
     type Plant = fn(&mut Image);
-    let planted: &[(&str, &[&str], Plant)] = &[
+    let planted: &[(&str, &[&'static str], Plant)] = &[
         ("geometry", &["boot-sector-invalid"], |i| i.put16(17, 3)),
         ("dirty", &["volume-not-clean"], |i| i.bytes[37] = 1),
         ("first entry", &["fat-first-entry-wrong"], |i| i.put_fat(0, 0x1234)),
@@ -136,14 +138,5 @@ fn each_planted_defect_gives_exactly_its_finding() {
     fill(&image);
     let bytes = std::fs::read(image.path()).unwrap();
     assert!(codes(&bytes).is_empty());
-    let mut wrong = Vec::new();
-    for (what, expected, plant) in planted {
-        let mut damaged = Image { bytes: bytes.clone() };
-        plant(&mut damaged);
-        let found = codes(&damaged.bytes);
-        if found != expected.iter().copied().collect() {
-            wrong.push(format!("{what}: found {found:?}, planted {expected:?}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    each_defect_is_found(&Image { bytes }, planted.iter().copied(), |image| codes(&image.bytes));
 }

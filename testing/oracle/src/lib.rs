@@ -2,7 +2,7 @@
 //!
 //! | module | oracle |
 //! |---|---|
-//! | [`affs`] | amitools and unadf, and our own checker for OFS and FFS |
+//! | [`affs`] | amitools and unadf |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
@@ -23,6 +23,7 @@ pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_r
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
@@ -54,6 +55,25 @@ pub fn have_programs(names: &[&str]) -> bool {
 /// Reports a skipped test. It bypasses the test runner, which hides the output of passing tests.
 pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// Plants each defect in a copy of `whole`: its name, the findings that it must give, and how to plant it.
+/// Asserts that `codes`, the findings of a checker, are exactly these.
+pub fn each_defect_is_found<T: Clone, E: AsRef<[&'static str]>>(
+    whole: &T,
+    planted: impl IntoIterator<Item = (&'static str, E, fn(&mut T))>,
+    codes: impl Fn(&T) -> BTreeSet<&'static str>,
+) {
+    let mut wrong = Vec::new();
+    for (what, expected, plant) in planted {
+        let mut damaged = whole.clone();
+        plant(&mut damaged);
+        let (found, expected) = (codes(&damaged), expected.as_ref());
+        if found != expected.iter().copied().collect() {
+            wrong.push(format!("{what}: found {found:?}, planted {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Sets a flag when dropped, so that other threads end even if a check fails.

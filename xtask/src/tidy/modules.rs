@@ -211,7 +211,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
         ],
     ),
-    ("core/vfs/src", &[]),
+    ("core/vfs/src", &[("check", "bits runs")]),
     ("core/journal/src", &[]),
     ("serve/fuse/src", &[]),
     (
@@ -222,13 +222,12 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("xattr", "acl body block inode relocate"),
             (
                 "check",
-                "bits state map superblock groups journal orphans quota xattr inode htree dir connect \
-                 bitmaps",
+                "state map superblock groups journal orphans quota xattr inode htree dir connect bitmaps",
             ),
         ],
     ),
     ("fs/fat/src", &[("mkfs", "options geometry")]),
-    ("fs/affs/src", &[]),
+    ("fs/affs/src", &[("check", "report")]),
     (
         "fs/xfs/src",
         &[

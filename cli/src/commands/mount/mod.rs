@@ -38,6 +38,7 @@ use crate::file_info::{self, is_dead_mount};
 use crate::image::channel::Channel;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
+use crate::image::process::sent_range;
 use crate::image::unmount_status::StatusServer;
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
 use crate::output::{log as output_log, print};
@@ -259,7 +260,7 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
     if let Some(Opened { setup, files }) = measure {
         worker.channel.send(&Request::Measure(setup), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
-    let range = device.as_ref().and_then(FileDevice::range).map(|range| (range.start, range.len));
+    let range = device.as_ref().and_then(sent_range);
     let request = Request::Open { read_only: only_readable.is_some(), range };
     worker.channel.send(&request, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // From here on the worker holds the lock on the image.

@@ -13,7 +13,7 @@ pub enum Request {
     Open {
         /// Open it read-only, whatever the options say.
         read_only: bool,
-        /// The first byte and the length of the partition that the device is limited to.
+        /// The partition that the device is limited to: see `image::process::sent_range`.
         range: Option<(u64, u64)>,
     },
     /// Serve the mount; with the descriptors of `ivers_fuse::MountChannels`.

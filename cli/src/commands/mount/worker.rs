@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::{FileDevice, FileRange};
 use ivers_fuse::{FuseOptions, MountChannels, Server};
 use ivers_vfs::Vfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -18,6 +17,7 @@ use super::protocol::{Event, Request};
 use crate::image::channel::Channel;
 use crate::image::mount_options::Options;
 use crate::image::open::open_on;
+use crate::image::process::adopt_device;
 use crate::output::{failure, log as output_log};
 use crate::process;
 
@@ -50,13 +50,8 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
         bail!("a worker is started by a supervisor only")
     };
     image_options.read_only |= read_only;
-    let image = fds.into_iter().next().map(|fd| {
-        let device = FileDevice::adopt(File::from(fd), args.image.clone(), image_options.open_mode())?;
-        match range {
-            None => Ok(device),
-            Some((start, len)) => device.limit(FileRange { start, len }),
-        }
-    });
+    let image = fds.into_iter().next();
+    let image = image.map(|fd| adopt_device(File::from(fd), &args.image, image_options.open_mode(), range));
     let image = image.transpose()?;
     // Opened before the sandbox. A filesystem in memory is larger than its caches.
     vfs.budget = image.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));

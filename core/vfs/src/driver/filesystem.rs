@@ -180,6 +180,7 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     /// Called once, when the mount is complete: a driver whose files change behind the cache keeps the
     /// handle.
     fn mounted(&self, _cache: CacheHandle) {}
+
     /// Growing while the filesystem is in use.
     fn growing(&self) -> Option<&dyn GrowOps> {
         None

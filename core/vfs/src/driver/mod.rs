@@ -99,7 +99,7 @@ pub use file::{FileOps, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use optional::{
-    AllocateOps, BlockMapOps, CloneOps, EpochOps, GrowOps, Growth, IoctlOps, JournalOps, LabelOps,
+    AllocateOps, BlockMapOps, CloneOps, EpochOps, GrowOps, IoctlOps, JournalOps, LabelOps, ResizeReport,
     UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use options::DriverOptions;

@@ -131,9 +131,9 @@ pub trait EpochOps {
     fn keep_open(&self);
 }
 
-/// The sizes of a filesystem before and after it has grown.
+/// The sizes of a filesystem before and after a resize.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Growth {
+pub struct ResizeReport {
     /// Block size in bytes.
     pub block_size: u32,
     /// Number of blocks before.
@@ -150,12 +150,12 @@ pub struct Growth {
 pub trait GrowOps {
     /// What [`GrowOps::grow`] would do. Returns [`Error::Incompatible`](crate::Error::Incompatible) with the
     /// reason if it would refuse.
-    fn plan_growth(&self, bytes: Option<u64>) -> Result<Growth>;
+    fn plan_growth(&self, bytes: Option<u64>) -> Result<ResizeReport>;
 
     /// Makes the filesystem larger: it then has at most `bytes`, or all of the device if they are `None`. The
     /// device is extended if it is an image file. Durable on return. After a crash the filesystem has the
     /// old size or the new one.
-    fn grow(&self, bytes: Option<u64>) -> Result<Growth>;
+    fn grow(&self, bytes: Option<u64>) -> Result<ResizeReport>;
 }
 
 /// The label of a filesystem.

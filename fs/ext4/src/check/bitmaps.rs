@@ -4,8 +4,9 @@ use super::state::Checker;
 use crate::layout::csum::crc32c;
 use crate::layout::features::Incompat;
 use crate::layout::group::{BLOCK_UNINIT, GroupDesc, INODE_UNINIT};
+use ivers_block::BlockNo;
 use ivers_vfs::Result;
-use ivers_vfs::check::Place;
+use ivers_vfs::check::{Place, run_is};
 
 /// The first bit and the length of each run of bits that differ, with whether `stored` has them set.
 fn differences(stored: &[u8], right: &[u8], bits: u64) -> Vec<(u64, u64, bool)> {
@@ -28,16 +29,20 @@ fn differences(stored: &[u8], right: &[u8], bits: u64) -> Vec<(u64, u64, bool)> 
     runs
 }
 
-/// Formats a run of blocks or inodes, with the verb of the sentence.
-fn run(noun: &str, first: u64, len: u64) -> String {
-    match len {
-        1 => format!("{noun} {first} is"),
-        _ => format!("{noun}s {first} to {} are", first + len - 1),
-    }
-}
-
 fn ones_after(bits: &[u8], from: u64) -> bool {
     (from..bits.len() as u64 * 8).all(|bit| bits[(bit / 8) as usize] >> (bit % 8) & 1 == 1)
+}
+
+/// A bitmap on the device.
+struct Stored {
+    /// What its bits stand for.
+    noun: &'static str,
+    /// The finding if its checksum is wrong.
+    checksum_code: &'static str,
+    block: BlockNo,
+    /// Bits that the checksum covers.
+    covered: u32,
+    csum: u32,
 }
 
 impl Checker {
@@ -70,6 +75,24 @@ impl Checker {
         Ok(())
     }
 
+    /// Reads a bitmap, and checks its checksum and the bits from `bits` on. `None` if it lies nowhere, which
+    /// was reported with the descriptor.
+    fn stored_bitmap(&mut self, group: &Place, stored: &Stored, bits: u64) -> Result<Option<Vec<u8>>> {
+        let sb = self.sb();
+        let Stored { noun, checksum_code, block, covered, csum } = *stored;
+        let Some(bytes) = self.reader.block(block.0)?.filter(|_| block.0 != 0) else { return Ok(None) };
+        let place = group.clone().at(block.0);
+        let sum = crc32c(sb.csum_seed, &bytes[..covered as usize / 8]) & GroupDesc::csum_mask(&sb);
+        if sb.has_csum() && sum != csum {
+            self.bad(checksum_code, place.clone(), format!("the checksum of the {noun} bitmap is wrong"));
+        }
+        if !ones_after(&bytes, bits) {
+            let what = format!("bits of the {noun} bitmap beyond the group are not set");
+            self.bad("bitmap-padding-wrong", place, what);
+        }
+        Ok(Some(bytes))
+    }
+
     fn check_block_bitmap(&mut self, group: u32) -> Result<u64> {
         let sb = self.sb();
         let desc = self.descs[group as usize];
@@ -91,25 +114,20 @@ impl Checker {
         let stored = if desc.flags & BLOCK_UNINIT != 0 {
             self.meta.bytes(first, bits)
         } else {
-            let Some(bytes) = self.reader.block(desc.block_bitmap.0)? else { return Ok(free) };
-            if desc.block_bitmap.0 == 0 {
-                return Ok(free);
-            }
             let per_group = if shift > 0 { self.raw.s_clusters_per_group.get() } else { sb.blocks_per_group };
-            let sum = crc32c(sb.csum_seed, &bytes[..per_group as usize / 8]) & GroupDesc::csum_mask(&sb);
-            if sb.has_csum() && sum != desc.block_bitmap_csum {
-                let what = "the checksum of the block bitmap is wrong";
-                self.bad("block-bitmap-checksum-wrong", place.clone().at(desc.block_bitmap.0), what);
-            }
-            if !ones_after(&bytes, bits) {
-                let what = "bits of the block bitmap beyond the group are not set";
-                self.bad("bitmap-padding-wrong", place.clone().at(desc.block_bitmap.0), what);
-            }
+            let stored = Stored {
+                noun: "block",
+                checksum_code: "block-bitmap-checksum-wrong",
+                block: desc.block_bitmap,
+                covered: per_group,
+                csum: desc.block_bitmap_csum,
+            };
+            let Some(bytes) = self.stored_bitmap(&place, &stored, bits)? else { return Ok(free) };
             bytes
         };
         for (at, len, set) in differences(&stored, &right, bits) {
             let block = (first + at) << shift;
-            let blocks = run("block", block, len << shift);
+            let blocks = run_is("block", block, block + (len << shift) - 1);
             let place = place.clone().at(block);
             if set {
                 self.bad("block-lost", place, format!("{blocks} marked as used, but without an owner"));
@@ -138,24 +156,19 @@ impl Checker {
         let stored = if desc.flags & INODE_UNINIT != 0 {
             vec![0; right.len()]
         } else {
-            let Some(bytes) = self.reader.block(desc.inode_bitmap.0)? else { return Ok(free) };
-            if desc.inode_bitmap.0 == 0 {
-                return Ok(free);
-            }
-            let sum = crc32c(sb.csum_seed, &bytes[..bits as usize / 8]) & GroupDesc::csum_mask(&sb);
-            if sb.has_csum() && sum != desc.inode_bitmap_csum {
-                let what = "the checksum of the inode bitmap is wrong";
-                self.bad("inode-bitmap-checksum-wrong", place.clone().at(desc.inode_bitmap.0), what);
-            }
-            if !ones_after(&bytes, bits) {
-                let what = "bits of the inode bitmap beyond the group are not set";
-                self.bad("bitmap-padding-wrong", place.clone().at(desc.inode_bitmap.0), what);
-            }
+            let stored = Stored {
+                noun: "inode",
+                checksum_code: "inode-bitmap-checksum-wrong",
+                block: desc.inode_bitmap,
+                covered: sb.inodes_per_group,
+                csum: desc.inode_bitmap_csum,
+            };
+            let Some(bytes) = self.stored_bitmap(&place, &stored, bits)? else { return Ok(free) };
             bytes
         };
         for (at, len, set) in differences(&stored, &right, bits) {
             let ino = u64::from(group) * bits + at + 1;
-            let inodes = run("inode", ino, len);
+            let inodes = run_is("inode", ino, ino + len - 1);
             let place = Place { inode: Some(ino), ..place.clone() };
             if set {
                 self.bad("inode-lost", place, format!("{inodes} marked as used, but without a file"));

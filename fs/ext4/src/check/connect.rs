@@ -1,11 +1,11 @@
 //! Connections: every directory hangs below the root, link counts, `..`; and the paths of findings.
 
 use super::state::{Checker, kind};
+use crate::layout::inode::ROOT_INO;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::HashMap;
 
-const ROOT_INO: u32 = 2;
 /// More links than this are stored as 1 in directories.
 const LINK_MAX: u16 = 65_000;
 /// Findings whose path is looked for.
@@ -40,8 +40,6 @@ impl Checker {
         const LOST: u32 = 1;
         const FOUND: u32 = 2;
         let mut state = vec![UNKNOWN; self.dirs.len()];
-        let place =
-            |dirs: &[super::state::Dir], ino: u32| dirs.binary_search_by_key(&ino, |dir| dir.ino).ok();
         let mut wrong = Vec::new();
         for start in 0..self.dirs.len() {
             let mut trail = Vec::new();
@@ -62,7 +60,7 @@ impl Checker {
                 if dir.ino == ROOT_INO {
                     break FOUND;
                 }
-                match (dir.parent != 0).then(|| place(&self.dirs, dir.parent)).flatten() {
+                match self.dir_position(dir.parent) {
                     Some(parent) => at = parent,
                     None => {
                         let special = self.inodes.kind(dir.ino) & (kind::ORPHAN | kind::SPECIAL) != 0;
@@ -86,21 +84,15 @@ impl Checker {
     }
 
     fn check_links(&mut self) {
-        let used: Vec<(u32, u8)> = self
+        let differing: Vec<_> = self
             .inodes
             .used()
-            .filter(|(_, found)| found & (kind::SPECIAL | kind::ORPHAN) == 0)
-            .filter(|&(ino, found)| {
-                let (stored, names) = self.inodes.links(ino);
-                found & kind::EA_INODE != 0 || stored != names
-            })
+            .filter(|(_, found)| found & (kind::SPECIAL | kind::ORPHAN | kind::EA_INODE) == 0)
+            .map(|(ino, found)| (ino, found, self.inodes.links(ino)))
+            .filter(|(_, _, (stored, names))| stored != names)
             .collect();
-        for (ino, found) in used {
-            let (stored, names) = self.inodes.links(ino);
+        for (ino, found, (stored, names)) in differing {
             let is_dir = found & kind::TYPE == kind::DIRECTORY;
-            if found & kind::EA_INODE != 0 {
-                continue;
-            }
             if names == 0 || is_dir && self.dir(ino).is_some_and(|dir| dir.parent == 0) {
                 // A directory without a name was reported as unconnected.
                 if !is_dir {

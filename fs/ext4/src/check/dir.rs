@@ -5,14 +5,14 @@ use super::map;
 use super::state::{Checker, Dir, Slot, kind};
 use crate::dir::index;
 use crate::dir::linear::{ENTRY_HEADER, Format, TAIL_SIZE, le16, le32};
+use crate::layout::csum::crc32c;
 use crate::layout::features::Incompat;
-use crate::layout::inode::{FL_CASEFOLD, FL_ENCRYPT, FL_INDEX, FL_INLINE_DATA};
+use crate::layout::inode::{FL_CASEFOLD, FL_ENCRYPT, FL_INDEX, FL_INLINE_DATA, ROOT_INO};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 
-const ROOT_INO: u32 = 2;
 /// The smallest entry.
 const MIN_REC_LEN: usize = 12;
 
@@ -106,13 +106,7 @@ impl Checker {
         self.inodes.count_name(walk.dir.ino);
         self.note_dotdot(walk.dir.ino, parent);
         walk.expect = Expect::Name;
-        let first = walk.slot.raw.i_block;
-        self.check_area(walk, &first[4..], None);
-        let start = 128 + usize::from(walk.slot.raw.i_extra_isize.get());
-        let body = walk.slot.bytes.get(start..).unwrap_or_default();
-        if let Ok(Some(range)) = crate::xattr::body::inline_data_range(body)
-            && let Some(area) = body.get(range)
-        {
+        for area in inline_areas(walk.slot) {
             self.check_area(walk, area, None);
         }
         Ok(())
@@ -122,8 +116,7 @@ impl Checker {
         let sb = self.sb();
         let size = walk.slot.size();
         let blocks = size >> sb.block_bits;
-        let mut runs = Vec::new();
-        map::runs(&self.reader, walk.slot, &mut |logical, block, len| runs.push((logical, block, len)))?;
+        let mut runs = map::run_list(&self.reader, walk.slot, usize::MAX)?;
         runs.sort_unstable();
         let tree = if walk.slot.flags() & FL_INDEX != 0 && blocks > 0 {
             self.check_tree(walk.slot, &runs, blocks)?
@@ -183,7 +176,7 @@ impl Checker {
                 self.bad("directory-block-without-checksum", place, "a directory block has no checksum");
             } else {
                 area = &bytes[..usable];
-                let right = self.reader.csum(self.reader.seed(walk.slot), area);
+                let right = crc32c(self.reader.seed(walk.slot), area);
                 if right != le32(bytes, usable + 8) {
                     let what = "the checksum of a directory block is wrong";
                     self.bad("directory-block-checksum-wrong", place, what);
@@ -374,22 +367,24 @@ impl Checker {
     pub(super) fn each_entry(&self, slot: &Slot, visit: &mut dyn FnMut(u32, &[u8])) -> Result<()> {
         let format = self.format();
         if slot.flags() & FL_INLINE_DATA != 0 {
-            quiet_entries(&format, &slot.raw.i_block[4..], visit);
-            let body = slot.bytes.get(128 + usize::from(slot.raw.i_extra_isize.get())..).unwrap_or_default();
-            if let Ok(Some(range)) = crate::xattr::body::inline_data_range(body) {
-                quiet_entries(&format, body.get(range).unwrap_or_default(), visit);
-            }
+            inline_areas(slot).into_iter().for_each(|area| quiet_entries(&format, area, visit));
             return Ok(());
         }
-        let mut runs = Vec::new();
-        map::runs(&self.reader, slot, &mut |_, block, len| runs.push((block, len)))?;
-        for block in runs.into_iter().flat_map(|(block, len)| block..block + len) {
+        let runs = map::run_list(&self.reader, slot, usize::MAX)?;
+        for block in runs.into_iter().flat_map(|(_, block, len)| block..block + len) {
             if let Some(bytes) = self.reader.block(block)? {
                 quiet_entries(&format, &bytes, visit);
             }
         }
         Ok(())
     }
+}
+
+/// The parts of an inode that hold the names of an inline directory, the number of `..` left out.
+fn inline_areas(slot: &Slot) -> [&[u8]; 2] {
+    let body = slot.body();
+    let range = crate::xattr::body::inline_data_range(body).ok().flatten();
+    [&slot.raw.i_block[4..], range.and_then(|range| body.get(range)).unwrap_or_default()]
 }
 
 /// A name for a message.

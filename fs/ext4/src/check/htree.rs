@@ -1,8 +1,10 @@
 //! The index of a hashed directory.
 
+use super::map::{Run, find};
 use super::state::{Checker, Slot};
 use crate::dir::hash::NameHasher;
 use crate::dir::index::{self, Table};
+use crate::layout::csum::crc32c;
 use crate::layout::features::Incompat;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
@@ -38,21 +40,9 @@ struct Todo {
     high: u32,
 }
 
-/// The block of the device that holds a block of the directory.
-fn find(runs: &[(u64, u64, u64)], logical: u64) -> Option<u64> {
-    let at = runs.partition_point(|&(start, ..)| start <= logical);
-    let &(start, block, len) = runs.get(at.checked_sub(1)?)?;
-    (logical - start < len).then(|| block + (logical - start))
-}
-
 impl Checker {
     /// Checks the index. `None` if its root is unusable: then the directory is read as a list.
-    pub(super) fn check_tree(
-        &mut self,
-        slot: &Slot,
-        runs: &[(u64, u64, u64)],
-        blocks: u64,
-    ) -> Result<Option<Tree>> {
+    pub(super) fn check_tree(&mut self, slot: &Slot, runs: &[Run], blocks: u64) -> Result<Option<Tree>> {
         let sb = self.sb();
         let format = self.format();
         let Some(first) = find(runs, 0) else { return Ok(None) };
@@ -121,7 +111,7 @@ impl Checker {
         let place = || Place::inode(slot.ino).at(block);
         if self.sb().has_csum() {
             let seed = self.reader.seed(slot);
-            let right = table.checksum(bytes, seed, crate::layout::csum::crc32c);
+            let right = table.checksum(bytes, seed, crc32c);
             if right != table.stored_checksum(bytes) {
                 let what = format!("the checksum of index block {logical} is wrong");
                 self.bad("htree-checksum-wrong", place(), what);

@@ -1,13 +1,13 @@
 //! The scan of all inodes: each field of an inode, its map, and who owns which blocks.
 
 use super::map::{self, Met};
-use super::state::{BAD_BLOCKS_INO, Checker, Dir, Slot, kind};
+use super::state::{Checker, Dir, Slot, kind};
 use super::xattr::Context;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::group::INODE_UNINIT;
 use crate::layout::inode::{
-    FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, FL_EXTENTS, FL_HUGE_FILE, FL_INDEX, FL_INLINE_DATA, FL_VERITY,
-    GOOD_OLD_SIZE, verify_slot,
+    BAD_BLOCKS_INO, FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, FL_EXTENTS, FL_HUGE_FILE, FL_INDEX, FL_INLINE_DATA,
+    FL_VERITY, GOOD_OLD_SIZE, JOURNAL_INO, RESIZE_INO, ROOT_INO, verify_slot,
 };
 use crate::map::node;
 use ivers_block::ByteOffset;
@@ -15,9 +15,6 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::HashSet;
 
-const ROOT_INO: u32 = 2;
-const RESIZE_INO: u32 = 7;
-const JOURNAL_INO: u32 = 8;
 const FL_IMMUTABLE: u32 = 0x10;
 const FL_APPEND: u32 = 0x20;
 const FL_IMAGIC: u32 = 0x2000;
@@ -98,7 +95,7 @@ impl Checker {
     fn bad_blocks(&self) -> Result<HashSet<u64>> {
         let Some(list) = self.slot(BAD_BLOCKS_INO)? else { return Ok(HashSet::new()) };
         let runs = map::run_list(&self.reader, &list, MAX_BAD_BLOCKS)?;
-        let blocks = runs.into_iter().flat_map(|(_, first, len)| first.0..first.0 + len);
+        let blocks = runs.into_iter().flat_map(|(_, first, len)| first..first + len);
         Ok(blocks.take(MAX_BAD_BLOCKS).collect())
     }
 
@@ -267,7 +264,7 @@ impl Checker {
         let fast = found == kind::SYMLINK && inode.size() < I_BLOCK && flags & FL_EXTENTS == 0 && !inline;
         let mut mapped = Mapped::default();
         if inline {
-            self.check_inline_size(inode, found, attributes.inline.map(|range| range.len() as u64));
+            self.check_inline_size(inode, found, attributes.inline);
         } else if !fast && !matches!(found, 3..=6) {
             mapped = self.check_map(inode)?;
             self.check_size(inode, found, &mapped);
@@ -481,8 +478,8 @@ impl Checker {
         self.claim(inode.ino, "the map of the resize inode", top, 1, false);
         let pointers = u64::from(sb.block_size / 4);
         let first = sb.superblock_place().0.0 + 1 + u64::from(sb.first_meta_bg);
-        let backups: Vec<u64> = (1..sb.groups())
-            .filter(|&group| sb.has_super(group))
+        let backups: Vec<u64> = sb
+            .copies()
             .map(|group| u64::from(group) * u64::from(sb.blocks_per_group))
             .take(pointers as usize)
             .collect();

@@ -24,6 +24,17 @@ pub(super) enum Journal {
     Replayed(Arc<dyn Device>),
 }
 
+/// Returns what is wrong with a journal. An error if the check cannot be done.
+fn damage(error: JournalError) -> Result<String> {
+    match error {
+        JournalError::Block(error) => Err(error.into()),
+        JournalError::Incompatible { .. } | JournalError::FastCommitPending { .. } => {
+            Err(Error::Incompatible(error.to_string()))
+        }
+        error => Ok(error.to_string()),
+    }
+}
+
 impl Checker {
     /// Looks at the journal; replays it in memory if the superblock says that it must be.
     pub(super) fn check_journal(&mut self) -> Result<Journal> {
@@ -64,12 +75,8 @@ impl Checker {
         let overlay: Arc<dyn Device> = Arc::new(OverlayDevice::new(self.reader.dev.clone()));
         let mut log = match Jbd2Log::open(overlay.clone(), map, options) {
             Ok(log) => log,
-            Err(JournalError::Block(error)) => return Err(error.into()),
-            Err(error @ (JournalError::Incompatible { .. } | JournalError::FastCommitPending { .. })) => {
-                return Err(Error::Incompatible(error.to_string()));
-            }
             Err(error) => {
-                self.bad("journal-invalid", place, error.to_string());
+                self.bad("journal-invalid", place, damage(error)?);
                 return Ok(Journal::Idle);
             }
         };
@@ -101,12 +108,8 @@ impl Checker {
                 }
                 Ok(Journal::Replayed(overlay))
             }
-            Err(JournalError::Block(error)) => Err(error.into()),
-            Err(error @ (JournalError::Incompatible { .. } | JournalError::FastCommitPending { .. })) => {
-                Err(Error::Incompatible(error.to_string()))
-            }
             Err(error) => {
-                self.bad("journal-damaged", place, error.to_string());
+                self.bad("journal-damaged", place, damage(error)?);
                 Ok(Journal::Idle)
             }
         }
@@ -114,8 +117,8 @@ impl Checker {
 
     /// Returns the inode that the superblock keeps a copy of, if that of the journal is destroyed.
     fn journal_copy(&self, slot: &Slot) -> Option<Slot> {
-        let (copy, regular) = (&self.raw.s_jnl_blocks, slot.mode() & 0o170000 == 0o100000);
-        if regular && slot.raw.i_links_count.get() > 0 || self.raw.s_jnl_backup_type != 1 {
+        let copy = &self.raw.s_jnl_blocks;
+        if slot.is_regular() && slot.raw.i_links_count.get() > 0 || self.raw.s_jnl_backup_type != 1 {
             return None;
         }
         let mut slot = Slot::new(slot.ino, slot.bytes.clone());
@@ -134,7 +137,7 @@ impl Checker {
     /// Returns the map of the journal's inode, or why it has none.
     fn journal_map(&self, slot: &Slot) -> Result<std::result::Result<LogMap, String>> {
         let sb = self.sb();
-        if slot.mode() & 0o170000 != 0o100000 || slot.raw.i_links_count.get() == 0 {
+        if !slot.is_regular() || slot.raw.i_links_count.get() == 0 {
             return Ok(Err("the inode of the journal is no regular file in use".into()));
         }
         let (mut found, mut wrong) = (Vec::new(), None);

@@ -4,9 +4,9 @@
 //! for each block.
 
 use super::state::{Reader, Slot};
+use crate::layout::csum::crc32c;
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::node::{self, Extent};
-use ivers_block::BlockNo;
 use ivers_vfs::Result;
 
 /// What a walk meets.
@@ -24,6 +24,9 @@ pub(super) enum Met {
     /// A defect: code, block if known, text.
     Bad(&'static str, Option<u64>, String),
 }
+
+/// A run: its first file block, its first block and its length.
+pub(super) type Run = (u64, u64, u64);
 
 type Visit<'a> = &'a mut dyn FnMut(Met) -> bool;
 
@@ -70,7 +73,7 @@ fn extents(
     }
     if block.is_some() && reader.sb.has_csum() {
         let tail = node::HEADER + capacity * node::ENTRY;
-        let right = reader.csum(reader.seed(inode), &bytes[..tail]);
+        let right = crc32c(reader.seed(inode), &bytes[..tail]);
         if tail + 4 > bytes.len() || node::u32_at(bytes, tail) != right {
             bad!("extent-node-checksum-wrong", "an extent node has a wrong checksum".into());
         }
@@ -180,12 +183,19 @@ pub(super) fn runs(reader: &Reader, inode: &Slot, visit: &mut dyn FnMut(u64, u64
 }
 
 /// The runs of an inode as a list, at most `limit`.
-pub(super) fn run_list(reader: &Reader, inode: &Slot, limit: usize) -> Result<Vec<(u64, BlockNo, u64)>> {
+pub(super) fn run_list(reader: &Reader, inode: &Slot, limit: usize) -> Result<Vec<Run>> {
     let mut list = Vec::new();
     runs(reader, inode, &mut |logical, block, len| {
         if list.len() < limit {
-            list.push((logical, BlockNo(block), len));
+            list.push((logical, block, len));
         }
     })?;
     Ok(list)
+}
+
+/// The block that holds a file block, by a sorted list of runs.
+pub(super) fn find(runs: &[Run], logical: u64) -> Option<u64> {
+    let at = runs.partition_point(|&(start, ..)| start <= logical);
+    let &(start, block, len) = runs.get(at.checked_sub(1)?)?;
+    (logical - start < len).then(|| block + (logical - start))
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `bits`, `state` | a sparse bitmap; what a check knows |
+//! | `state` | what a check knows |
 //! | `map` | walks of block maps |
 //! | `superblock`, `groups`, `journal`, `orphans`, `quota` | the filesystem's own structures |
 //! | `xattr`, `inode` | the scan of all inodes: fields, maps, attributes |
@@ -14,7 +14,6 @@
 //! | `bitmaps` | bitmaps and counts |
 
 mod bitmaps;
-mod bits;
 mod connect;
 mod dir;
 mod groups;

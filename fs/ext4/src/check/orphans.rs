@@ -2,8 +2,9 @@
 //! name, or an unfinished truncation.
 
 use super::map;
-use super::state::{Checker, kind};
+use super::state::{Checker, Slot, kind};
 use crate::dir::linear::le32;
+use crate::layout::csum::crc32c;
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::group::INODE_UNINIT;
 use ivers_vfs::Result;
@@ -61,7 +62,7 @@ impl Checker {
         let sb = self.sb();
         let ino = sb.orphan_file_inum;
         let place = Place::inode(ino);
-        let Some(slot) = self.slot(ino)?.filter(|slot| slot.mode() & 0o170000 == 0o100000) else {
+        let Some(slot) = self.slot(ino)?.filter(Slot::is_regular) else {
             self.bad("orphan-file-invalid", place, "the orphan file is no regular file");
             return Ok(());
         };
@@ -69,7 +70,7 @@ impl Checker {
         let seed = self.reader.seed(&slot);
         let mut count = 0;
         for (_, first, len) in map::run_list(&self.reader, &slot, 1 << 16)? {
-            for block in first.0..first.0 + len {
+            for block in first..first + len {
                 let Some(bytes) = self.reader.block(block)? else { continue };
                 let tail = bytes.len() - 8;
                 let place = place.clone().at(block);
@@ -78,8 +79,8 @@ impl Checker {
                     continue;
                 }
                 if sb.has_csum() {
-                    let start = self.reader.csum(seed, &block.to_le_bytes());
-                    if self.reader.csum(start, &bytes[..tail]) != le32(&bytes, tail + 4) {
+                    let start = crc32c(seed, &block.to_le_bytes());
+                    if crc32c(start, &bytes[..tail]) != le32(&bytes, tail + 4) {
                         let what = "the checksum of a block of the orphan file is wrong";
                         self.bad("orphan-file-checksum-wrong", place.clone(), what);
                     }

@@ -3,7 +3,7 @@
 //! The layout is that of the quota tools (quotatree, version 1): blocks of 1 KiB. Block 1 is the root of a
 //! tree of four levels, each indexed by one byte of the id. Its leaves are blocks of entries.
 
-use super::map;
+use super::map::{self, Run};
 use super::state::{Checker, Slot, Usage, kind};
 use crate::dir::linear::{le16, le32};
 use crate::layout::features::{Compat, Incompat, RoCompat};
@@ -37,7 +37,7 @@ const KINDS: [(u32, &str); 3] = [(0xD9C0_1F11, "user"), (0xD9C0_1927, "group"), 
 struct File {
     nth: usize,
     place: Place,
-    runs: Vec<(u64, u64, u64)>,
+    runs: Vec<Run>,
     nodes: BTreeSet<u32>,
     leaves: BTreeSet<u32>,
 }
@@ -90,15 +90,12 @@ impl Checker {
         let sb = self.sb();
         let place = Place::inode(ino);
         let (magic, name) = KINDS[nth];
-        let Some(slot) = self.slot(ino)?.filter(|slot| slot.mode() & 0o170000 == 0o100000) else {
+        let Some(slot) = self.slot(ino)?.filter(Slot::is_regular) else {
             let what = format!("the {name} quota file is no regular file");
             self.bad("quota-file-invalid", place, what);
             return Ok(());
         };
-        let mut runs: Vec<_> = map::run_list(&self.reader, &slot, MAX_RUNS)?
-            .into_iter()
-            .map(|(logical, block, len)| (logical, block.0, len))
-            .collect();
+        let mut runs = map::run_list(&self.reader, &slot, MAX_RUNS)?;
         runs.sort_unstable();
         let mut file =
             File { nth, place: place.clone(), runs, nodes: BTreeSet::new(), leaves: BTreeSet::new() };
@@ -173,16 +170,9 @@ impl Checker {
     fn quota_block(&self, file: &File, block: u32) -> Result<Option<Vec<u8>>> {
         let block_bytes = u64::from(self.reader.sb.block_size);
         let at = u64::from(block) * BLOCK as u64;
-        let logical = at / block_bytes;
-        let nth = file.runs.partition_point(|&(first, _, _)| first <= logical);
-        let Some(&(first, start, len)) = nth.checked_sub(1).and_then(|nth| file.runs.get(nth)) else {
-            return Ok(None);
-        };
-        if logical - first >= len {
-            return Ok(None);
-        }
+        let Some(found) = map::find(&file.runs, at / block_bytes) else { return Ok(None) };
         let mut bytes = vec![0; BLOCK];
-        let offset = (start + logical - first) * block_bytes + at % block_bytes;
+        let offset = found * block_bytes + at % block_bytes;
         self.reader.dev.read_at(ByteOffset(offset), &mut bytes)?;
         Ok(Some(bytes))
     }

@@ -3,21 +3,18 @@
 //! Memory: 2 bits a block where blocks are in use, 5 bytes an inode in groups with inodes in use, 48 bytes a
 //! group, 12 bytes a directory, and the hashes of the names of one directory, 8 bytes each.
 
-use super::bits::Bits;
-use crate::layout::csum::crc32c;
 use crate::layout::features::RoCompat;
 use crate::layout::group::GroupDesc;
-use crate::layout::inode::inode_seed;
+use crate::layout::inode::{BAD_BLOCKS_INO, GOOD_OLD_SIZE, inode_seed};
 use crate::layout::raw::{RawInode, RawSuperblock};
 use crate::layout::superblock::Superblock;
 use ivers_block::{BlockNo, ByteOffset, Device};
-use ivers_vfs::check::{Findings, Memory, Place};
+use ivers_vfs::check::{Bits, Findings, Memory, Place};
 use ivers_vfs::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-pub(super) const BAD_BLOCKS_INO: u32 = 1;
 /// Kept for each inode of a group with inodes in use: kind, links, names.
 const INODE_BYTES: usize = 5;
 /// Taken by a block of attributes, with its share of a tree's node.
@@ -52,10 +49,6 @@ impl Reader {
         inode_seed(&self.sb, inode.ino, inode.raw.i_generation.get())
     }
 
-    pub(super) fn csum(&self, seed: u32, bytes: &[u8]) -> u32 {
-        crc32c(seed, bytes)
-    }
-
     pub(super) fn is_valid(&self, block: u64) -> bool {
         self.sb.is_valid_block(BlockNo(block))
     }
@@ -86,6 +79,17 @@ impl Slot {
 
     pub(super) fn size(&self) -> u64 {
         u64::from(self.raw.i_size_lo.get()) | u64::from(self.raw.i_size_high.get()) << 32
+    }
+
+    /// Whether it says that it is a regular file.
+    pub(super) fn is_regular(&self) -> bool {
+        self.mode() & 0o170000 == 0o100000
+    }
+
+    /// The bytes after the fields, which hold attributes.
+    pub(super) fn body(&self) -> &[u8] {
+        let start = GOOD_OLD_SIZE + usize::from(self.raw.i_extra_isize.get());
+        self.bytes.get(start..).unwrap_or_default()
     }
 
     /// Whether nothing was ever stored here but zeros.
@@ -164,10 +168,9 @@ impl Inodes {
     }
 
     /// Counts a name; a count at its limit stays there.
-    pub(super) fn count_name(&mut self, ino: u32) -> u16 {
+    pub(super) fn count_name(&mut self, ino: u32) {
         let (group, at) = self.entry(ino);
         group.names[at] = group.names[at].saturating_add(1);
-        group.names[at]
     }
 
     /// The inodes in use in a group, as a bitmap of the group; and the directories among them.
@@ -352,15 +355,18 @@ impl Checker {
         }
     }
 
+    /// The position of a directory in the list.
+    pub(super) fn dir_position(&self, ino: u32) -> Option<usize> {
+        self.dirs.binary_search_by_key(&ino, |dir| dir.ino).ok()
+    }
+
     /// Finds a directory.
     pub(super) fn dir_mut(&mut self, ino: u32) -> Option<&mut Dir> {
-        let at = self.dirs.binary_search_by_key(&ino, |dir| dir.ino).ok()?;
-        Some(&mut self.dirs[at])
+        self.dir_position(ino).map(|at| &mut self.dirs[at])
     }
 
     pub(super) fn dir(&self, ino: u32) -> Option<Dir> {
-        let at = self.dirs.binary_search_by_key(&ino, |dir| dir.ino).ok()?;
-        Some(self.dirs[at])
+        self.dir_position(ino).map(|at| self.dirs[at])
     }
 
     /// Reads an inode's slot; `None` if its group's table is unusable.

@@ -88,7 +88,7 @@ impl Checker {
     /// Compares the geometry in the copies. Their counts and some features may be old.
     pub(super) fn check_backups(&mut self) -> Result<()> {
         let sb = self.sb();
-        for group in (1..sb.groups()).filter(|&group| sb.has_super(group)) {
+        for group in sb.copies() {
             let block = sb.group_first_block(group).0;
             let mut bytes = vec![0; SUPERBLOCK_LEN];
             self.reader.dev.read_at(ByteOffset(block * u64::from(sb.block_size)), &mut bytes)?;

@@ -3,8 +3,9 @@
 use super::map;
 use super::state::{Checker, SharedBlock, Slot, kind};
 use crate::dir::linear::{le16, le32};
+use crate::layout::csum::crc32c;
 use crate::layout::features::Incompat;
-use crate::layout::inode::{FL_EA_INODE, GOOD_OLD_SIZE};
+use crate::layout::inode::FL_EA_INODE;
 use crate::xattr::body::{INDEX_SYSTEM, INLINE_DATA, MAGIC, name_hash};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
@@ -24,8 +25,8 @@ const VALUE_MAX: u64 = 1 << 20;
 pub(super) struct Attributes {
     /// Blocks of 512 bytes that count for the inode.
     pub(super) blocks_512: u64,
-    /// The attribute of inline data.
-    pub(super) inline: Option<Range<usize>>,
+    /// The length of the attribute of inline data, in bytes.
+    pub(super) inline: Option<u64>,
     /// How the inode is encrypted.
     pub(super) context: Context,
 }
@@ -54,17 +55,11 @@ impl Checker {
     /// Checks the attributes of an inode.
     pub(super) fn check_xattrs(&mut self, inode: &Slot) -> Result<Attributes> {
         let mut all = Attributes::default();
-        let start = GOOD_OLD_SIZE + usize::from(inode.raw.i_extra_isize.get());
-        if inode.bytes.len() > GOOD_OLD_SIZE
-            && inode.raw.i_extra_isize.get() >= 4
-            && let Some(area) = inode.bytes.get(start..)
-            && area.len() > 4
-            && le32(area, 0) == MAGIC
-        {
+        let area = inode.body();
+        if inode.raw.i_extra_isize.get() >= 4 && area.len() > 4 && le32(area, 0) == MAGIC {
             let table = Table { owner: inode, area, first: 4, base: 4, in_block: false };
             let blocks_512 = self.check_table(&table, Place::inode(inode.ino), &mut all)?;
             all.blocks_512 += blocks_512;
-            all.inline = all.inline.map(|range| start + range.start..start + range.end);
         }
         let sb = self.sb();
         let mut block = u64::from(inode.raw.i_file_acl_lo.get());
@@ -108,10 +103,10 @@ impl Checker {
             return Ok(0);
         }
         if self.sb().has_csum() {
-            let mut crc = self.reader.csum(self.sb().csum_seed, &block.to_le_bytes());
-            crc = self.reader.csum(crc, &bytes[..16]);
-            crc = self.reader.csum(crc, &[0; 4]);
-            crc = self.reader.csum(crc, &bytes[20..]);
+            let mut crc = crc32c(self.sb().csum_seed, &block.to_le_bytes());
+            crc = crc32c(crc, &bytes[..16]);
+            crc = crc32c(crc, &[0; 4]);
+            crc = crc32c(crc, &bytes[20..]);
             if crc != le32(bytes, 16) {
                 let what = "the checksum of a block of attributes is wrong";
                 self.bad("xattr-block-checksum-wrong", place.clone(), what);
@@ -157,7 +152,7 @@ impl Checker {
                         self.bad("xattr-hash-wrong", place.clone(), what);
                     }
                     if index == INDEX_SYSTEM && name == INLINE_DATA && !table.in_block {
-                        all.inline = Some(range.clone());
+                        all.inline = Some(size.into());
                     }
                     if index == INDEX_ENCRYPTION && name == b"c" {
                         all.context = Context::Length(size as usize);
@@ -256,13 +251,13 @@ impl Checker {
                 if at >= value.len() {
                     break;
                 }
-                if let Some(bytes) = self.reader.block(block.0 + nth)? {
+                if let Some(bytes) = self.reader.block(block + nth)? {
                     let end = value.len().min(at + bytes.len());
                     value[at..end].copy_from_slice(&bytes[..end - at]);
                 }
             }
         }
-        if self.reader.csum(self.sb().csum_seed, &value) != slot.raw.i_atime.get() {
+        if crc32c(self.sb().csum_seed, &value) != slot.raw.i_atime.get() {
             let what = "the stored hash of an attribute inode is not that of its value";
             self.bad("ea-inode-hash-wrong", Place::inode(slot.ino), what);
         }

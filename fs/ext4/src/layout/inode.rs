@@ -9,6 +9,15 @@ use ivers_block::BlockNo;
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
 
+/// The inode that owns damaged blocks.
+pub const BAD_BLOCKS_INO: u32 = 1;
+/// The inode of the root directory.
+pub const ROOT_INO: u32 = 2;
+/// The inode that maps the blocks reserved for descriptors.
+pub const RESIZE_INO: u32 = 7;
+/// The usual inode of the journal.
+pub const JOURNAL_INO: u32 = 8;
+
 /// `i_flags`: the directory has a hash tree.
 pub const FL_INDEX: u32 = 0x1000;
 /// `i_flags`: `i_blocks` counts filesystem blocks.
@@ -30,6 +39,25 @@ pub const FL_INHERITED: u32 = 0x8 | 0x40 | 0x80 | 0x1_0000 | 0x2000_0000;
 
 /// Offset of the extra fields.
 pub const GOOD_OLD_SIZE: usize = 128;
+
+/// Offsets of fields in a slot, for code that changes single fields of one.
+pub(crate) mod offset {
+    use crate::layout::raw::RawInode;
+    use std::mem::offset_of;
+
+    pub(crate) const I_ATIME: usize = offset_of!(RawInode, i_atime);
+    pub(crate) const I_CTIME: usize = offset_of!(RawInode, i_ctime);
+    pub(crate) const I_DTIME: usize = offset_of!(RawInode, i_dtime);
+    pub(crate) const I_LINKS_COUNT: usize = offset_of!(RawInode, i_links_count);
+    pub(crate) const I_BLOCKS_LO: usize = offset_of!(RawInode, i_blocks_lo);
+    pub(crate) const I_FLAGS: usize = offset_of!(RawInode, i_flags);
+    pub(crate) const I_DISK_VERSION: usize = offset_of!(RawInode, i_disk_version);
+    pub(crate) const I_BLOCK: usize = offset_of!(RawInode, i_block);
+    pub(crate) const I_GENERATION: usize = offset_of!(RawInode, i_generation);
+    pub(crate) const I_BLOCKS_HIGH: usize = offset_of!(RawInode, i_blocks_high);
+    pub(crate) const I_EXTRA_ISIZE: usize = offset_of!(RawInode, i_extra_isize);
+    pub(crate) const I_VERSION_HI: usize = offset_of!(RawInode, i_version_hi);
+}
 
 /// The stored counter in the version fields of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

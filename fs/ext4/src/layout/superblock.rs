@@ -32,6 +32,13 @@ pub fn probe(head: &[u8]) -> bool {
     head.get(at..at + 2) == Some(&MAGIC.to_le_bytes())
 }
 
+/// Decodes the fields of a superblock, unchecked.
+pub fn decode(bytes: &[u8], place: &str) -> Result<RawSuperblock> {
+    let bytes = bytes.get(..SUPERBLOCK_LEN).unwrap_or_default();
+    RawSuperblock::read_from_bytes(bytes)
+        .map_err(|_| Error::corrupt("the superblock is too short", place.to_owned()))
+}
+
 /// Sets the checksum of a superblock, if the format has one.
 pub fn seal(raw: &mut RawSuperblock) {
     if raw.s_feature_ro_compat.get() & RoCompat::METADATA_CSUM.bits() != 0 {
@@ -431,6 +438,16 @@ impl Superblock {
     /// Whether metadata may refer to a run.
     pub fn is_valid_run(&self, block: BlockNo, len: u64) -> bool {
         len > 0 && self.is_valid_block(block) && len <= self.blocks_count() - block.0
+    }
+
+    /// The groups that hold copies of superblock and descriptors.
+    pub fn copies(&self) -> impl Iterator<Item = u32> + '_ {
+        (1..self.groups()).filter(|&group| self.has_super(group))
+    }
+
+    /// Blocks of a group that hold its own metadata, wherever they lie.
+    pub fn own_blocks(&self, group: u32) -> u64 {
+        u64::from(self.base_meta_blocks(group)) + 2 + u64::from(self.inode_table_blocks)
     }
 
     /// Whether a group holds the superblock or a copy of it.

@@ -4,7 +4,9 @@ use super::geometry::{FIRST_INO, Geometry, MkfsOptions};
 use super::space::Space;
 use super::{MkfsReport, block_map};
 use crate::layout::csum::crc32c;
-use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
+use crate::layout::inode::{
+    FL_EXTENTS, InodeImage, JOURNAL_INO, RESIZE_INO, ROOT_INO, StoredVersion, inode_seed,
+};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::slot_body::SlotBody;
 use crate::layout::superblock::{SUPERBLOCK_OFFSET, seal};
@@ -17,9 +19,6 @@ use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::IntoBytes;
 
-const ROOT_INO: u32 = 2;
-const RESIZE_INO: u32 = 7;
-const JOURNAL_INO: u32 = 8;
 /// Initial size of `lost+found`, so that a repair need not allocate.
 const LOST_FOUND_BYTES: u32 = 16_384;
 

@@ -1,26 +1,19 @@
 //! Moving the blocks of files below the new end.
 
 use super::fits::each_used_inode;
-use super::resize_inode::{self, RESIZE_INO};
+use super::resize_inode;
+use crate::dir::linear::le32;
 use crate::fs::{Ext4, core_of};
-use crate::layout::inode::{FL_EA_INODE, FL_EXTENTS, FL_INLINE_DATA, slot_state};
+use crate::layout::inode::offset::I_BLOCKS_LO;
+use crate::layout::inode::{BAD_BLOCKS_INO, FL_EA_INODE, FL_EXTENTS, FL_INLINE_DATA, RESIZE_INO, slot_state};
 use crate::map::Contents;
 use ivers_block::BlockNo;
-use ivers_vfs::{Error, FileType, Inode, NameError, Result};
+use ivers_vfs::{Error, FileType, Inode, Result};
 use std::collections::HashMap;
-
-/// The inode that owns damaged blocks.
-const BAD_BLOCKS_INO: u32 = 1;
-/// `i_blocks_lo` in a slot.
-const I_BLOCKS_LO: usize = 0x1C;
 
 /// Refuses a filesystem with damaged blocks: they cannot move.
 pub(super) fn check_no_bad_blocks(fs: &Ext4) -> Result<()> {
-    let slot = match fs.raw_inode(BAD_BLOCKS_INO) {
-        Err(Error::Name(NameError::Stale)) => return Ok(()),
-        slot => slot?,
-    };
-    if slot[I_BLOCKS_LO..I_BLOCKS_LO + 4] == [0; 4] {
+    if fs.raw_inode_if_written(BAD_BLOCKS_INO)?.is_none_or(|slot| le32(&slot, I_BLOCKS_LO) == 0) {
         return Ok(());
     }
     Err(Error::Incompatible(format!(
@@ -41,10 +34,7 @@ pub(super) fn relocate(fs: &Ext4, groups: u32, limit: BlockNo) -> Result<()> {
 }
 
 fn relocate_inode(fs: &Ext4, ino: u32, limit: BlockNo, shared: &mut HashMap<BlockNo, BlockNo>) -> Result<()> {
-    let slot = match fs.raw_inode(ino) {
-        Err(Error::Name(NameError::Stale)) => return Ok(()),
-        slot => slot?,
-    };
+    let Some(slot) = fs.raw_inode_if_written(ino)? else { return Ok(()) };
     let is_journal = fs.has_journal() && ino == fs.sb.journal_inum;
     if slot_state(&slot).mode == 0 || [BAD_BLOCKS_INO, RESIZE_INO].contains(&ino) || is_journal {
         return Ok(());

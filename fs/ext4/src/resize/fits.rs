@@ -4,13 +4,13 @@
 //! groups that stay (`flex_bg`). So a filesystem may have to shrink in several stages, and every stage makes
 //! space for the next.
 
-use super::plan::{least_blocks, own_blocks};
+use super::plan::least_blocks;
 use crate::fs::Ext4;
 use crate::layout::features::Incompat;
 use crate::layout::inode::slot_state;
 use crate::layout::superblock::Superblock;
 use ivers_block::BlockNo;
-use ivers_vfs::{Error, NameError, Result};
+use ivers_vfs::Result;
 
 /// Free blocks that are left for the maps of moved files and for names.
 const MARGIN: u64 = 64;
@@ -45,7 +45,7 @@ impl Fits {
             all += u64::from(sb.group_blocks(group) - desc.free_blocks);
             inodes += u64::from(sb.inodes_per_group - desc.free_inodes);
         }
-        let fixed: u64 = (0..sb.groups()).map(|group| own_blocks(&sb, group)).sum();
+        let fixed: u64 = (0..sb.groups()).map(|group| sb.own_blocks(group)).sum();
         Ok(Self { files: all.saturating_sub(fixed), sb, own, used, inodes, least_groups: 1 })
     }
 
@@ -65,7 +65,7 @@ impl Fits {
             if start < end { ((start + len).min(end)) - start } else { 0 }
         };
         let in_the_way: u64 = gone.iter().flatten().map(below).sum();
-        let fixed: u64 = (0..groups).map(|group| own_blocks(sb, group)).sum();
+        let fixed: u64 = (0..groups).map(|group| sb.own_blocks(group)).sum();
         let beyond: u64 = self.used[groups as usize - 1..].iter().map(|&used| u64::from(used)).sum();
         let nodes = if sb.incompat.contains(Incompat::EXTENTS) {
             2 * beyond.min(self.files) / u64::from(sb.block_size / 12)
@@ -125,15 +125,11 @@ impl Fits {
         for group in (groups..self.sb.groups()).rev() {
             let mut found = false;
             each_used_inode(fs, group, &mut |ino| {
-                match fs.raw_inode(ino) {
-                    Ok(slot) => {
-                        let state = slot_state(&slot);
-                        // One link of a directory (`dir_nlink`): too many subdirectories to count.
-                        let uncounted = state.links == 1 && state.mode & 0xF000 == 0x4000;
-                        found |= uncounted || u32::from(state.links) > most;
-                    }
-                    Err(Error::Name(NameError::Stale)) => {}
-                    Err(error) => return Err(error),
+                if let Some(slot) = fs.raw_inode_if_written(ino)? {
+                    let state = slot_state(&slot);
+                    // One link of a directory (`dir_nlink`): too many subdirectories to count.
+                    let uncounted = state.links == 1 && state.mode & 0xF000 == 0x4000;
+                    found |= uncounted || u32::from(state.links) > most;
                 }
                 Ok(())
             })?;

@@ -15,43 +15,31 @@
 //! superblock is marked as not cleanly unmounted meanwhile, so that every system asks for e2fsck, which
 //! repairs them.
 
-use super::plan::{Plan, decode};
+use super::plan::Plan;
 use super::resize_inode;
-use super::session::{ResizeReport, session, write_copies};
+use super::session::{report, session, write_copies};
 use crate::fs::{Ext4, Handle};
 use crate::groups::{Group, GroupLock};
 use crate::layout::group::BLOCK_UNINIT;
-use crate::layout::raw::RawSuperblock;
-use crate::layout::superblock::{SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock};
 use crate::mkfs::space::Space;
 use crate::new_groups::{self, State};
-use crate::open::OpenOptions;
+use crate::open::{OpenOptions, read_super};
 use ivers_block::{BlockNo, ByteOffset, Device};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{Error, ResizeReport, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Returns the size of the filesystem on a device.
 pub fn filesystem_bytes(device: &dyn Device, place: &str) -> Result<u64> {
-    let (old, _) = read_super(device, place)?;
+    let (_, old) = read_super(device, place)?;
     Ok(old.blocks_count() * u64::from(old.block_size))
 }
 
 /// Returns the sizes after [`grow`] with the same size; writes nothing. The device may be smaller.
 pub fn plan_grow(device: &dyn Device, new_bytes: u64, place: &str) -> Result<ResizeReport> {
-    let (old, raw) = read_super(device, place)?;
+    let (raw, old) = read_super(device, place)?;
     let plan = Plan::grow(&old, &raw, new_bytes, place)?;
-    Ok(ResizeReport::of(&plan))
-}
-
-fn read_super(device: &dyn Device, place: &str) -> Result<(Superblock, RawSuperblock)> {
-    let mut bytes = vec![0; SUPERBLOCK_LEN];
-    if device.size_bytes() < (SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64).0 {
-        return Err(Error::Incompatible(format!("{place} holds no ext2, ext3 or ext4 filesystem")));
-    }
-    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
-    let old = Superblock::parse(&bytes, device.size_bytes(), place)?;
-    Ok((old, decode(&bytes, place)?))
+    Ok(report(&plan.old, &plan.new))
 }
 
 /// Makes a filesystem larger: it then has at most `new_bytes`, which the device must have. Nothing else may
@@ -73,13 +61,12 @@ pub fn grow(
     }
     let plan = session(device, &options, |fs| grow_open(fs, new_bytes, zeroed_from))?;
     write_copies(device.as_ref(), &plan)?;
-    Ok(ResizeReport::of(&plan))
+    Ok(report(&plan.old, &plan.new))
 }
 
 /// Plans the growth of an open filesystem.
 pub(super) fn plan_open(fs: &Ext4, new_bytes: u64) -> Result<Plan> {
-    let (block, byte) = fs.sb.superblock_place();
-    let raw = decode(&fs.cache.get(block)?.read()[byte..], &fs.place)?;
+    let raw = fs.raw_super()?;
     let plan = Plan::grow(&fs.sb, &raw, new_bytes, &fs.place)?;
     let (credits, most) = (final_credits(&plan), fs.journal.max_credits());
     if credits > most {
@@ -183,7 +170,7 @@ impl Growing<'_> {
     /// Adds the copies in new groups to the list of each block that stays reserved.
     fn extend_lists(&self, h: &mut Handle) -> Result<()> {
         let Plan { old, new, .. } = self.plan;
-        if resize_inode::copies(new).len() == resize_inode::copies(old).len() {
+        if new.copies().eq(old.copies()) {
             return Ok(());
         }
         let first = new.superblock_place().0 + 1 + u64::from(new.desc_blocks());

@@ -8,24 +8,21 @@
 //! so these blocks need not be written, and a directory of any size moves in one small transaction.
 
 use super::fits::{MOVE_CREDITS, each_used_inode};
+use crate::dir::linear::{le16, le32, put16, put32};
 use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::ialloc::ClaimedSlot;
 use crate::layout::csum::crc32c;
 use crate::layout::features::Incompat;
-use crate::layout::inode::{FL_EA_INODE, StoredVersion, seal_slot, slot_state, slot_version};
+use crate::layout::inode::offset::{
+    I_DISK_VERSION, I_DTIME, I_EXTRA_ISIZE, I_FLAGS, I_GENERATION, I_VERSION_HI,
+};
+use crate::layout::inode::{FL_EA_INODE, GOOD_OLD_SIZE, StoredVersion, seal_slot, slot_state, slot_version};
 use ivers_block::FileBlock;
 use ivers_vfs::{Clock, CoarseClock, Error, FileType, Inode, NameError, Result};
 use std::collections::HashMap;
 
 /// Names of the inodes that are looked for at once. They bound the memory.
 const BATCH_NAMES: u64 = 1 << 19;
-/// Offsets in a slot.
-const I_DTIME: usize = 0x14;
-const I_FLAGS: usize = 0x20;
-const I_VERSION: usize = 0x24;
-const I_GENERATION: usize = 0x64;
-const I_EXTRA_ISIZE: usize = 0x80;
-const I_VERSION_HI: usize = 0x98;
 
 /// Something that refers to an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,11 +66,8 @@ pub(super) fn relocate(fs: &Ext4, groups: u32) -> Result<()> {
 }
 
 fn raw_slot(fs: &Ext4, ino: u32) -> Result<Vec<u8>> {
-    match fs.raw_inode(ino) {
-        Err(Error::Name(NameError::Stale)) => Err(unused(fs, ino)),
-        Ok(slot) if slot_state(&slot).mode == 0 => Err(unused(fs, ino)),
-        slot => slot,
-    }
+    let slot = fs.raw_inode_if_written(ino)?.filter(|slot| slot_state(slot).mode != 0);
+    slot.ok_or_else(|| unused(fs, ino))
 }
 
 fn unused(fs: &Ext4, ino: u32) -> Error {
@@ -96,10 +90,7 @@ fn move_batch(fs: &Ext4, groups: u32, inodes: &[u32]) -> Result<()> {
 
 /// Adds what an inode refers to.
 fn note_references(fs: &Ext4, ino: u32, batch: &mut Batch) -> Result<()> {
-    let slot = match fs.raw_inode(ino) {
-        Err(Error::Name(NameError::Stale)) => return Ok(()),
-        slot => slot?,
-    };
+    let Some(slot) = fs.raw_inode_if_written(ino)? else { return Ok(()) };
     let state = slot_state(&slot);
     let is_directory = state.mode & 0xF000 == 0x4000 && (ino == ROOT_INO || ino >= fs.sb.first_ino);
     let has_values = state.mode != 0 && fs.sb.incompat.contains(Incompat::EA_INODE);
@@ -196,9 +187,9 @@ fn write_moved(fs: &Ext4, h: &mut Handle, old: u32, slot: &[u8], claimed: &Claim
     let new = claimed.ino;
     let mut slot = slot.to_vec();
     let generation = generation_for(fs, old, slot_state(&slot).generation, new);
-    slot[I_GENERATION..I_GENERATION + 4].copy_from_slice(&generation.to_le_bytes());
+    put32(&mut slot, I_GENERATION, generation);
     let mut high = 0;
-    if !fs.sb.hurd && flags(&slot) & FL_EA_INODE == 0 {
+    if !fs.sb.hurd && le32(&slot, I_FLAGS) & FL_EA_INODE == 0 {
         let above = if claimed.ever_used { fs.fresh_version(new, &claimed.old) } else { 1 };
         let version = fs.fresh_version(old, &slot).max(above);
         high = put_version(fs, &mut slot, version);
@@ -208,19 +199,15 @@ fn write_moved(fs: &Ext4, h: &mut Handle, old: u32, slot: &[u8], claimed: &Claim
     fs.note_overflow(h, new, high)
 }
 
-fn flags(slot: &[u8]) -> u32 {
-    u32::from_le_bytes([slot[I_FLAGS], slot[I_FLAGS + 1], slot[I_FLAGS + 2], slot[I_FLAGS + 3]])
-}
-
 /// Stores a counter. Returns what does not fit the slot.
 fn put_version(fs: &Ext4, slot: &mut [u8], version: u64) -> u64 {
     let (low, high) = (version as u32, (version >> 32) as u32);
-    slot[I_VERSION..I_VERSION + 4].copy_from_slice(&low.to_le_bytes());
-    let has_extra = slot.len() > 128
-        && u16::from_le_bytes([slot[I_EXTRA_ISIZE], slot[I_EXTRA_ISIZE + 1]]) >= 28
+    put32(slot, I_DISK_VERSION, low);
+    let has_extra = slot.len() > GOOD_OLD_SIZE
+        && le16(slot, I_EXTRA_ISIZE) >= 28
         && slot_version(&fs.sb, slot) != StoredVersion::None;
     if has_extra {
-        slot[I_VERSION_HI..I_VERSION_HI + 4].copy_from_slice(&high.to_le_bytes());
+        put32(slot, I_VERSION_HI, high);
         return 0;
     }
     high.into()
@@ -228,8 +215,7 @@ fn put_version(fs: &Ext4, slot: &mut [u8], version: u64) -> u64 {
 
 /// Fields of the superblock that refer to inodes.
 fn change_super(fs: &Ext4, h: &mut Handle, old: u32, new: u32) -> Result<()> {
-    let (block, byte) = fs.sb.superblock_place();
-    let raw = super::plan::decode(&fs.cache.get(block)?.read()[byte..], &fs.place)?;
+    let raw = fs.raw_super()?;
     let (lost_found, orphan_file) = (raw.s_lpf_ino.get() == old, raw.s_orphan_file_inum.get() == old);
     if !lost_found && !orphan_file {
         return Ok(());
@@ -251,10 +237,10 @@ fn clear_slot(fs: &Ext4, h: &mut Handle, old: u32, slot: &[u8]) -> Result<()> {
     let now = CoarseClock.now().sec.max(i64::from(fs.sb.inodes_count()) + 1) as u32;
     fs.modify_slot(h, old, |bytes| {
         bytes.fill(0);
-        bytes[I_GENERATION..I_GENERATION + 4].copy_from_slice(&slot[I_GENERATION..I_GENERATION + 4]);
-        bytes[I_DTIME..I_DTIME + 4].copy_from_slice(&now.to_le_bytes());
-        if bytes.len() > 128 {
-            bytes[I_EXTRA_ISIZE..I_EXTRA_ISIZE + 2].copy_from_slice(&slot[I_EXTRA_ISIZE..I_EXTRA_ISIZE + 2]);
+        put32(bytes, I_GENERATION, le32(slot, I_GENERATION));
+        put32(bytes, I_DTIME, now);
+        if bytes.len() > GOOD_OLD_SIZE {
+            put16(bytes, I_EXTRA_ISIZE, le16(slot, I_EXTRA_ISIZE));
         }
         put_version(fs, bytes, version);
     })

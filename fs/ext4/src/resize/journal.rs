@@ -12,11 +12,12 @@
 //!
 //! Because of the mark, e2fsck looks for such blocks and frees them.
 
-use super::plan::decode;
-use super::session::session;
+use super::session::{session, stored_super};
+use crate::dir::linear::{le32, put16, put32};
 use crate::fs::{Ext4, core_of};
+use crate::layout::inode::offset::{I_BLOCK, I_BLOCKS_HIGH, I_BLOCKS_LO};
 use crate::layout::inode::{FL_EXTENTS, seal_slot};
-use crate::layout::superblock::{STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock, seal};
+use crate::layout::superblock::{STATE_VALID, SUPERBLOCK_OFFSET, Superblock, seal};
 use crate::map::node::MAX_LEN;
 use crate::map::{Extent, MAP_CREDITS, empty_root};
 use crate::open::OpenOptions;
@@ -26,10 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-/// Offsets in a slot.
-const I_BLOCKS_LO: usize = 0x1C;
-const I_BLOCK: usize = 0x28;
-const I_BLOCKS_HIGH: usize = 0x74;
 /// `s_jnl_backup_type`: the map and the size of the journal's inode are in `s_jnl_blocks`.
 const BACKUP_BLOCKS: u8 = 1;
 
@@ -198,12 +195,10 @@ fn switch(device: &dyn Device, moved: &Moved) -> Result<()> {
         }
     }
     device.flush()?;
-    let mut bytes = vec![0; SUPERBLOCK_LEN];
-    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
-    let mut raw = decode(&bytes, "superblock")?;
+    let mut raw = stored_super(device)?;
     if raw.s_jnl_backup_type == BACKUP_BLOCKS {
         for (word, bytes) in raw.s_jnl_blocks.iter_mut().zip(moved.i_block.chunks_exact(4)) {
-            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).into();
+            *word = le32(bytes, 0).into();
         }
         raw.s_jnl_blocks[15] = ((moved.size >> 32) as u32).into();
         raw.s_jnl_blocks[16] = (moved.size as u32).into();
@@ -216,8 +211,8 @@ fn switch(device: &dyn Device, moved: &Moved) -> Result<()> {
     device.read_at(block.offset(size), &mut table)?;
     let slot = &mut table[byte..byte + sb.inode_size as usize];
     slot[I_BLOCK..I_BLOCK + 60].copy_from_slice(&moved.i_block);
-    slot[I_BLOCKS_LO..I_BLOCKS_LO + 4].copy_from_slice(&(moved.blocks_512 as u32).to_le_bytes());
-    slot[I_BLOCKS_HIGH..I_BLOCKS_HIGH + 2].copy_from_slice(&((moved.blocks_512 >> 32) as u16).to_le_bytes());
+    put32(slot, I_BLOCKS_LO, moved.blocks_512 as u32);
+    put16(slot, I_BLOCKS_HIGH, (moved.blocks_512 >> 32) as u16);
     seal_slot(sb, sb.journal_inum, slot);
     device.write_at(block.offset(size), &table)?;
     Ok(device.flush()?)

@@ -23,5 +23,5 @@ mod session;
 mod shrink;
 
 pub use grow::{filesystem_bytes, grow, plan_grow};
-pub use session::ResizeReport;
+pub use ivers_vfs::ResizeReport;
 pub use shrink::{ShrinkPlan, Smaller, plan_shrink, shrink};

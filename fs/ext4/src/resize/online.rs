@@ -5,29 +5,12 @@
 
 use super::grow::{grow_open, plan_open};
 use super::plan::Plan;
-use super::session::write_copies_in_use;
+use super::session::{check_writable, report, write_copies_in_use};
 use crate::fs::Ext4;
 use ivers_block::{BlockError, ByteOffset};
-use ivers_vfs::{Error, GrowOps, Growth, Result};
-
-fn growth(plan: &Plan) -> Growth {
-    Growth {
-        block_size: plan.new.block_size,
-        old_blocks: plan.old.blocks_count(),
-        blocks: plan.new.blocks_count(),
-        inodes: plan.new.inodes_count().into(),
-        groups: plan.new.groups(),
-    }
-}
+use ivers_vfs::{Error, GrowOps, ResizeReport, Result};
 
 impl Ext4 {
-    fn check_writable(&self) -> Result<()> {
-        match &self.read_only {
-            Some(why) => Err(Error::Incompatible(format!("{} cannot be resized: {why}", self.place))),
-            None => Ok(()),
-        }
-    }
-
     fn plan_online(&self, bytes: u64) -> Result<Plan> {
         let (now, wanted) = (self.sb.blocks_count(), bytes / u64::from(self.sb.block_size));
         if wanted < now {
@@ -47,15 +30,16 @@ impl Ext4 {
 }
 
 impl GrowOps for Ext4 {
-    fn plan_growth(&self, bytes: Option<u64>) -> Result<Growth> {
-        self.check_writable()?;
+    fn plan_growth(&self, bytes: Option<u64>) -> Result<ResizeReport> {
+        check_writable(self)?;
         self.dev.make_room(0).map_err(|error| self.no_room(&error))?;
-        Ok(growth(&self.plan_online(bytes.unwrap_or(self.dev.size_bytes()))?))
+        let plan = self.plan_online(bytes.unwrap_or(self.dev.size_bytes()))?;
+        Ok(report(&plan.old, &plan.new))
     }
 
-    fn grow(&self, bytes: Option<u64>) -> Result<Growth> {
+    fn grow(&self, bytes: Option<u64>) -> Result<ResizeReport> {
         let _one_at_a_time = self.growing.lock();
-        self.check_writable()?;
+        check_writable(self)?;
         self.dev.make_room(0).map_err(|error| self.no_room(&error))?;
         let old_len = self.dev.size_bytes();
         let bytes = bytes.unwrap_or(old_len);
@@ -63,6 +47,6 @@ impl GrowOps for Ext4 {
         self.dev.make_room(bytes).map_err(|error| self.no_room(&error))?;
         let plan = grow_open(self, bytes, ByteOffset(old_len))?;
         write_copies_in_use(self)?;
-        Ok(growth(&plan))
+        Ok(report(&plan.old, &plan.new))
     }
 }

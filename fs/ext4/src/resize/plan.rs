@@ -2,9 +2,9 @@
 
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
-use crate::layout::superblock::{SUPERBLOCK_LEN, Superblock};
+use crate::layout::superblock::Superblock;
 use ivers_vfs::{Error, Result};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Free blocks that a last group must have beside its metadata; a smaller group is left out.
 const MIN_LAST_GROUP: u64 = 50;
@@ -92,7 +92,7 @@ impl Plan {
         let device_bytes = blocks * u64::from(old.block_size);
         let new = Superblock::parse(raw.as_bytes(), device_bytes, place)?;
         if old.overhead_blocks() != 0 {
-            let all = |sb: &Superblock| (0..sb.groups()).map(|group| own_blocks(sb, group)).sum::<u64>();
+            let all = |sb: &Superblock| (0..sb.groups()).map(|group| sb.own_blocks(group)).sum::<u64>();
             let others = u64::from(old.overhead_blocks()).saturating_sub(all(old));
             new.set_overhead_blocks((others + all(&new)).min(u32::MAX.into()) as u32);
             raw.s_overhead_blocks = new.overhead_blocks().into();
@@ -118,14 +118,9 @@ impl Plan {
     }
 }
 
-/// Blocks of a group that hold its own metadata, wherever they lie.
-pub(crate) fn own_blocks(sb: &Superblock, group: u32) -> u64 {
-    u64::from(sb.base_meta_blocks(group)) + 2 + u64::from(sb.inode_table_blocks)
-}
-
 /// The fewest blocks that a last group may have.
 pub(crate) fn least_blocks(sb: &Superblock, group: u32) -> u32 {
-    (own_blocks(sb, group) + MIN_LAST_GROUP).min(u32::MAX.into()) as u32
+    (sb.own_blocks(group) + MIN_LAST_GROUP).min(u32::MAX.into()) as u32
 }
 
 /// Refuses features whose structures this module does not keep consistent.
@@ -142,11 +137,4 @@ pub(crate) fn check_features(sb: &Superblock, place: &str) -> Result<()> {
     Err(Error::Incompatible(format!(
         "{place} cannot be resized: ivers does not resize filesystems with the feature {feature}"
     )))
-}
-
-/// Decodes a superblock.
-pub(crate) fn decode(bytes: &[u8], place: &str) -> Result<RawSuperblock> {
-    let bytes = bytes.get(..SUPERBLOCK_LEN).unwrap_or_default();
-    RawSuperblock::read_from_bytes(bytes)
-        .map_err(|_| Error::corrupt("the superblock is too short", place.to_owned()))
 }

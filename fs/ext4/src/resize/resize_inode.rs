@@ -2,20 +2,17 @@
 //! them contains, as an indirect block, the list of its copies in other groups.
 
 use super::plan::Plan;
+use crate::dir::linear::{le32, put32};
 use crate::fs::{Ext4, Handle};
 use crate::layout::features::Compat;
+use crate::layout::inode::RESIZE_INO;
+use crate::layout::inode::offset::{I_BLOCK, I_BLOCKS_LO};
 use crate::layout::superblock::Superblock;
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 
-/// The inode that maps the blocks reserved for descriptors.
-pub(super) const RESIZE_INO: u32 = 7;
-/// The position of the double-indirect block in `i_block`.
-const DOUBLE_INDIRECT: usize = 13 * 4;
-/// `i_block` in a slot.
-const I_BLOCK: usize = 0x28;
-/// `i_blocks_lo` in a slot.
-const I_BLOCKS_LO: usize = 0x1C;
+/// The double-indirect block in a slot.
+const DOUBLE_INDIRECT: usize = I_BLOCK + 13 * 4;
 
 /// Returns the double-indirect block, which must map exactly the reserved blocks. `None`: no blocks are
 /// reserved.
@@ -28,36 +25,26 @@ pub(super) fn checked_double(fs: &Ext4, sb: &Superblock) -> Result<Option<BlockN
         Error::corrupt("it does not map the blocks reserved for descriptors: run e2fsck", place)
     };
     let slot = fs.raw_inode(RESIZE_INO)?;
-    let at = I_BLOCK + DOUBLE_INDIRECT;
-    let double = BlockNo(u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]).into());
+    let double = BlockNo(le32(&slot, DOUBLE_INDIRECT).into());
     if !sb.is_valid_block(double) || fs.own_block_in(double, 1).is_some() {
         return Err(wrong());
     }
     let bytes = fs.block(double)?.read();
-    let pointers: Vec<u32> = bytes
-        .chunks_exact(4)
-        .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-        .collect();
+    let pointers: Vec<u32> = bytes.chunks_exact(4).map(|word| le32(word, 0)).collect();
     let first = sb.superblock_place().0 + 1;
     let mut reserved = u64::from(sb.desc_blocks())..u64::from(sb.desc_blocks() + sb.reserved_gdt_blocks());
     let maps_all = reserved.all(|nth| u64::from(pointers[nth as usize % pointers.len()]) == (first + nth).0);
     if maps_all { Ok(Some(double)) } else { Err(wrong()) }
 }
 
-/// The groups that hold copies of superblock and descriptors.
-pub(super) fn copies(sb: &Superblock) -> Vec<u32> {
-    (1..sb.groups()).filter(|&group| sb.has_super(group)).collect()
-}
-
 /// Writes the list of the copies of a reserved block.
 pub(super) fn write_list(fs: &Ext4, h: &mut Handle, sb: &Superblock, block: BlockNo) -> Result<()> {
-    let copies = copies(sb);
     let buffer = fs.block(block)?;
     h.modify(&buffer, |bytes| {
         bytes.fill(0);
-        for (bytes, &group) in bytes.chunks_exact_mut(4).zip(&copies) {
+        for (bytes, group) in bytes.chunks_exact_mut(4).zip(sb.copies()) {
             let copy = block.0 + u64::from(group) * u64::from(sb.blocks_per_group);
-            bytes.copy_from_slice(&(copy as u32).to_le_bytes());
+            put32(bytes, 0, copy as u32);
         }
     })
 }
@@ -66,10 +53,10 @@ pub(super) fn write_list(fs: &Ext4, h: &mut Handle, sb: &Superblock, block: Bloc
 pub(super) fn update(fs: &Ext4, h: &mut Handle, plan: &Plan, double: BlockNo) -> Result<()> {
     let Plan { old, new, .. } = plan;
     fs.modify_slot(h, RESIZE_INO, |slot| {
-        let copies = copies(new).len() as u64;
+        let copies = new.copies().count() as u64;
         let blocks = 1 + u64::from(new.reserved_gdt_blocks()) * (1 + copies);
         let sectors = (blocks << (new.block_bits - 9)) as u32;
-        slot[I_BLOCKS_LO..I_BLOCKS_LO + 4].copy_from_slice(&sectors.to_le_bytes());
+        put32(slot, I_BLOCKS_LO, sectors);
     })?;
     let pointers = u64::from(new.block_size / 4);
     let first = new.superblock_place().0 + 1;
@@ -82,7 +69,7 @@ pub(super) fn update(fs: &Ext4, h: &mut Handle, plan: &Plan, double: BlockNo) ->
         for nth in all.clone().filter(|nth| !reserved.contains(nth)).chain(reserved.clone()) {
             let at = (nth % pointers) as usize * 4;
             let block = if reserved.contains(&nth) { (first + nth).0 as u32 } else { 0 };
-            bytes[at..at + 4].copy_from_slice(&block.to_le_bytes());
+            put32(bytes, at, block);
         }
     })
 }
@@ -99,8 +86,7 @@ pub(super) fn relocate(fs: &Ext4, limit: BlockNo) -> Result<()> {
     let copy = fs.new_block(new)?;
     h.modify(&copy, |block| block.copy_from_slice(&bytes))?;
     fs.modify_slot(&mut h, RESIZE_INO, |slot| {
-        let at = I_BLOCK + DOUBLE_INDIRECT;
-        slot[at..at + 4].copy_from_slice(&(new.0 as u32).to_le_bytes());
+        put32(slot, DOUBLE_INDIRECT, new.0 as u32);
     })?;
     fs.free_blocks(&mut h, double, 1, true)
 }

@@ -5,15 +5,15 @@
 //! journal's move; see the module `journal`.
 
 use super::fits::Fits;
-use super::plan::{Plan, check_features, decode, least_blocks};
-use super::session::{ResizeReport, session, write_copies};
+use super::plan::{Plan, check_features, least_blocks};
+use super::session::{report, session, write_copies};
 use super::{blocks, inodes, journal, resize_inode};
 use crate::fs::{Ext4, Handle};
 use crate::groups::next_set;
 use crate::layout::group::BLOCK_UNINIT;
 use crate::open::{OpenOptions, unwritable_features};
 use ivers_block::{BlockNo, Device};
-use ivers_vfs::{Error, NameError, Result};
+use ivers_vfs::{Error, NameError, ResizeReport, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -97,10 +97,10 @@ fn whole_groups(fs: &Ext4, blocks: u64) -> u64 {
 /// The journal is replayed and orphans are removed first, as by a mount.
 pub fn shrink(device: &Arc<dyn Device>, to: Smaller, options: &OpenOptions) -> Result<ResizeReport> {
     let plan = plan_shrink(device, to, options)?;
-    let mut report = None;
+    let mut done: Option<ResizeReport> = None;
     for &stage in &plan.stages {
         let mut blocks = stage;
-        let before = report.as_ref().map_or(plan.old_blocks, |report: &ResizeReport| report.blocks);
+        let before = done.as_ref().map_or(plan.old_blocks, |done| done.blocks);
         let reached = loop {
             match shrink_to(device, blocks, options) {
                 // The estimate was too small.
@@ -119,18 +119,18 @@ pub fn shrink(device: &Arc<dyn Device>, to: Smaller, options: &OpenOptions) -> R
                         options.common.place
                     )));
                 }
-                done => break Some(done?),
+                reached => break Some(reached?),
             }
         };
         let Some(reached) = reached else { break };
-        report = Some(ResizeReport { old_blocks: plan.old_blocks, ..reached });
+        done = Some(ResizeReport { old_blocks: plan.old_blocks, ..reached });
         if blocks > stage {
             break;
         }
     }
-    match report {
-        Some(report) => Ok(report),
-        None => session(device, options, |fs| Ok(ResizeReport::unchanged(&fs.sb))),
+    match done {
+        Some(done) => Ok(done),
+        None => session(device, options, |fs| Ok(report(&fs.sb, &fs.sb))),
     }
 }
 
@@ -150,14 +150,12 @@ fn shrink_to(device: &Arc<dyn Device>, blocks: u64, options: &OpenOptions) -> Re
         cut(fs, blocks)
     })?;
     write_copies(&**device, &plan)?;
-    Ok(ResizeReport::of(&plan))
+    Ok(report(&plan.old, &plan.new))
 }
 
 /// The last transaction: everything from `blocks` on is gone.
 fn cut(fs: &Ext4, blocks: u64) -> Result<Plan> {
-    let (block, byte) = fs.sb.superblock_place();
-    let raw = decode(&fs.cache.get(block)?.read()[byte..], &fs.place)?;
-    let plan = Plan::shrink(&fs.sb, &raw, blocks, &fs.place)?;
+    let plan = Plan::shrink(&fs.sb, &fs.raw_super()?, blocks, &fs.place)?;
     let end = Cut::new(fs, &plan)?;
     end.check_nothing_is_left()?;
     let double = resize_inode::checked_double(fs, &plan.old)?;
@@ -281,7 +279,7 @@ impl<'a> Cut<'a> {
     /// Removes the copies in groups that go from the list of each block that is reserved before and after.
     fn shorten_lists(&self, h: &mut Handle) -> Result<()> {
         let Plan { old, new, .. } = self.plan;
-        if resize_inode::copies(new).len() == resize_inode::copies(old).len() {
+        if new.copies().eq(old.copies()) {
             return Ok(());
         }
         let first = new.superblock_place().0 + 1;

@@ -33,6 +33,14 @@ pub(crate) struct Attribute {
 }
 
 impl Attribute {
+    /// The attribute inode that holds the value, if one does.
+    pub(crate) fn value_inode(&self) -> Option<u32> {
+        match self.value {
+            Value::Inode { ino, .. } => Some(ino),
+            Value::Here(_) => None,
+        }
+    }
+
     pub(crate) fn is(&self, index: u8, name: &[u8]) -> bool {
         self.index == index && self.name == name
     }

@@ -8,16 +8,12 @@ use super::body::Value;
 use crate::dir::linear::{le16, le32, put16, put32};
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::FL_EA_INODE;
+use crate::layout::inode::offset::{I_ATIME, I_CTIME, I_DISK_VERSION, I_FLAGS, I_LINKS_COUNT};
 use ivers_block::FileBlock;
 use ivers_vfs::{Error, FileType, Inode, NewInode, Result};
 
 /// Limit of the length of a value that is read, in bytes.
 const EA_VALUE_MAX: u32 = 1 << 20;
-const I_ATIME: usize = 0x08;
-const I_CTIME: usize = 0x0C;
-const I_LINKS: usize = 0x1A;
-const I_FLAGS: usize = 0x20;
-const I_VERSION: usize = 0x24;
 
 impl Ext4 {
     fn ea_place(&self, ino: u32) -> String {
@@ -84,7 +80,7 @@ impl Ext4 {
         self.modify_slot(h, ino, |slot| {
             put32(slot, I_ATIME, hash);
             put32(slot, I_CTIME, 0);
-            put32(slot, I_VERSION, 1);
+            put32(slot, I_DISK_VERSION, 1);
         })?;
         if let Err(error) = filled {
             // Its blocks are freed in transactions of their own.
@@ -99,15 +95,15 @@ impl Ext4 {
     fn count_ea_references(&self, h: &mut Handle, ino: u32, change: i64) -> Result<u64> {
         self.raw_inode(ino)?;
         let counted = self.modify_slot(h, ino, |slot| {
-            let count = u64::from(le32(slot, I_CTIME)) << 32 | u64::from(le32(slot, I_VERSION));
-            if le32(slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(slot, I_LINKS) == 0 {
+            let count = u64::from(le32(slot, I_CTIME)) << 32 | u64::from(le32(slot, I_DISK_VERSION));
+            if le32(slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(slot, I_LINKS_COUNT) == 0 {
                 return None;
             }
             let count = count.saturating_add_signed(change);
             put32(slot, I_CTIME, (count >> 32) as u32);
-            put32(slot, I_VERSION, count as u32);
+            put32(slot, I_DISK_VERSION, count as u32);
             if count == 0 {
-                put16(slot, I_LINKS, 0);
+                put16(slot, I_LINKS_COUNT, 0);
             }
             Some(count)
         })?;

@@ -2,7 +2,7 @@
 //! numbers.
 
 use super::block::REFCOUNT;
-use super::body::{Table, Value};
+use super::body::{Attribute, Table};
 use crate::dir::linear::{le32, put32};
 use crate::fs::{Ext4, Handle, core_of};
 use ivers_block::BlockNo;
@@ -30,13 +30,7 @@ impl Ext4 {
         }
         let Some(old) = self.attribute_block(inode)? else { return Ok(()) };
         let attributes = self.block_attributes(inode)?;
-        let values: Vec<u32> = attributes
-            .iter()
-            .filter_map(|attribute| match attribute.value {
-                Value::Inode { ino, .. } => Some(ino),
-                Value::Here(_) => None,
-            })
-            .collect();
+        let values: Vec<u32> = attributes.iter().filter_map(Attribute::value_inode).collect();
         let mut h = self.begin(CREDITS + 2 * values.len() as u32)?;
         let sharers = le32(&old.read(), REFCOUNT);
         let known = moved.get(&old_block).copied();
@@ -80,13 +74,8 @@ impl Ext4 {
 
     /// The attribute inodes that an inode's body and its block refer to.
     pub(crate) fn attribute_inodes(&self, inode: &Inode) -> Result<Vec<u32>> {
-        let all = self.body_attributes(inode)?.into_iter().chain(self.block_attributes(inode)?);
-        Ok(all
-            .filter_map(|attribute| match attribute.value {
-                Value::Inode { ino, .. } => Some(ino),
-                Value::Here(_) => None,
-            })
-            .collect())
+        let all = [self.body_attributes(inode)?, self.block_attributes(inode)?];
+        Ok(all.iter().flatten().filter_map(Attribute::value_inode).collect())
     }
 
     /// Changes the number of an attribute inode where an inode refers to it. The caller logs the inode.

@@ -5,10 +5,14 @@
 //! Memory: one bit a block, 8 bytes a lost block, the block numbers of one file, and a path of at most 256
 //! bytes for each directory that is still to be read.
 
+mod report;
+
+pub use report::Report;
+
 use crate::layout::{Variant, get32};
 use crate::open::{OpenOptions, find_root, find_volume};
 use ivers_block::{ByteOffset, Device, MemDevice};
-use ivers_vfs::check::{Findings, Memory, Place};
+use ivers_vfs::check::{Bits, Findings, Memory, Place};
 use ivers_vfs::{DriverOptions, Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,86 +25,6 @@ const KEPT_BLOCKS: usize = 256;
 const PATH_MAX: usize = 256;
 /// Blocks before the first of a volume without a partition entry.
 const RESERVED: usize = 2;
-
-/// The result of a check.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// The defects.
-    pub found: Findings,
-    /// Blocks that are marked as used but not reachable.
-    pub lost: Vec<usize>,
-    /// Whether the volume marks its bitmap as valid.
-    pub valid: bool,
-    /// Directory cache blocks.
-    pub caches: Vec<usize>,
-    /// Paths of all entries with their type: `f` with the size, `d`, `l` and `h` with the target. Only
-    /// [`report`] fills it.
-    pub tree: BTreeMap<String, String>,
-}
-
-impl Report {
-    /// Checks a volume that was closed: no errors and no lost blocks.
-    pub fn closed(self) -> std::result::Result<Self, String> {
-        let valid = self.valid;
-        let report = self.crashed()?;
-        match (valid, report.lost.is_empty()) {
-            (true, true) => Ok(report),
-            (false, _) => Err("the bitmap is marked as invalid".into()),
-            (_, false) => Err(format!("lost blocks: {:?}", report.lost)),
-        }
-    }
-
-    /// Checks a volume after a crash: no errors; lost blocks only if the bitmap is marked as invalid.
-    pub fn crashed(self) -> std::result::Result<Self, String> {
-        if !self.found.is_clean() {
-            let all = self
-                .found
-                .kept()
-                .iter()
-                .map(|found| format!("block {}: {}", found.place.block.unwrap_or_default(), found.what));
-            return Err(all.collect::<Vec<_>>().join("; "));
-        }
-        if self.valid && !self.lost.is_empty() {
-            return Err(format!("lost blocks on a volume whose bitmap is marked as valid: {:?}", self.lost));
-        }
-        Ok(self)
-    }
-
-    /// Returns all defects as findings.
-    fn into_findings(self) -> Findings {
-        let mut found = self.found;
-        let noun = |first: usize, last: usize| match last - first {
-            0 => format!("block {first} is"),
-            _ => format!("blocks {first} to {last} are"),
-        };
-        let mut add = |first: usize, last: usize| {
-            let what = format!("{} marked as used, but have no owner", noun(first, last));
-            found.add("block-lost", Place::block(first as u64), what);
-        };
-        let mut run: Option<(usize, usize)> = None;
-        for block in self.lost {
-            run = match run {
-                Some((first, last)) if last + 1 == block => Some((first, block)),
-                Some((first, last)) => {
-                    add(first, last);
-                    Some((block, block))
-                }
-                None => Some((block, block)),
-            };
-        }
-        if let Some((first, last)) = run {
-            add(first, last);
-        }
-        if !self.valid {
-            found.add(
-                "bitmap-invalid",
-                Place::filesystem(),
-                "the bitmap is marked as invalid: not unmounted",
-            );
-        }
-        found
-    }
-}
 
 /// Checks the volume on a device, or in one of its partitions; `place` names the image in errors. An error
 /// means that the check could not be done.
@@ -203,7 +127,7 @@ struct Checker {
     want_tree: bool,
     /// Whether to accept incomplete operations of a crash.
     lenient: bool,
-    used: Vec<u64>,
+    used: Bits,
     report: Report,
     /// Links and what they refer to.
     links: Vec<(usize, usize)>,
@@ -222,7 +146,7 @@ impl Checker {
             low: 0,
             want_tree: false,
             lenient: false,
-            used: vec![0; blocks.div_ceil(64)],
+            used: Bits::new(blocks as u64),
             report: Report::default(),
             links: Vec::new(),
             known_links: Vec::new(),
@@ -231,11 +155,13 @@ impl Checker {
 
     /// Charges what the check keeps; false if that is too much, which ends the check.
     fn charge(&mut self, directories: usize) -> bool {
-        let words = self.used.len() + self.report.lost.len() + self.report.caches.len();
+        let words = self.report.lost.len() + self.report.caches.len();
         let links =
             self.links.len() * size_of::<(usize, usize)>() + self.known_links.len() * size_of::<usize>();
-        let bytes =
-            words * size_of::<u64>() + links + directories * (PATH_MAX + size_of::<(usize, String)>());
+        let bytes = self.used.bytes_kept()
+            + words * size_of::<u64>()
+            + links
+            + directories * (PATH_MAX + size_of::<(usize, String)>());
         match self.memory.keep(bytes as u64) {
             Ok(()) => true,
             Err(error) => {
@@ -246,7 +172,7 @@ impl Checker {
     }
 
     fn is_used(&self, block: usize) -> bool {
-        self.used[block / 64] >> (block % 64) & 1 == 1
+        self.used.get(block as u64)
     }
 
     fn byte(&self, at: usize) -> u8 {
@@ -293,9 +219,7 @@ impl Checker {
             self.wrong("block-out-of-range", block, format!("{by} lies outside of the volume"));
             return false;
         }
-        let fresh = !self.is_used(block);
-        self.used[block / 64] |= 1 << (block % 64);
-        if !fresh {
+        if self.used.set_run(block as u64, 1).is_some() {
             self.wrong("block-claimed-twice", block, format!("{by} lies where something else does"));
             return false;
         }

@@ -1,7 +1,14 @@
-//! Findings of the checkers: what a checker of a format reports, and where.
+//! What the checkers of all formats share: their findings, the memory that they may keep, and the bookkeeping
+//! of what they have seen.
 //!
 //! A checker reads a whole image, believes nothing in it, and repairs nothing. It collects [`Finding`]s in
 //! [`Findings`], whose memory is bounded: a damaged image can have millions.
+
+mod bits;
+mod runs;
+
+pub use bits::Bits;
+pub use runs::{Runs, run_is};
 
 use crate::{Error, Result};
 use ivers_block::Budget;

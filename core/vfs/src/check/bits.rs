@@ -3,8 +3,8 @@
 const WORDS: usize = 512;
 const CHUNK: u64 = WORDS as u64 * 64;
 
-/// A sparse bitmap.
-pub(super) struct Bits {
+/// A sparse bitmap, for what a checker has seen: few bits of a large device, or all of a full one.
+pub struct Bits {
     chunks: Vec<Option<Box<[u64; WORDS]>>>,
     /// Chunks that exist.
     kept: usize,
@@ -13,18 +13,19 @@ pub(super) struct Bits {
 
 impl Bits {
     /// A set of numbers below `len`.
-    pub(super) fn new(len: u64) -> Self {
+    pub fn new(len: u64) -> Self {
         let mut chunks = Vec::new();
         chunks.resize_with(len.div_ceil(CHUNK) as usize, || None);
         Self { chunks, kept: 0, len }
     }
 
     /// The memory that it takes.
-    pub(super) fn bytes_kept(&self) -> usize {
+    pub fn bytes_kept(&self) -> usize {
         self.kept * WORDS * size_of::<u64>() + self.chunks.len() * size_of::<usize>()
     }
 
-    pub(super) fn get(&self, bit: u64) -> bool {
+    /// Whether a number is in the set.
+    pub fn get(&self, bit: u64) -> bool {
         self.chunks
             .get((bit / CHUNK) as usize)
             .and_then(Option::as_ref)
@@ -32,7 +33,7 @@ impl Bits {
     }
 
     /// Adds a run; returns the first number of it that was there. Numbers beyond the end are not kept.
-    pub(super) fn set_run(&mut self, start: u64, len: u64) -> Option<u64> {
+    pub fn set_run(&mut self, start: u64, len: u64) -> Option<u64> {
         let end = start.saturating_add(len).min(self.len);
         let mut first = None;
         let mut bit = start;
@@ -55,7 +56,7 @@ impl Bits {
     }
 
     /// Copies `len` bits from `start` on to bytes, the first to the lowest bit.
-    pub(super) fn bytes(&self, start: u64, len: u64) -> Vec<u8> {
+    pub fn bytes(&self, start: u64, len: u64) -> Vec<u8> {
         let mut bytes = vec![0u8; len.div_ceil(8) as usize];
         let mut at = 0;
         while at < len {
