@@ -33,8 +33,8 @@ pub struct ImageName {
 }
 
 impl ImageName {
-    /// Splits a name at its last `@` before which an existing file is named. A file whose own name contains
-    /// the `@` is that file.
+    /// Splits `FILE@PARTITION` at the last `@` for which FILE exists. If the whole name is a file, there is
+    /// no partition.
     pub fn parse(name: &Path) -> Self {
         let bytes = name.as_os_str().as_bytes();
         if std::fs::symlink_metadata(name).is_err() {
@@ -66,7 +66,7 @@ pub fn with_partition(image: &Path, partition: Option<&str>) -> PathBuf {
     name.into()
 }
 
-/// Returns the partition in the name of an image whose file is known. Looks at no file.
+/// Returns PARTITION of an image named `FILE@PARTITION`, where FILE is `file`. It accesses no file.
 pub fn partition_of(image: &Path, file: &Path) -> Option<String> {
     let rest = image.as_os_str().as_bytes().strip_prefix(file.as_os_str().as_bytes())?;
     rest.strip_prefix(b"@").map(|partition| String::from_utf8_lossy(partition).into_owned())
@@ -87,8 +87,8 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// Parses `IMAGE:/path`. Anything else is a path of the host: also a name that exists as a whole, a
-    /// partition of such a file, and a word whose IMAGE is a directory.
+    /// Parses `IMAGE:/path`. Anything else is a path of the host. So is a word that is an existing file or a
+    /// partition of one, and a word whose IMAGE is a directory.
     pub fn parse(word: &Path) -> Self {
         let bytes = word.as_os_str().as_bytes();
         let is_partition = ImageName::parse(word).partition.is_some_and(|name| !name.contains(":/"));

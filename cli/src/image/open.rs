@@ -56,8 +56,8 @@ pub fn open_to_format(image: &Path) -> Result<FileDevice> {
     }
 }
 
-/// Returns the device, and whether it is the whole disk because the partition is in a Rigid Disk Block: its
-/// driver reads the block itself, and stays inside the partition.
+/// Returns the device, and true if it is the whole disk. It is for a partition of a Rigid Disk Block: the
+/// Amiga driver reads that block itself and keeps to the partition.
 fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, bool)> {
     let ImageName { file, partition } = ImageName::parse(image);
     let wanted = match (partition, &options.partition) {
@@ -176,8 +176,8 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
     Ok((format.names[0], found))
 }
 
-/// Reports a filesystem whose superblock is destroyed. `None` if there is none, or if the device contains
-/// something else.
+/// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if
+/// the device contains something else.
 fn check_remains(file: Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<Option<Findings>> {
     let device: Arc<dyn Device> = match options.offset_bytes {
         0 => file,
