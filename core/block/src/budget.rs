@@ -14,6 +14,8 @@ const METER_INTERVAL_BYTES: u64 = 1 << 20;
 const BESIDE_BYTES: u64 = 32 << 20;
 /// With this much more the caches have half of the bound, with less the more of it.
 const RANGE_BYTES: u64 = 16 << 20;
+/// Part of the bound that is charged at the smallest share before the caches empty.
+const PATIENCE: u64 = 16;
 
 /// A memory bound that several caches share: pages, buffers, inodes, dentries. Each charges what it keeps.
 ///
@@ -36,8 +38,9 @@ struct Metered {
     charged_bytes: AtomicU64,
     /// What the caches may not use now.
     withheld_bytes: AtomicU64,
-    /// How much the caches may still be charged, at the smallest share, before they are to be empty once.
+    /// How many bytes are still charged at the smallest share before the caches should empty.
     patience_bytes: AtomicU64,
+    /// The caches should evict all that they can, once.
     should_empty: AtomicBool,
 }
 
@@ -52,14 +55,17 @@ impl Metered {
         let share = u128::from(limit / 2) * u128::from(excess) / u128::from(RANGE_BYTES);
         self.withheld_bytes.store(share as u64, Ordering::Relaxed);
         if excess < RANGE_BYTES {
+            if excess == 0 {
+                self.patience_bytes.store(limit / PATIENCE, Ordering::Relaxed);
+            }
             return;
         }
-        let left = self.patience_bytes.load(Ordering::Relaxed).saturating_sub(METER_INTERVAL_BYTES);
+        let mut left = self.patience_bytes.load(Ordering::Relaxed).saturating_sub(METER_INTERVAL_BYTES);
         if left == 0 {
             self.should_empty.store(true, Ordering::Relaxed);
+            // If the process stays too large, other memory than the caches' is in use: empty them seldom.
+            left = limit.saturating_mul(4);
         }
-        // If other memory than the caches' is in use, emptying them does not help: do it seldom.
-        let left = if left == 0 { limit.saturating_mul(4) } else { left };
         self.patience_bytes.store(left, Ordering::Relaxed);
     }
 }
@@ -86,7 +92,7 @@ impl Budget {
             meter,
             charged_bytes: AtomicU64::new(0),
             withheld_bytes: AtomicU64::new(0),
-            patience_bytes: AtomicU64::new(limit_bytes / 16),
+            patience_bytes: AtomicU64::new(limit_bytes / PATIENCE),
             should_empty: AtomicBool::new(false),
         };
         Self { metered: Some(metered), ..Self::new(limit_bytes) }
@@ -180,6 +186,9 @@ mod tests {
                 .count()
         };
         assert_eq!((emptied(100), emptied(300), emptied(100)), (1, 0, 1));
+        // It became small: emptying helped, and is done as soon as at first.
+        assert_eq!(allowed(LIMIT + BESIDE_BYTES), LIMIT);
+        assert_eq!((emptied(10), emptied(1)), (1, 0));
         assert_eq!(allowed(0), LIMIT);
         // Few bytes do not read the meter.
         resident.store(u64::MAX, Ordering::Relaxed);
