@@ -1,6 +1,9 @@
 //! The scheduling class of a thread (sched(7)). This crate holds the only unsafe code of the workspace.
+//!
+//! It makes the system calls itself: musl's functions only return `ENOSYS`, because POSIX defines them for a
+//! process and Linux for a thread.
 
-use libc::{SCHED_IDLE, SCHED_OTHER, pid_t, sched_param};
+use libc::{SCHED_IDLE, SCHED_OTHER, SYS_sched_getscheduler, SYS_sched_setscheduler, c_int, pid_t};
 use std::io::{Error, Result};
 
 /// A scheduling class that this crate can set.
@@ -26,12 +29,15 @@ pub fn own_class() -> Result<Option<Class>> {
 
 fn get(thread: pid_t) -> Result<Option<Class>> {
     // SAFETY: the call takes an integer and no pointer.
-    match unsafe { libc::sched_getscheduler(thread) } {
-        SCHED_OTHER => Ok(Some(Class::Normal)),
-        SCHED_IDLE => Ok(Some(Class::Idle)),
-        -1 => Err(Error::last_os_error()),
-        _ => Ok(None),
+    let policy = unsafe { libc::syscall(SYS_sched_getscheduler, thread) };
+    if policy < 0 {
+        return Err(Error::last_os_error());
     }
+    Ok(match c_int::try_from(policy) {
+        Ok(SCHED_OTHER) => Some(Class::Normal),
+        Ok(SCHED_IDLE) => Some(Class::Idle),
+        _ => None,
+    })
 }
 
 /// Moves a thread to a class. The thread keeps its nice value.
@@ -52,10 +58,10 @@ fn set(thread: pid_t, class: Class) -> Result<()> {
         Class::Normal => SCHED_OTHER,
         Class::Idle => SCHED_IDLE,
     };
-    let none = sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads one `sched_param` through the pointer during the call, and `none` outlives the
-    // call.
-    match unsafe { libc::sched_setscheduler(thread, policy, &raw const none) } {
+    let priority: c_int = 0;
+    // SAFETY: the kernel reads one `struct sched_param` through the pointer during the call. That is one
+    // `int`, and `priority` outlives the call.
+    match unsafe { libc::syscall(SYS_sched_setscheduler, thread, policy, &raw const priority) } {
         0 => Ok(()),
         _ => Err(Error::last_os_error()),
     }

@@ -171,7 +171,7 @@ const DEADLY: &[c_long] = &[
 
 /// Allowed ioctls. `FUSE_DEV_IOC_CLONE` and other requests of /dev/fuse are missing: the device was set up
 /// outside.
-const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO];
+const IOCTLS: &[libc::Ioctl] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO];
 
 const FCNTLS: &[i32] = &[libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
 
@@ -195,6 +195,8 @@ fn allowed_in_part() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
     let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
     let myself = u64::from(std::process::id());
     let fcntls: Vec<u64> = FCNTLS.iter().map(|&command| command as u64).collect();
+    #[allow(clippy::unnecessary_cast, reason = "musl and glibc give these numbers different types")]
+    let ioctls: Vec<u64> = IOCTLS.iter().map(|&request| request as u64).collect();
     Ok(vec![
         // No writable memory is executable.
         (libc::SYS_mmap, without(2, executable)?),
@@ -211,7 +213,7 @@ fn allowed_in_part() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
         // Sets the name of a thread.
         (libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64])?),
         (libc::SYS_fcntl, one_of(1, &fcntls)?),
-        (libc::SYS_ioctl, one_of(1, IOCTLS)?),
+        (libc::SYS_ioctl, one_of(1, &ioctls)?),
     ])
 }
 
