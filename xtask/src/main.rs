@@ -10,6 +10,7 @@ mod kmod;
 mod limit;
 mod mutants;
 mod nfs;
+mod release;
 mod soak;
 mod suites;
 #[cfg(test)]
