@@ -33,6 +33,8 @@ bash -c '. /usr/share/bash-completion/completions/ivers; complete -p ivers'
 test -f /usr/share/zsh/vendor-completions/_ivers
 test -f /usr/share/fish/vendor_completions.d/ivers.fish
 test -f /usr/lib/systemd/system/ivers-serve@.service
+test -f /usr/share/doc/ivers/docs/limits.md
+test -f /usr/share/doc/ivers/docs/examples/serve.toml
 /usr/libexec/ivers/fuse2fs --help > /dev/null 2>&1
 if [ -c /dev/fuse ]; then
     mkdir /tmp/mnt

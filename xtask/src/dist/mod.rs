@@ -4,6 +4,7 @@
 
 mod bill;
 mod check;
+mod documents;
 mod licenses;
 mod package;
 

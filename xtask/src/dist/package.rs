@@ -1,22 +1,12 @@
 //! The package of Debian and the archive for other systems.
 
+use super::documents::copy_documents;
 use super::{Release, call, copy, write};
 use anyhow::{Context, Result};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-
-/// Guides that a package contains.
-const GUIDES: [&str; 7] = [
-    "README.md",
-    "SECURITY.md",
-    "docs/recipes.md",
-    "docs/faq.md",
-    "docs/serve.md",
-    "docs/measure.md",
-    "docs/limits.md",
-];
 
 /// Where files of a tree go.
 struct Places<'a> {
@@ -53,9 +43,7 @@ fn fill(release: &Release, places: &Places<'_>) -> Result<()> {
         copy(Path::new("packaging/systemd").join(unit), &root.join(places.units).join(unit))?;
     }
     let doc = root.join(places.doc);
-    for guide in GUIDES {
-        copy(guide, &doc.join(guide))?;
-    }
+    copy_documents(&doc, &format!("{}/blob/v{}", env!("CARGO_PKG_REPOSITORY"), release.version))?;
     for dir in ["docs/examples", "include"] {
         for entry in fs::read_dir(dir).with_context(|| dir.to_owned())? {
             let path = entry?.path();
@@ -64,7 +52,8 @@ fn fill(release: &Release, places: &Places<'_>) -> Result<()> {
             }
         }
     }
-    Ok(())
+    // Where links of the documents expect them.
+    symlink("../examples", doc.join("docs/examples")).context("the link docs/examples")
 }
 
 /// Sets the modes and times of all files below `path`, and returns the sum of their sizes.
@@ -90,10 +79,11 @@ fn is_static(binary: &Path) -> Result<bool> {
     Ok(!call("readelf", [OsStr::new("-lW"), binary.as_os_str()])?.contains("INTERP"))
 }
 
-/// Returns what the program needs of the system: nothing but FUSE, if it is static.
+/// Returns the fields of the control file that say what the program needs of the system. FUSE is needed only
+/// for mounts of ordinary users.
 fn depends(binary: &Path) -> Result<String> {
     if is_static(binary)? {
-        return Ok("fuse3".to_owned());
+        return Ok("Recommends: fuse3".to_owned());
     }
     let bytes = fs::read(binary).with_context(|| binary.display().to_string())?;
     let marks = bytes.windows(8).enumerate().filter(|(_, window)| *window == b"GLIBC_2.");
@@ -102,7 +92,7 @@ fn depends(binary: &Path) -> Result<String> {
         .filter_map(|digits| String::from_utf8(digits.copied().collect()).ok()?.parse::<u32>().ok())
         .max();
     let minor = newest.context("a dynamic program without versions of glibc")?;
-    Ok(format!("fuse3, libc6 (>= 2.{minor}), libgcc-s1"))
+    Ok(format!("Depends: libc6 (>= 2.{minor}), libgcc-s1\nRecommends: fuse3"))
 }
 
 /// Makes the package of Debian. Returns its name.
@@ -139,14 +129,13 @@ pub fn debian(release: &Release, licenses: &str) -> Result<String> {
         .context("packaging/debian/control.in names no maintainer")?;
     let date = call("date", ["-u", "-R", "-d", &format!("@{}", release.epoch)])?;
     let changelog = format!(
-        "ivers ({}) unstable; urgency=medium\n\n  * The changes are in NEWS.gz beside this file.\n\n \
+        "ivers ({}) unstable; urgency=medium\n\n  * The changes are in CHANGELOG.md beside this file.\n\n \
          -- {maintainer}  {}\n",
         release.version,
         date.trim()
     );
     write(&doc.join("changelog"), changelog)?;
-    copy("CHANGELOG.md", &doc.join("NEWS"))?;
-    for name in ["third-party-licenses.txt", "changelog", "NEWS"] {
+    for name in ["third-party-licenses.txt", "changelog"] {
         compress(&doc.join(name))?;
     }
     if is_static(&release.binary)? {
