@@ -171,7 +171,9 @@ impl Geometry {
             let inodes_per_block = block_size / options.inode_size;
             let unit = u64::from(inodes_per_block.max(8));
             let most = (u64::from(u32::MAX) / groups / unit * unit).min(u64::from(per_group));
-            let inodes_per_group = (wanted.div_ceil(groups).next_multiple_of(unit)).min(most) as u32;
+            // The reserved inodes and `lost+found` are in group 0.
+            let in_group = wanted.div_ceil(groups).max(u64::from(FIRST_INO));
+            let inodes_per_group = in_group.next_multiple_of(unit).min(most) as u32;
             let table = u64::from(inodes_per_group / inodes_per_block);
             let last = blocks - first_data_block - (groups - 1) * u64::from(per_group);
             // The worst case: a group with a copy of the superblock, bitmaps and a table.

@@ -41,6 +41,28 @@ fn e2fsck_accepts_every_size() {
     }
 }
 
+/// The reserved inodes are in group 0, however few inodes each group has.
+#[test]
+fn e2fsck_accepts_few_inodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for fs_type in [ExtType::Ext2, ExtType::Ext4] {
+        for (block_size, bytes) in
+            [(1024, 300 << 20), (1024, 4_000_000), (2048, 4_000_000), (4096, 200 << 20)]
+        {
+            let options = MkfsOptions {
+                fs_type,
+                block_size: Some(block_size),
+                bytes_per_inode: Some(bytes),
+                ..options()
+            };
+            let report = make(&image, 300 << 20, &options);
+            ivers_oracle::e2fsck(&image).unwrap();
+            assert!(report.inodes >= report.groups * 16);
+        }
+    }
+}
+
 /// The features and descriptor size of an image, as dumpe2fs shows them.
 fn features(image: &std::path::Path) -> Vec<String> {
     let output = ivers_oracle::run("dumpe2fs", ["-h".as_ref(), image.as_os_str()]).unwrap();
