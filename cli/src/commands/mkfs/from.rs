@@ -89,33 +89,39 @@ impl Filling {
             size = round(size + size / 2);
         };
         let inodes = Some(best.1.inodes_used);
-        let (mut inodes_used, mut last, mut failed) = (None, size, false);
+        let (mut inodes_used, mut failed, mut is_current) = (None, false, true);
         for _ in 0..ATTEMPTS_MAX {
             let spare = best.1.free_bytes.min(size - too_small);
-            if spare <= (size / 128).max(128 << 10) {
+            let is_tight = spare <= (size / 128).max(128 << 10);
+            if is_tight && (failed || inodes_used.is_some()) {
                 break;
             }
             // Less metadata is needed for a smaller size, so the first try usually fits. After a failure,
-            // bisect.
-            let cut = if failed { spare / 2 } else { spare - spare / 16 };
+            // bisect. If nothing is spare, there are at least too many inodes.
+            let cut = match (is_tight, failed) {
+                (true, _) => 0,
+                (_, true) => spare / 2,
+                (_, false) => spare - spare / 16,
+            };
             let smaller = round(size - cut);
-            if smaller <= too_small || smaller >= size {
+            if smaller <= too_small || smaller > size || (smaller == size && !is_tight) {
                 break;
             }
-            last = smaller;
             match attempt(self, smaller, inodes, true)? {
                 (Some(made), outcome) if outcome.full.is_none() => {
                     best = (made, outcome);
                     size = smaller;
                     inodes_used = inodes;
+                    is_current = true;
                 }
                 _ => {
-                    too_small = smaller;
+                    too_small = smaller.min(size - 1);
                     failed = true;
+                    is_current = false;
                 }
             }
         }
-        if last != size {
+        if !is_current {
             match attempt(self, size, inodes_used, true)? {
                 (Some(made), outcome) if outcome.full.is_none() => best = (made, outcome),
                 (_, outcome) => bail!("{}: it did fit before", outcome.full.unwrap_or_default()),
