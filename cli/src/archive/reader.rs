@@ -5,6 +5,7 @@
 
 use std::io::Read;
 
+use ivers_vfs::acl::Acl;
 use ivers_vfs::{FileType, Timestamp};
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
@@ -46,7 +47,8 @@ struct Overrides {
     mtime: Option<Timestamp>,
     atime: Option<Timestamp>,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    unusable: Option<String>,
+    /// An ACL as text that cannot be used, by the name of its attribute, with the reason.
+    unusable_acl: Option<(Vec<u8>, String)>,
     sparse: SparseRecords,
     is_pax: bool,
 }
@@ -308,9 +310,19 @@ impl<R: Read> Reader<R> {
             atime: overrides.atime,
             target: overrides.target.clone().unwrap_or_else(target),
             xattrs: overrides.xattrs.clone(),
-            unusable: overrides.unusable.clone(),
+            // GNU tar also writes the attribute itself, which has numbers.
+            unusable: overrides
+                .unusable_acl
+                .as_ref()
+                .filter(|(name, _)| overrides.xattrs.iter().all(|(other, _)| other != name))
+                .map(|(_, why)| why.clone()),
             ..Member::new(Vec::new(), kind)
         };
+        // bsdtar writes the bits of the owning group, where the kernel has those of the mask.
+        let acl = member.xattrs.iter().find(|(name, _)| name == ivers_vfs::acl::ACCESS);
+        if let Some(acl) = acl.and_then(|(_, value)| Acl::parse(value).ok().flatten()) {
+            member.perm = member.perm & !0o777 | acl.mode();
+        }
         if let Kind::File(FileType::CharDevice | FileType::BlockDevice) = kind {
             let number =
                 |field: std::io::Result<Option<u32>>| Ok(field.map_err(|_| bad("the device"))?.unwrap_or(0));
@@ -475,7 +487,10 @@ fn refusal(block: &[u8; BLOCK], start: u64) -> String {
     ];
     match compressed.iter().find(|(magic, _)| start == 0 && block.starts_with(magic)) {
         Some((_, program)) => {
-            format!("compressed: decompress it in a pipe, as \"{program} -dc FILE | ivers tar -x IMAGE:/\"")
+            format!(
+                "compressed: decompress it in a pipe, as \"{program} -dc FILE | ivers tar -x IMAGE:/\" or \
+                 \"{program} -dc FILE | ivers mkfs IMAGE --from -\""
+            )
         }
         None if start == 0 => "no tar archive".to_owned(),
         None => "bad header: the checksum is wrong".to_owned(),
@@ -534,7 +549,8 @@ impl Overrides {
             // The names of users and groups belong to another system.
             None => {
                 let text = String::from_utf8_lossy(text);
-                self.unusable = Some(format!("an ACL that names users without numbers is left out: {text}"));
+                let why = format!("an ACL that names users without numbers is left out: {text}");
+                self.unusable_acl = Some((name.to_vec(), why));
             }
         }
         true

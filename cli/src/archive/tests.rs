@@ -148,6 +148,58 @@ fn what_is_no_archive_is_named() {
     assert_eq!(read_all(&[0; 1024]).unwrap(), []);
 }
 
+/// Reads an archive of one empty file of mode 0644 with these records.
+fn read_with_records(records: &[(&str, &[u8])]) -> Member {
+    let mut body = Vec::new();
+    for (key, value) in records {
+        super::pax::push(&mut body, key.as_bytes(), value);
+    }
+    let mut bytes = Vec::new();
+    for (kind, size) in [(tar::EntryType::XHeader, body.len()), (tar::EntryType::Regular, 0)] {
+        let mut header = tar::Header::new_ustar();
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_entry_type(kind);
+        header.set_path("file").unwrap();
+        header.set_size(size as u64);
+        header.set_cksum();
+        bytes.extend_from_slice(header.as_bytes());
+        if kind == tar::EntryType::XHeader {
+            body.resize(body.len().next_multiple_of(512), 0);
+            bytes.extend_from_slice(&body);
+        }
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    read_all(&bytes).unwrap().remove(0).0
+}
+
+/// bsdtar writes the mode of the owning group, which the mask replaces on Linux.
+#[test]
+fn the_mode_follows_the_acl() {
+    let acl = b"user::rw-,user:1234:rw-,group::r--,mask::rw-,other::r--";
+    let member = read_with_records(&[("SCHILY.acl.access", acl)]);
+    assert_eq!((member.perm, member.unusable), (0o664, None));
+    assert_eq!(read_with_records(&[("SCHILY.acl.default", acl)]).perm, 0o644);
+}
+
+/// GNU tar writes the text with names, and with --xattrs the attribute with numbers.
+#[test]
+fn an_acl_that_is_also_an_attribute_is_not_lost() {
+    let text: (&str, &[u8]) =
+        ("SCHILY.acl.access", b"user::rw-,user:alice:rw-,group::r--,mask::rw-,other::r--");
+    let member = read_with_records(&[text]);
+    assert!(member.unusable.is_some_and(|why| why.contains("alice")));
+    assert_eq!(member.xattrs, []);
+    let acl = ivers_vfs::acl::Acl::of_mode(0o640).encode();
+    let attribute: (&str, &[u8]) = ("SCHILY.xattr.system.posix_acl_access", &acl);
+    for records in [[text, attribute], [attribute, text]] {
+        let member = read_with_records(&records);
+        assert_eq!((member.unusable, member.xattrs.len(), member.perm), (None, 1, 0o640));
+    }
+}
+
 #[test]
 fn extension_headers_are_bounded() {
     let mut header = tar::Header::new_gnu();
