@@ -60,6 +60,15 @@ pub fn user_state_dir() -> Option<PathBuf> {
     Some(state.join("ivers"))
 }
 
+/// Refuses to run under fakeroot(1). That replaces functions of the C library, which this program does not
+/// call: owners and device nodes of the host would silently be the real ones.
+pub fn refuse_fakeroot(instead: &str) -> anyhow::Result<()> {
+    if std::env::var_os("FAKEROOTKEY").is_none() {
+        return Ok(());
+    }
+    Err(crate::output::failure::usage(format!("ivers sees nothing of what fakeroot pretends; {instead}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -384,3 +384,31 @@ fn mistyped_paths_do_not_overwrite_an_image() {
     copies(&["--force", &from_other, &word]);
     assert_eq!(fs::read(image.path()).unwrap(), b"contents");
 }
+
+/// A dry run promises nothing that the copy refuses.
+#[test]
+fn a_dry_run_refuses_what_the_copy_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let image = path("disk.img");
+    works(&["mkfs", "-q", &image, "--size", "8M"]);
+    works(&["mkdir", "-p", &format!("{image}:/usr/lib"), &format!("{image}:/file")]);
+    works(&["ln", "-s", "usr/lib", &format!("{image}:/lib")]);
+    std::fs::create_dir_all(dir.path().join("tree/lib/modules")).unwrap();
+    for file in ["tree/lib/modules/one", "tree/file", "tree/other"] {
+        std::fs::write(dir.path().join(file), "x").unwrap();
+    }
+    let (tree, root) = (format!("{}/.", path("tree")), format!("{image}:/"));
+    let messages = |words: &[&str]| {
+        let output = ivers([&["cp", "-a"], words, &[&tree, &root]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let mut lines: Vec<_> =
+            String::from_utf8(output.stderr).unwrap().lines().map(str::to_owned).collect();
+        lines.sort();
+        (lines, String::from_utf8(output.stdout).unwrap())
+    };
+    let (refused, promised) = messages(&["--dry-run"]);
+    assert!(promised.contains("tree/./other") && !promised.contains("modules"), "{promised}");
+    assert_eq!(messages(&[]).0, refused);
+    assert_eq!(refused.len(), 2, "{refused:?}");
+}

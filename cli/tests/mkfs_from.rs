@@ -214,6 +214,59 @@ fn the_automatic_size_has_little_space_left() {
     assert_eq!(ivers(["cat", &format!("{}:/sub/run", text(&image))]).stdout, b"#!/bin/sh\n");
 }
 
+/// A group then has hardly more inodes than are reserved, and most of the first guess are too many.
+#[test]
+fn a_tree_of_large_files_has_few_inodes() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let source = place.path("large");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), vec![b'A'; 200 << 20]).unwrap();
+    for (name, more) in
+        [("large.1k", &[][..]), ("large.4k", &["-b", "4096"]), ("large.ext2", &["-t", "ext2"])]
+    {
+        let image = place.path(name);
+        makes(&[&[text(&image), "--from", text(&source), "--size", "auto"][..], more].concat());
+        is_clean(&image);
+        let info = ivers(["info", "--json", text(&image)]);
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        assert!(info["files"].as_u64().unwrap() <= 1024, "{name}: {}", info["files"]);
+        fs::remove_file(&image).unwrap();
+    }
+}
+
+/// FAT does not distinguish the names. The first file stays, and the other is reported.
+#[test]
+fn names_that_fall_together_are_reported() {
+    let place = Place::new();
+    let (source, image) = (place.path("case"), place.path("case.img"));
+    fs::create_dir(&source).unwrap();
+    for name in ["File", "file"] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    let output = mkfs(&[text(&image), "-t", "fat16", "--size", "16M", "--from", text(&source)]);
+    assert!(
+        output.status.code() == Some(1) && said(&output).contains("does not distinguish"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(works(&["ls", &format!("{}:/", text(&image))]).lines().count(), 1);
+}
+
+#[test]
+fn too_few_inodes_are_named() {
+    let place = Place::new();
+    let (source, image) = (place.path("many"), place.path("many.img"));
+    fs::create_dir(&source).unwrap();
+    for number in 0..200 {
+        fs::write(source.join(number.to_string()), "").unwrap();
+    }
+    let output = mkfs(&[text(&image), "--size", "8M", "-i", "100000", "--from", text(&source)]);
+    assert!(!output.status.success() && said(&output).contains("inodes are in use"), "{}", said(&output));
+}
+
 #[test]
 fn what_fails_leaves_no_image() {
     if !have_tools() {

@@ -455,3 +455,23 @@ fn a_failed_write_of_manual_pages_names_the_file() {
     let page = fs::read_to_string(path("man/ivers-changed.1")).unwrap();
     assert!(page.contains(r"[\-\-since <STATE>]") && page.contains("<TREE>\n"), "{page}");
 }
+
+/// fakeroot(1) sets the variable. What it pretends would be lost without a word.
+#[test]
+fn fakeroot_is_refused_where_it_would_matter() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (image, tree) = (path("disk.img"), path("tree"));
+    fs::create_dir(&tree).unwrap();
+    let run = |args: &[&str]| std::process::Command::new(IVERS).args(args).env("FAKEROOTKEY", "1").output();
+    let refused = |args: &[&str]| {
+        let output = run(args).unwrap();
+        let said = said(&output);
+        assert!(output.status.code() == Some(2) && said.contains("fakeroot tar"), "{args:?}: {said}");
+    };
+    refused(&["mkfs", &image, "--size", "8M", "--from", &tree]);
+    assert!(!Path::new(&image).exists());
+    works(&["mkfs", "-q", &image, "--size", "8M"]);
+    refused(&["cp", "-a", &tree, &format!("{image}:/")]);
+    assert!(run(&["cp", "-r", &tree, &format!("{image}:/")]).unwrap().status.success());
+}

@@ -60,6 +60,7 @@ pub struct Filler {
     times: HashMap<Ino, Times>,
     /// The times of directories that only the paths of other files name. `None`: those of the clock.
     implied_time: Option<Timestamp>,
+    replaces: bool,
 }
 
 /// A file that was created and is not complete.
@@ -75,11 +76,24 @@ pub struct Created {
 impl Filler {
     /// Fills `root`, a directory.
     pub fn new(vfs: Arc<Vfs>, root: InodeRef, implied_time: Option<Timestamp>) -> Result<Self> {
-        let mut filler =
-            Self { vfs, cred: Cred::root(), levels: Vec::new(), times: HashMap::new(), implied_time };
+        let (cred, levels, times) = (Cred::root(), Vec::new(), HashMap::new());
+        let mut filler = Self { vfs, cred, levels, times, implied_time, replaces: true };
         let root = filler.level(Vec::new(), root)?;
         filler.levels.push(root);
         Ok(filler)
+    }
+
+    /// Refuses to replace files from now on. All names come from one directory: two that are equal here differ
+    /// there, since some formats do not distinguish all names.
+    pub fn keep_existing(&mut self) {
+        self.replaces = false;
+    }
+
+    fn may_replace(&self) -> Result<()> {
+        if self.replaces {
+            return Ok(());
+        }
+        bail!("this format does not distinguish the name from that of another file, which is kept")
     }
 
     fn level(&self, name: Vec<u8>, dir: InodeRef) -> Result<Level> {
@@ -183,6 +197,7 @@ impl Filler {
         if kind == FileType::Directory || found.kind == FileType::Directory {
             bail!("exists and is a {}", format::kind_in_words(found.kind));
         }
+        self.may_replace()?;
         vfs.unlink(&self.cred, dir, name, false)?;
         let (inode, _) = vfs.create(&self.cred, dir, name, &spec, false)?;
         Ok(Created { inode, existed: false, inherits, end: 0 })
@@ -280,6 +295,7 @@ impl Filler {
         if found.kind == FileType::Directory {
             bail!("exists and is a directory");
         }
+        self.may_replace()?;
         self.vfs.unlink(&self.cred, dir, name, false)?;
         Ok(self.vfs.link(&self.cred, target, dir, name, false).map(drop)?)
     }

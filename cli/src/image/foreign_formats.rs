@@ -77,8 +77,12 @@ pub fn has_table(device: &dyn Device) -> bool {
 }
 
 fn table(head: &[u8]) -> Option<&'static str> {
+    // Boot loaders and kernels have the mark of a boot sector too.
+    let is_program = has_at(head, 0, b"MZ") || has_at(head, 514, b"HdrS");
     if has_at(head, 512, b"EFI PART") {
         Some("a GPT partition table")
+    } else if is_program {
+        None
     } else if has_at(head, 510, &[0x55, 0xAA]) {
         Some("a boot sector (perhaps of a disk with partitions)")
     } else {
@@ -193,6 +197,11 @@ mod tests {
         ext[1024 + 76..][..4].copy_from_slice(&1u32.to_le_bytes());
         assert!(is_filesystem(&ext));
         assert!(is_filesystem(&marked(510, &[0x55, 0xAA])) && is_filesystem(&marked(512, b"EFI PART")));
+        for (at, magic) in [(0, &b"MZ"[..]), (514, b"HdrS")] {
+            let mut kernel = marked(510, &[0x55, 0xAA]);
+            kernel[at..at + magic.len()].copy_from_slice(magic);
+            assert!(!is_filesystem(&kernel), "a program that firmware starts");
+        }
         assert!(!is_filesystem(&ext[..1080]) && !is_filesystem(b""));
         assert!(!contains_filesystem(Path::new("/dev/zero")));
     }

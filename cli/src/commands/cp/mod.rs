@@ -36,6 +36,7 @@ use crate::image::process::{
 };
 use crate::output::failure::{reported, usage};
 use crate::output::print;
+use crate::process::refuse_fakeroot;
 use reader::{ReadOptions, Reader, open_stream};
 use stream::{FileId, Message, Sender, Truncated};
 use writer::{Stream, Target, WriteOptions};
@@ -210,6 +211,9 @@ pub fn copy(args: &Args, processes: &mut Processes, json: bool) -> Result<CopyOu
     let options = args.image.options()?;
     let to = Operand::parse(&args.to);
     check_operands(args, &to)?;
+    if args.preserve {
+        refuse_fakeroot("use fakeroot tar with ivers tar -x or -c")?;
+    }
     if options.no_replay && to.image().is_some() {
         return Err(usage(
             "-o norecovery: not allowed when the image is written, since the journal would be lost",

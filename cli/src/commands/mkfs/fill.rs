@@ -66,6 +66,7 @@ pub fn from_dir(
 ) -> Result<FillOutcome> {
     let latest = options.latest.map(at);
     fill(vfs, spec, options, |filler| {
+        filler.keep_existing();
         std::thread::scope(|scope| {
             let (sender, receiver) = sync_channel(QUEUE);
             let (batch, batch_bytes, linked) = (Vec::new(), 0, HashSet::new());
@@ -119,8 +120,15 @@ fn fill(
             let inodes_used = stat.files.saturating_sub(stat.files_free);
             Ok(FillOutcome { files, problems, code, free_bytes, inodes_used, full: None })
         }
+        Err(error) if is_full(&error) && stat.files > 0 && stat.files_free == 0 => {
+            Ok(FillOutcome::full("all inodes are in use: --bytes-per-inode makes more".to_owned()))
+        }
         Err(error) if is_full(&error) => Ok(FillOutcome::full(line(&error))),
-        Err(error) => Err(error),
+        // The first failed write says more than what fails after it.
+        Err(error) => Err(match vfs.health().read_only {
+            Some(why) => error.context(why),
+            None => error,
+        }),
     }
 }
 

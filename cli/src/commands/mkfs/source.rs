@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::super::cp::reader::{Host, Source as _};
 use super::super::tar::open_input;
+use crate::process::refuse_fakeroot;
 
 /// The operand of `--from`.
 pub enum Source {
@@ -24,6 +25,7 @@ impl Source {
     /// Opens a directory, a file that contains an archive, or standard input.
     pub fn open(from: &Path) -> Result<Self> {
         if from.is_dir() {
+            refuse_fakeroot("use fakeroot tar -c -C DIR . | ivers mkfs IMAGE --from -")?;
             let dir = from.canonicalize().with_context(|| from.display().to_string())?;
             return Ok(Self::Dir(dir));
         }

@@ -109,6 +109,8 @@ struct Open<F, D> {
     destination: Option<D>,
     /// What is printed about it when it is complete.
     action: &'static str,
+    /// A dry run found that it cannot be created.
+    is_refused: bool,
     header: FileHeader,
     xattrs: Xattrs,
     /// Bytes of contents written.
@@ -273,6 +275,16 @@ impl<T: Target> Writer<'_, T> {
         }
     }
 
+    /// Returns why a dry run cannot create the next file, if something else has its name.
+    fn conflict(&self, name: &[u8], kind: FileType) -> Option<anyhow::Error> {
+        if !self.options.dry_run || self.options.no_clobber {
+            return None;
+        }
+        let found = self.target.existing(self.name.as_deref(), &self.names(Some(name)))?;
+        let is_dir = |kind| kind == FileType::Directory;
+        (is_dir(found) != is_dir(kind)).then(|| anyhow!("exists and is a {}", format::kind_in_words(found)))
+    }
+
     /// Ends the copy early: says what was copied, and what is incomplete.
     fn stop(&mut self) {
         let incomplete = self.destination_path(None);
@@ -320,7 +332,13 @@ impl<T: Target> Writer<'_, T> {
                 let kind = header.kind()?;
                 let mut destination = self.next_destination(&header.name)?;
                 let action = self.action(&header.name, kind);
-                if self.options.dry_run || action == "skip" {
+                let mut is_refused = self.open.last().is_some_and(|dir| dir.is_refused);
+                if is_refused {
+                    destination = None;
+                } else if let Some(why) = self.conflict(&header.name, kind) {
+                    (is_refused, destination) = (true, None);
+                    self.report(Some(&header.name), &why);
+                } else if self.options.dry_run || action == "skip" {
                     destination = None;
                     if action == "skip" {
                         self.print(Some(&header.name), action)?;
@@ -342,11 +360,26 @@ impl<T: Target> Writer<'_, T> {
                     self.linked.insert((self.origin, header.id), self.target.remember(file));
                 }
                 let (xattrs, begun) = (Vec::new(), Instant::now());
-                self.open.push(Open { file, destination: kept, action, header, xattrs, bytes: 0, begun });
+                let bytes = 0;
+                self.open.push(Open {
+                    file,
+                    destination: kept,
+                    action,
+                    is_refused,
+                    header,
+                    xattrs,
+                    bytes,
+                    begun,
+                });
             }
             Message::Link { name, id } => {
                 let action = self.action(&name, FileType::Regular);
-                if action == "skip" {
+                if self.open.last().is_some_and(|dir| dir.is_refused) {
+                    self.next_destination(&name)?;
+                } else if let Some(why) = self.conflict(&name, FileType::Regular) {
+                    self.report(Some(&name), &why);
+                    self.next_destination(&name)?;
+                } else if action == "skip" {
                     self.print(Some(&name), action)?;
                     self.next_destination(&name)?;
                 } else if self.options.dry_run {
