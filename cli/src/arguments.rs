@@ -239,8 +239,11 @@ pub fn name_and_value(option: &str) -> (&str, Option<&str>) {
     option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)))
 }
 
-/// Parses a size in bytes, such as `64M`, `1G` or `4096`.
+/// Parses a size in bytes, such as `64M`, `1G` or `4096`. A sign is no part of a size.
 pub fn parse_size(text: &str) -> Option<u64> {
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
     let text = text.trim_end_matches(['b', 'B']).trim_end_matches('i');
     let (digits, shift) = match text.as_bytes().last()?.to_ascii_uppercase() {
         b'K' => (&text[..text.len() - 1], 10),
@@ -326,6 +329,8 @@ mod tests {
     fn sizes_parse() {
         let parsed = ["64M", "1GiB", "7"].map(parse_size);
         assert_eq!(parsed, [Some(64 << 20), Some(1 << 30), Some(7)]);
-        assert_eq!(["", "x", "99999999T"].map(parse_size), [None, None, None]);
+        for bad in ["", "x", "99999999T", "+64M", "-64M", "+", "M"] {
+            assert_eq!(parse_size(bad), None, "{bad}");
+        }
     }
 }

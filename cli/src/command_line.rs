@@ -121,7 +121,7 @@ enum Command {
     Mkfs(mkfs::Args),
     /// Show or set the label of a filesystem
     Label(label::Args),
-    /// Make an ext2, ext3 or ext4 filesystem larger
+    /// Make an ext2, ext3 or ext4 filesystem larger or smaller
     Resize(resize::Args),
     /// Write the completions of a shell to standard output
     #[command(after_long_help = manpages::COMPLETIONS_HELP)]
@@ -146,7 +146,8 @@ enum Command {
 impl CommandLine {
     /// Parses the arguments of the process.
     pub fn parse_words(words: Vec<OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_mount_implied(words)).map_err(name_missing_destination)
+        Self::try_parse_from(with_size_as_operand(with_mount_implied(words)))
+            .map_err(name_missing_destination)
     }
 
     /// Runs the command.
@@ -226,6 +227,21 @@ fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
         && (first.contains('/') || words.iter().any(|w| w == "-o"))
     {
         words.splice(1..1, ["mount".into(), "--rw-optional".into()]);
+    }
+    words
+}
+
+/// Moves `-SIZE` of `ivers resize IMAGE -SIZE` behind `--`: it is no option.
+fn with_size_as_operand(mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_size = |word: &OsString| matches!(word.as_encoded_bytes(), [b'-', b'0'..=b'9', ..]);
+    let is_resize = words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    let is_resize = is_resize.is_some_and(|word| word == "resize");
+    if is_resize
+        && !words.iter().any(|word| word == "--")
+        && let Some(at) = words.iter().position(is_size)
+    {
+        let size = words.remove(at);
+        words.extend(["--".into(), size]);
     }
     words
 }

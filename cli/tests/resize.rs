@@ -71,6 +71,31 @@ fn an_image_shrinks_and_keeps_its_files() {
 }
 
 #[test]
+fn a_signed_size_is_a_change_of_the_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    works(&["mkfs", "-qF", "--size", "40M", word]);
+    let len = || fs::metadata(&image).unwrap().len() >> 20;
+    works(&["resize", word, "+10M"]);
+    assert_eq!(len(), 50);
+    works(&["resize", word, "-20M", "--json"]);
+    assert_eq!(len(), 30);
+    works(&["resize", "-q", word, "--", "-2M"]);
+    assert_eq!(len(), 28);
+    for (size, code) in [("-1G", 4), ("+x", 2), ("+-1M", 2), ("-+1M", 2), ("-", 2), ("--1M", 2)] {
+        let output = ivers(["resize", word, size]);
+        assert_eq!(output.status.code(), Some(code), "{size}: {}", said(&output));
+    }
+    let output = ivers(["resize", word]);
+    let named = ["+SIZE", "--minimum", "--grow-to-fill"].iter().all(|way| said(&output).contains(way));
+    assert!(named && output.status.code() == Some(2), "{}", said(&output));
+    assert_eq!(len(), 28);
+    let output = ivers(["mkfs", "-F", "--size", "+50M", word]);
+    assert!(said(&output).contains("must be a size") && output.status.code() == Some(2), "{}", said(&output));
+}
+
+#[test]
 fn refused_images_are_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");

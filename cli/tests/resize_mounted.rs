@@ -46,7 +46,9 @@ fn a_full_mount_grows_and_the_writer_continues() {
         assert!(written > 10 * MIB, "{written}");
         let full = available(&place.dir);
         for mib in [60, 300] {
-            let output = ivers(["resize", mnt, &format!("{mib}M")]);
+            // The second time as a change of the size.
+            let size = if mib == 60 { "60M".to_owned() } else { format!("+{}M", mib - 60) };
+            let output = ivers(["resize", mnt, &size]);
             assert!(output.status.success(), "{kind}: {}", said(&output));
             assert_eq!(fs::metadata(place.image.path()).unwrap().len(), mib * MIB);
             let gained = available(&place.dir) - full;

@@ -9,7 +9,7 @@ use ivers_ext4::OpenOptions;
 use ivers_ext4::resize::{ResizeReport, Smaller, filesystem_bytes, grow, plan_grow, shrink};
 use ivers_fuse::{MOUNT, RESIZE};
 use ivers_vfs::{DriverOptions, Error};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::arguments::parse_size;
 use crate::file_info;
@@ -17,7 +17,7 @@ use crate::image::open::{Located, locate, open_image};
 use crate::image::open_options::ImageOptions;
 use crate::image::{foreign_formats, partitions, sandbox};
 use crate::output::failure::{REFUSED, failure, usage};
-use crate::output::print;
+use crate::output::{format, print};
 
 const HELP: &str = "\
 Works on ext2, ext3 and ext4: on images that are not mounted, and on a directory of a mount, which only \
@@ -26,6 +26,8 @@ completes what was left. What cannot be resized is refused by name and unchanged
 
 Larger: an image file is extended first, if it is smaller than SIZE. A partition keeps its size: make it \
 larger first (sfdisk, parted).
+
++SIZE grows by SIZE, -SIZE shrinks by SIZE. SIZE alone is the new size, larger or smaller.
 
 Smaller: what lies beyond the new end is moved first. Files keep everything except their inode numbers. An \
 image file is cut at the new end once the filesystem is durable, as resize2fs does. A size that is too small \
@@ -36,6 +38,7 @@ JSON: path, block_size, old_blocks, blocks, inodes, groups.
 
 Examples:
   ivers resize disk.img 4G
+  ivers resize disk.img +500M
   ivers resize --grow-to-fill disk.img
   ivers resize --grow-to-fill disk-with-partitions.img@2
   ivers resize --minimum disk.img
@@ -47,8 +50,7 @@ Examples:
 pub struct Args {
     /// The image, a partition of one (IMAGE@PARTITION), or a directory of a mount
     image: PathBuf,
-    /// The new size of the filesystem, as 512M or 10G
-    #[arg(required_unless_present_any = ["grow_to_fill", "minimum"])]
+    /// The new size of the filesystem, as 512M or 10G; +SIZE grows by SIZE, -SIZE shrinks by SIZE
     #[arg(conflicts_with_all = ["grow_to_fill", "minimum"])]
     size: Option<String>,
     /// Use all of the file, device or partition
@@ -64,11 +66,14 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let name = args.image.display().to_string();
     let size = match &args.size {
         None if args.minimum => Wanted::Minimum,
-        None => Wanted::Fill,
-        Some(text) => {
-            let bytes = parse_size(text);
-            Wanted::Bytes(bytes.ok_or_else(|| usage(format!("{text}: must be a size, as 512M or 10G")))?)
+        None if args.grow_to_fill => Wanted::Fill,
+        None => {
+            let ways = "SIZE (512M), +SIZE, -SIZE, --grow-to-fill or --minimum";
+            return Err(usage(format!("{name}: no new size: give {ways}")));
         }
+        Some(text) => parse_wanted(text).ok_or_else(|| {
+            usage(format!("{text}: must be a size, as 512M or 10G, or a change of it, as +512M or -512M"))
+        })?,
     };
     if args.image.is_dir() {
         let report = grow_mount(&args.image, size, &name)?;
@@ -99,17 +104,45 @@ fn show(args: &Args, name: &str, report: &ResizeReport, json: bool, quiet: bool)
         return Ok(());
     }
     print::line(format_args!(
-        "{name}: {} blocks of {} bytes (before: {}), {} inodes, {} groups",
-        report.blocks, report.block_size, report.old_blocks, report.inodes, report.groups
+        "{name}: {} blocks of {} bytes (before: {}), {} inodes, {}",
+        report.blocks,
+        report.block_size,
+        report.old_blocks,
+        report.inodes,
+        format::count(report.groups.into(), "group")
     ))
 }
 
 /// The new size.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Wanted {
     Bytes(u64),
+    More(u64),
+    Less(u64),
     Fill,
     Minimum,
+}
+
+/// Parses `SIZE`, `+SIZE` or `-SIZE`.
+fn parse_wanted(text: &str) -> Option<Wanted> {
+    Some(match text.as_bytes().first()? {
+        b'+' => Wanted::More(parse_size(&text[1..])?),
+        b'-' => Wanted::Less(parse_size(&text[1..])?),
+        _ => Wanted::Bytes(parse_size(text)?),
+    })
+}
+
+impl Wanted {
+    /// Adds a change of the size to the old size.
+    fn from(self, old_bytes: u64, name: &str) -> Result<Self> {
+        let bytes = match self {
+            Self::More(bytes) => old_bytes.checked_add(bytes),
+            Self::Less(bytes) => old_bytes.checked_sub(bytes),
+            absolute => return Ok(absolute),
+        };
+        let why = || failure(REFUSED, format!("{name}: has {old_bytes} bytes: the change is too large"));
+        bytes.map(Self::Bytes).ok_or_else(why)
+    }
 }
 
 /// Returns the filesystem to resize.
@@ -130,34 +163,50 @@ fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<
 }
 
 fn resize(file: &Arc<FileDevice>, wanted: Wanted, found: Located, is_file: bool) -> Result<ResizeReport> {
-    match wanted {
+    let old_bytes = filesystem_bytes(&*found.device, &found.image_name)?;
+    match wanted.from(old_bytes, &found.image_name)? {
         Wanted::Minimum => smaller(file, Smaller::Minimum, &found, is_file),
-        Wanted::Bytes(bytes) if bytes < filesystem_bytes(&*found.device, &found.image_name)? => {
-            smaller(file, Smaller::Bytes(bytes), &found, is_file)
-        }
+        Wanted::Bytes(bytes) if bytes < old_bytes => smaller(file, Smaller::Bytes(bytes), &found, is_file),
         Wanted::Bytes(bytes) => larger(file, bytes, &found),
-        Wanted::Fill => larger(file, found.device.size_bytes(), &found),
+        _ => larger(file, found.device.size_bytes(), &found),
     }
 }
 
 /// Grows a filesystem that is mounted: its server does it.
 fn grow_mount(dir: &Path, wanted: Wanted, name: &str) -> Result<ResizeReport> {
-    let attribute = match wanted {
-        Wanted::Minimum => None,
-        Wanted::Fill => Some(format!("{RESIZE}.fill")),
-        Wanted::Bytes(bytes) => Some(format!("{RESIZE}.{bytes}")),
-    };
     if file_info::served_json_if_any(dir, MOUNT)?.is_none() {
         return Err(failure(REFUSED, format!("{name}: a directory, and not on an ivers mount")));
     }
-    let attribute = attribute.ok_or_else(|| {
-        failure(REFUSED, format!("{name}: a mounted filesystem only grows: unmount it first"))
-    })?;
-    let plan = file_info::served_json(dir, &attribute)?;
-    if let Some(why) = plan["refused"].as_str() {
-        return Err(failure(REFUSED, format!("{name}: {why}")));
-    }
-    let number = |field: &str| plan[field].as_u64().with_context(|| format!("{name}: no {field}"));
+    let plan_of = |attribute: &str| {
+        let plan = file_info::served_json(dir, attribute)?;
+        match plan["refused"].as_str() {
+            Some(why) => Err(failure(REFUSED, format!("{name}: {why}"))),
+            None => Ok(plan),
+        }
+    };
+    let number_in =
+        |plan: &Value, field: &str| plan[field].as_u64().with_context(|| format!("{name}: no {field}"));
+    let fill = format!("{RESIZE}.fill");
+    let attribute = match wanted {
+        Wanted::Minimum | Wanted::Less(_) => {
+            return Err(failure(
+                REFUSED,
+                format!("{name}: a mounted filesystem only grows: unmount it first"),
+            ));
+        }
+        Wanted::Fill => fill,
+        Wanted::Bytes(bytes) => format!("{RESIZE}.{bytes}"),
+        Wanted::More(_) => {
+            let plan = plan_of(&fill)?;
+            let old_bytes = number_in(&plan, "old_blocks")?.saturating_mul(number_in(&plan, "block_size")?);
+            match wanted.from(old_bytes, name)? {
+                Wanted::Bytes(bytes) => format!("{RESIZE}.{bytes}"),
+                _ => fill,
+            }
+        }
+    };
+    let plan = plan_of(&attribute)?;
+    let number = |field: &str| number_in(&plan, field);
     let report = ResizeReport {
         block_size: number("block_size")? as u32,
         old_blocks: number("old_blocks")?,
