@@ -112,6 +112,69 @@ fn unmount_fails_if_the_image_cannot_be_closed() {
     ivers_oracle::e2fsck(&copy).unwrap();
 }
 
+#[test]
+fn an_unmount_after_umount_waits() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    for round in 0..4_u8 {
+        let supervisor = place.mount("rw");
+        fs::write(place.path("f"), vec![round; 16 << 20]).unwrap();
+        detach(&place.dir);
+        let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
+        // If the process was faster, there is nothing to unmount.
+        assert!(matches!(output.status.code(), Some(0 | 4)), "{}", said(&output));
+        wait_until("the process ends", || !runs(supervisor));
+        place.image.check().unwrap();
+    }
+}
+
+/// Programs that ignore the errors of close(2) do not learn that the kernel's cache could not be stored.
+#[test]
+fn unmount_counts_the_files_that_lack_data() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::of(ivers_oracle::Image::new("ext4", 16 << 20, &["-m", "0"]).unwrap());
+    let mount_and_fill = || {
+        place.mount("rw");
+        let ballast = File::create(place.path("ballast")).unwrap();
+        let free = rustix::fs::statvfs(&place.dir).unwrap();
+        let len = free.f_bavail * free.f_frsize - 64 * 1024;
+        rustix::fs::fallocate(&ballast, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+        for name in ["a", "b", "removed", "emptied"] {
+            // The error of close(2) is ignored.
+            File::create(place.path(name)).unwrap().write_all(&[1; 300_000]).unwrap();
+        }
+        fs::remove_file(place.path("removed")).unwrap();
+        File::create(place.path("emptied")).unwrap();
+    };
+    mount_and_fill();
+    let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let log = place.log();
+    assert!(said(&output).contains("the image is closed, but 2 files lack data"), "{}{log}", said(&output));
+    for name in ["a", "b"] {
+        let lines =
+            log.lines().filter(|line| line.contains(&format!("({name}): ")) && line.contains("wrote"));
+        assert_eq!(lines.count(), 2, "when it happened, and at the end: {log}");
+    }
+    assert!(log.contains("no space left"), "{log}");
+    place.image.check().unwrap();
+
+    place.mount("rw");
+    for name in ["a", "b", "emptied", "ballast"] {
+        fs::remove_file(place.path(name)).unwrap();
+    }
+    place.unmount();
+    mount_and_fill();
+    for name in ["a", "b"] {
+        fs::remove_file(place.path(name)).unwrap();
+    }
+    place.unmount();
+}
+
 /// The message appears on a terminal, after a second, without --quiet. An open file keeps the mount alive.
 #[test]
 fn a_waiting_unmount_prints_a_message() {

@@ -319,3 +319,33 @@ fn an_unwritable_image_mounts_read_only_with_a_message() {
     let output = home.try_mount("rw");
     assert!(!said(&output).contains("read-only"), "it cannot be read either: {}", said(&output));
 }
+
+#[test]
+fn a_mount_of_memory_belongs_to_the_user_and_that_of_root_does_not() {
+    let Some(home) = Home::new() else { return };
+    let dir = home.place.dir.as_os_str();
+    let mount = ["mount", "-t", "mem", "none"].map(OsStr::new);
+    let words: Vec<_> = mount.into_iter().chain([dir]).collect();
+    let output = home.run(home.program.as_ref(), &words);
+    assert!(output.status.success(), "{}", said(&output));
+    home.does("test -O . && test -z \"$(find . -maxdepth 0 -mmin +60)\" && echo x > f && rm f");
+    let again = home.run(home.program.as_ref(), &words);
+    assert_eq!(again.status.code(), Some(6), "{}", said(&again));
+    assert!(said(&again).contains("mem is mounted there already"), "{}", said(&again));
+    let output = home.run(home.program.as_ref(), &["unmount".as_ref(), dir]);
+    assert!(output.status.success(), "{}", said(&output));
+    if !is_root() {
+        return;
+    }
+    for options in ["rw", "allow_other"] {
+        home.place.mount(options);
+        let output = home.run(home.program.as_ref(), &["unmount".as_ref(), dir]);
+        assert_eq!(output.status.code(), Some(1), "{options}: {}", said(&output));
+        assert!(
+            said(&output).contains("mounted by user root: only root may"),
+            "{options}: {}",
+            said(&output)
+        );
+        home.place.unmount();
+    }
+}

@@ -16,8 +16,9 @@ use crate::output::{print, progress};
 
 const HELP: &str = "\
 If a program has a file open there, nothing is done (exit code 6): close it, or use --lazy. Exit code 1 \
-means that the image could not be closed without error; the message says why. A mount whose process died is \
-removed as well.
+means that the image could not be closed without error, or that files lack data that programs wrote (a full \
+image, and a program that ignored the error); the message says what. A mount whose process died is removed \
+as well. After umount(8) the command waits until the image is closed.
 
 JSON: dir, fs, uuid.
 
@@ -44,13 +45,58 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     match unmount_served(args, json) {
         // The process died in the meantime.
         Err(_) if is_dead_mount(&args.dir) => remove_dead(&args.dir, json),
-        done => done,
+        // Such a mount cannot even be looked at, unless it has allow_other.
+        Err(error) => Err(of_other_user(&args.dir).unwrap_or(error)),
+        Ok(()) => Ok(()),
     }
+}
+
+/// Returns the error for a mount of a user whose mounts this user may not unmount.
+fn of_other_user(dir: &Path) -> Option<anyhow::Error> {
+    let own = rustix::process::geteuid().as_raw();
+    let place = resolve_parent(dir).ok()?;
+    let mount = all_mounts().into_iter().rfind(|mount| mount.dir == place)?;
+    let uid = mounter(&mount).filter(|uid| own != 0 && *uid != own)?;
+    let name = uzers::get_user_by_uid(uid).map(|user| user.name().to_string_lossy().into_owned());
+    let name = name.unwrap_or_else(|| format!("with number {uid}"));
+    let why = if uid == 0 { "only root may" } else { "only that user and root may" };
+    Some(failure(FAILED, format!("{}: mounted by user {name}: {why} unmount it", dir.display())))
+}
+
+/// Returns the user of a FUSE mount.
+fn mounter(mount: &MountEntry) -> Option<u32> {
+    // After the separator and the type; the name of the image could contain such text.
+    let options = mount.line.rsplit(' ').next()?;
+    options.split(',').find_map(|option| option.strip_prefix("user_id="))?.parse().ok()
+}
+
+/// Returns the path of a directory that cannot be resolved itself: its parent can.
+fn resolve_parent(dir: &Path) -> Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
+    Ok(match (dir.parent(), dir.file_name()) {
+        (Some(parent), Some(name)) => {
+            parent.canonicalize().with_context(|| parent.display().to_string())?.join(name)
+        }
+        _ => dir,
+    })
 }
 
 fn unmount_served(args: &Args, json: bool) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
     let Some(mount) = file_info::served_json_if_any(&dir, MOUNT)? else {
+        if let Some(status) = unmount_status::that_left(&dir) {
+            // umount(8) was first, and has not waited.
+            let waiting = progress::Waiting::to("waiting until the image is closed");
+            let failed = status.wait();
+            drop(waiting);
+            if failed.is_none() && json {
+                let dir = dir.to_string_lossy();
+                print::json_line(&json!({ "dir": dir, "fs": null, "uuid": null }))?;
+            }
+            return failed.map_or(Ok(()), |(code, why)| {
+                Err(failure(code, format!("{}: was detached already: {why}", dir.display())))
+            });
+        }
         let dir = args.dir.display();
         return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
     };
@@ -92,10 +138,7 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
     drop(waiting);
     if let Some((code, why)) = status.and_then(unmount_status::UnmountStatus::wait) {
         let dir = dir.display();
-        return Err(failure(
-            code,
-            format!("{dir}: detached, but the image was not closed without error: {why}"),
-        ));
+        return Err(failure(code, format!("{dir}: detached: {why}")));
     }
     if json {
         print::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
@@ -104,14 +147,7 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
 }
 
 fn remove_dead(dir: &Path, json: bool) -> Result<()> {
-    // The directory itself cannot be resolved, its parent can.
-    let dir = std::path::absolute(dir)?;
-    let dir = match (dir.parent(), dir.file_name()) {
-        (Some(parent), Some(name)) => {
-            parent.canonicalize().with_context(|| parent.display().to_string())?.join(name)
-        }
-        _ => dir,
-    };
+    let dir = resolve_parent(dir)?;
     detach(&dir, true)?;
     warn(format_args!(
         "{}: the process of the mount had died: changes that were not synced are lost. \
@@ -177,7 +213,7 @@ fn detach_once(dir: &PathBuf, lazy: bool) -> Result<()> {
 }
 
 /// Judges a failed fusermount3 by the mounts on the directory before and after it. Its exit status does not
-/// tell why it failed, and its message is for people.
+/// tell why it failed. Its message ends with the error of umount2(2), if that failed.
 fn after_refusal(
     dir: &Path,
     lazy: bool,
@@ -193,8 +229,11 @@ fn after_refusal(
         return Ok(());
     }
     // A user may unmount its own mounts, and may always do so lazily.
-    let is_own = top.line.contains(&format!("user_id={uid},"));
-    if is_own && !lazy { Err(busy(dir)) } else { Err(failure(FAILED, message.to_owned())) }
+    if mounter(top) == Some(uid) && !lazy && message.ends_with("busy") {
+        return Err(busy(dir));
+    }
+    let message = if message.is_empty() { "fusermount3 failed and does not say why" } else { message };
+    Err(failure(FAILED, format!("{}: cannot be unmounted: {message}", dir.display())))
 }
 
 fn busy(dir: &Path) -> anyhow::Error {
@@ -221,9 +260,13 @@ mod tests {
         let (own, other) = ([entry(1, 1000)], [entry(2, 100)]);
         let both = [entry(2, 100), entry(1, 1000)];
         let code = |lazy, before: &[MountEntry], after: &[MountEntry]| {
-            let error = after_refusal(Path::new("/m"), lazy, 1000, before, after, "why").err()?;
+            let message = "fusermount3: failed to unmount /m: Device or resource busy";
+            let error = after_refusal(Path::new("/m"), lazy, 1000, before, after, message).err()?;
             Some(error.downcast::<Failure>().unwrap().code)
         };
+        let table = "fusermount3: failed to open /etc/mtab: No such file or directory";
+        let error = after_refusal(Path::new("/m"), false, 1000, &own, &own, table).unwrap_err();
+        assert_eq!((error.to_string().ends_with(table), failure::code(&error)), (true, FAILED));
         assert_eq!(code(false, &own, &own), Some(BUSY));
         assert_eq!(code(true, &own, &own), Some(FAILED), "lazily it is never busy");
         assert_eq!(code(false, &other, &other), Some(FAILED), "of another user");

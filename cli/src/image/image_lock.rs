@@ -74,7 +74,7 @@ fn wait(status: UnmountStatus, image: &Path) {
     let failure = status.with_timeout(CLOSE_TIMEOUT).wait();
     drop(waiting);
     if let Some((_, failure)) = failure {
-        log::warn!("{}: the previous mount failed to close the image: {failure}", image.display());
+        log::warn!("{}: the previous mount: {failure}", image.display());
     }
 }
 

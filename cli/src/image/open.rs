@@ -13,7 +13,7 @@ use ivers_block::{
 };
 use ivers_mem::Mem;
 use ivers_vfs::check::{Findings, Memory};
-use ivers_vfs::{Clock, FileSystem, MountOptions, Timestamp, Vfs};
+use ivers_vfs::{Clock, CoarseClock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
 use super::image_lock::{explain_busy, lock_when_closed, open_disk_when_closed, open_when_closed};
@@ -131,7 +131,11 @@ pub fn open_on(
 ) -> Result<Arc<Vfs>> {
     let budget = mount_options.budget.take().unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
     let (fs, image_name): (Arc<dyn FileSystem>, _) = match device {
-        None => (Arc::new(Mem::new(options.cache_bytes)), image.display().to_string()),
+        None => {
+            let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let fs = Mem::with_root(options.cache_bytes, owner, CoarseClock.now());
+            (Arc::new(fs), image.display().to_string())
+        }
         Some(file) => {
             let counts = mount_options.io_counts.get_or_insert_default().clone();
             let file = Arc::new(file);

@@ -8,7 +8,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ use crate::output::failure;
 const CLOSING: &str = "closing\n";
 /// The status of an image that was closed without error.
 const CLOSED: &str = "closed\n";
+/// Begins the status of an image that was closed without error, but lacks data that programs wrote.
+const LOST: &str = "lost ";
 /// Most waiting clients of other users.
 const OTHER_CLIENTS_MAX: usize = 64;
 /// Longest backlog of a socket: a client that has connected is among so many, however fast others connect.
@@ -30,6 +34,26 @@ const BACKLOG_MAX: usize = 8192;
 fn socket_name(pid: u32) -> String {
     format!("ivers-mount-{pid}")
 }
+
+/// Files lack data that programs wrote, although the image was closed without error.
+#[derive(Debug)]
+pub struct LostData(u64);
+
+impl LostData {
+    /// Describes `files` files.
+    pub fn of(files: u64) -> Self {
+        Self(files)
+    }
+}
+
+impl std::fmt::Display for LostData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let files = if self.0 == 1 { "1 file lacks".to_owned() } else { format!("{} files lack", self.0) };
+        write!(f, "{files} data that programs wrote: it could not be stored; the log of the mount names them")
+    }
+}
+
+impl std::error::Error for LostData {}
 
 /// The supervisor's end.
 pub struct StatusServer {
@@ -82,6 +106,7 @@ impl StatusServer {
     pub fn finish(&self, result: &Result<()>) {
         let text = match result {
             Ok(()) => CLOSED.to_owned(),
+            Err(error) if error.is::<LostData>() => format!("{LOST}{error}\n"),
             Err(error) => format!("{} {}\n", failure::code(error), failure::line(error)),
         };
         let mut clients = lock(&self.clients);
@@ -147,6 +172,19 @@ pub fn connect(pid: i32) -> Option<UnmountStatus> {
 }
 
 /// Does not block: another process can have bound the name and accept no connection.
+/// Returns a connection to the supervisor of a mount that was on `dir`, is detached, and has not closed its
+/// image yet.
+pub fn that_left(dir: &Path) -> Option<UnmountStatus> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: i32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words: Vec<_> = words.strip_suffix(b"\0")?.split(|&byte| byte == 0).collect();
+        // The supervisor has the mount point last.
+        let is_it = words.contains(&&b"mount"[..]) && words.last() == Some(&dir.as_os_str().as_bytes());
+        is_it.then(|| connect(pid)).flatten().filter(|status| status.is_closing(Duration::from_secs(1)))
+    })
+}
+
 fn connect_socket(pid: u32) -> Option<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
@@ -172,7 +210,8 @@ impl UnmountStatus {
         self
     }
 
-    /// Waits until the image is closed. Returns the exit code and the error if that failed.
+    /// Waits until the image is closed. Returns the exit code and the error if that failed, or if data is
+    /// missing.
     pub fn wait(mut self) -> Option<(u8, String)> {
         let mut text = String::new();
         let _ = self.0.read_to_string(&mut text);
@@ -180,10 +219,18 @@ impl UnmountStatus {
         if text == CLOSED {
             return None;
         }
-        let parts = text.trim_end().split_once(' ');
-        let status = parts.and_then(|(code, line)| Some((code.parse().ok()?, line.to_owned())));
+        let text = text.trim_end();
+        if let Some(why) = text.strip_prefix(LOST) {
+            return Some((failure::FAILED, format!("the image is closed, but {why}")));
+        }
+        let status = text.split_once(' ').and_then(|(code, line)| {
+            Some((code.parse().ok()?, format!("the image was not closed without error: {line}")))
+        });
         Some(status.unwrap_or_else(|| {
-            (failure::FAILED, "the process that served the mount ended without a status".to_owned())
+            (failure::FAILED, {
+                let why = "the process that served the mount ended without a status";
+                format!("the image was not closed without error: {why}")
+            })
         }))
     }
 }

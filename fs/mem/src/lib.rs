@@ -139,13 +139,19 @@ impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
 
     /// Creates an empty filesystem that holds up to `capacity_bytes` of file data.
     pub fn new(capacity_bytes: u64) -> Self {
+        Self::with_root(capacity_bytes, (0, 0), Timestamp::default())
+    }
+
+    /// Creates a filesystem whose root directory has this owner (user and group) and this time.
+    pub fn with_root(capacity_bytes: u64, owner: (u32, u32), time: Timestamp) -> Self {
         let mem = Self {
             inodes: RankedMutex::default(),
             next_ino: AtomicU64::new(ROOT.0),
             capacity_blocks: capacity_bytes / Self::BLOCK64,
             used_blocks: AtomicU64::new(0),
         };
-        let root = NewInode { perm: 0o755, ..NewInode::new(FileType::Directory, Timestamp::default()) };
+        let (uid, gid) = owner;
+        let root = NewInode { perm: 0o755, uid, gid, ..NewInode::new(FileType::Directory, time) };
         mem.new_inode(ROOT, &root, 2);
         mem
     }

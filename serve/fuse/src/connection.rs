@@ -6,6 +6,7 @@ use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
 use crate::inflight_changes::{Caller, InflightChange, Noted};
+use crate::lost_data::LostData;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::prune::Pruning;
@@ -15,6 +16,7 @@ use ivers_busy_poll::{BusyPoller, PollHistory};
 use ivers_vfs::*;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -110,6 +112,8 @@ pub(crate) struct Connection {
     /// The write-back errors that open files were told of, by handle. Only of files that were synced, or had
     /// an error when they were opened.
     error_cursors: Mutex<HashMap<u32, Arc<ErrorCursor>>>,
+    /// What programs wrote and the image does not have.
+    pub(crate) lost_data: Arc<LostData>,
     /// Notifies the kernel of changes that it did not request.
     pub(crate) kernel: OnceLock<Notifier>,
 }
@@ -138,6 +142,7 @@ impl Connection {
             pruning: Pruning::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
+            lost_data: Arc::default(),
             no_opendir: AtomicBool::new(false),
             kernel_keeps_times: AtomicBool::new(false),
             mounter: rustix::process::geteuid().as_raw(),
@@ -544,9 +549,24 @@ impl Connection {
     /// Notes that data of a completed write(2) cannot be stored. The kernel shows the data until it drops the
     /// pages, without a request. No change attribute counts either step, so the file has no stable one until
     /// it is truncated to nothing or the kernel forgets it.
-    pub(crate) fn cannot_store(&self, node: &Node) {
+    pub(crate) fn cannot_store(&self, node: &Node, bytes: Range<u64>, why: &Error) {
         node.diverges();
         self.ahead(node);
+        let name = || String::from_utf8_lossy(&node.last_name().unwrap_or_default()).into_owned();
+        self.lost_data.note(&node.inode, bytes, name, why);
+    }
+
+    /// Notes that bytes of a file were written again or cut off: they are not missing.
+    pub(crate) fn is_stored(&self, node: &Node, bytes: Range<u64>) {
+        self.lost_data.forget(node.inode.ino, bytes);
+    }
+
+    /// Notes that a file was truncated. If nothing is left of it, the kernel shows what the filesystem has.
+    pub(crate) fn is_truncated(&self, node: &Node, size: u64) {
+        self.is_stored(node, size..u64::MAX);
+        if size == 0 {
+            node.agrees_again();
+        }
     }
 
     /// Reports a failed write from the kernel's cache at the next write(2). The kernel reports it at fsync or

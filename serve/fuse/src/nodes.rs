@@ -148,6 +148,11 @@ impl Node {
         self.places.lock().clone()
     }
 
+    /// Returns the name under which it was last seen.
+    pub(crate) fn last_name(&self) -> Option<Box<[u8]>> {
+        self.places.lock().last().map(|(_, name)| name.clone())
+    }
+
     /// Returns where a directory was last seen. A directory has one place at a time.
     fn place(&self) -> Option<Place> {
         self.places.lock().last().cloned()

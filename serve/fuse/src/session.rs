@@ -6,6 +6,7 @@ use crate::affinity_helper;
 use crate::caller_affinity::CallerAffinity;
 use crate::connection::Connection;
 use crate::flusher::Flusher;
+use crate::lost_data::LostData;
 use crate::mount::{self, MountError, detach, device_of};
 use crate::mountinfo;
 use crate::nodes::Nodes;
@@ -108,6 +109,7 @@ impl Drop for Attached {
 /// [`Served::wait`].
 pub struct Served {
     state: Arc<State>,
+    lost_data: Arc<LostData>,
 }
 
 /// Starts to answer requests. The mount works when this returns.
@@ -124,6 +126,7 @@ pub fn serve(
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.thread_count());
     let connection = Arc::new(Connection::new(vfs, nodes, flusher, caller_affinity, options, server));
+    let lost_data = connection.lost_data.clone();
     // The kernel has already decided who may use the mount. fuser's filter would also refuse requests that
     // the kernel makes itself, such as handing over the times that it keeps.
     let session = fuser::Session::from_fd(Ops(connection.clone()), channels.device, SessionACL::All, config)
@@ -145,7 +148,7 @@ pub fn serve(
             thread_state.ended.notify_all();
         })
         .map_err(MountError::Session)?;
-    Ok(Served { state })
+    Ok(Served { state, lost_data })
 }
 
 impl Served {
@@ -167,6 +170,12 @@ impl Served {
                 None => self.state.ended.wait(&mut end),
             }
         }
+    }
+
+    /// Logs the files that lack data that programs wrote, and returns their number. Call it after
+    /// [`Served::wait`], before the [`Vfs`] is unmounted.
+    pub fn report_lost_data(&self, vfs: &Vfs) -> u64 {
+        self.lost_data.report(vfs)
     }
 
     /// As [`Served::wait`], with a timeout. Returns whether the mount has ended.

@@ -39,7 +39,7 @@ use crate::image::channel::Channel;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
 use crate::image::process::sent_range;
-use crate::image::unmount_status::StatusServer;
+use crate::image::unmount_status::{LostData, StatusServer};
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
 use crate::output::{log as output_log, print};
 use crate::process::{describe_exit, this_program};
@@ -105,14 +105,17 @@ fn check_dir(args: &mut Args, options: &Options) -> Result<()> {
         return Err(busy("a mount whose process died is there"));
     }
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    let has_entries = std::fs::read_dir(&dir).is_ok_and(|mut names| names.next().is_some());
-    if has_entries && !options.nonempty {
-        if let Ok(mount) = file_info::served_json(&dir, ivers_fuse::MOUNT)
-            && is_mount_point(&dir)
-        {
-            let fs = mount["fs"].as_str().unwrap_or("a filesystem");
-            return Err(busy(&format!("{fs} is mounted there already")));
-        }
+    if options.nonempty {
+        args.dir = dir;
+        return Ok(());
+    }
+    if is_mount_point(&dir)
+        && let Ok(mount) = file_info::served_json(&dir, ivers_fuse::MOUNT)
+    {
+        let fs = mount["fs"].as_str().unwrap_or("a filesystem");
+        return Err(busy(&format!("{fs} is mounted there already")));
+    }
+    if std::fs::read_dir(&dir).is_ok_and(|mut names| names.next().is_some()) {
         return Err(usage(format!("{}: not empty; -o nonempty mounts over its contents", dir.display())));
     }
     args.dir = dir;
@@ -228,7 +231,8 @@ fn supervise(args: &Args, options: Options, ready: impl FnOnce(MountStatus)) -> 
     handle.close();
     let _ = watcher.join();
     let result = match closed {
-        Ok(Event::Closed) => worker.wait(),
+        Ok(Event::Closed { lost_files: 0 }) => worker.wait(),
+        Ok(Event::Closed { lost_files }) => worker.wait().and_then(|()| Err(LostData::of(lost_files).into())),
         Ok(_) => Err(unexpected_event()),
         // If only closing the image failed, the directory is unmounted already.
         Err(error) if is_dead_mount(&args.dir) => {

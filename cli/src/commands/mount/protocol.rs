@@ -38,7 +38,10 @@ pub enum Event {
     /// The mount is gone. The image is being closed.
     Ended,
     /// The image is closed.
-    Closed,
+    Closed {
+        /// Files that lack data that programs wrote.
+        lost_files: u64,
+    },
     /// The worker failed and ends.
     Failed {
         /// The exit code.

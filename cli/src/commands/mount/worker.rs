@@ -32,13 +32,14 @@ pub fn run(args: &Args, options: Options) -> Result<()> {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     let event = match serve_mount(args, options, &channel) {
-        Ok(()) => Event::Closed,
+        Ok(lost_files) => Event::Closed { lost_files },
         Err(error) => Event::Failed { code: failure::code(&error), line: failure::short_line(&error) },
     };
     channel.send(&event, &[])
 }
 
-fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
+/// Returns the number of files that lack data that programs wrote.
+fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> {
     let Options { image: mut image_options, mut vfs, fuse, .. } = options;
     let mut request = channel.receive()?;
     let mut measure = None;
@@ -65,18 +66,20 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
     let served = serve(channel, vfs.clone(), fuse, sandbox.map(|sandbox| sandbox.to_string()));
     // Unmount also on error, so that earlier writes reach the image.
     let closed = vfs.unmount();
-    served?;
-    closed.with_context(|| format!("{}: cannot close the image", args.image.display()))
+    let lost_files = served?;
+    closed.with_context(|| format!("{}: cannot close the image", args.image.display()))?;
+    Ok(lost_files)
 }
 
-fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<()> {
+fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<u64> {
     channel.send(&Event::Opened { read_only: vfs.health().read_only }, &[])?;
     // Without a request the supervisor failed to mount, and there is nothing to serve.
-    let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(()) };
+    let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(0) };
     let connection = MountChannels::from_parts(fds, thread_ids).context("an incomplete connection")?;
-    let served = ivers_fuse::serve(vfs, connection, fuse, Server { pid, sandbox })?;
+    let served = ivers_fuse::serve(vfs.clone(), connection, fuse, Server { pid, sandbox })?;
     channel.send(&Event::Serving, &[])?;
     let ended = served.wait();
     channel.send(&Event::Ended, &[])?;
-    Ok(ended?)
+    ended?;
+    Ok(served.report_lost_data(&vfs))
 }

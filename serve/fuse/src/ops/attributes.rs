@@ -41,8 +41,8 @@ impl Ops {
             }
             Err(error) => return Err(errno(error)),
         }
-        if set.size == Some(0) {
-            node.agrees_again();
+        if let Some(size) = set.size {
+            s.is_truncated(&node, size);
         }
         Ok(s.shown_attr(&node))
     }

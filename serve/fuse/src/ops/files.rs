@@ -48,7 +48,7 @@ impl Ops {
                 s.tell_close(&node, handle);
                 return Err(error);
             }
-            node.agrees_again();
+            s.is_truncated(&node, 0);
         }
         // Before the reply: after it the kernel may hold back data.
         if handle.holds_back {
@@ -136,9 +136,17 @@ impl Ops {
         let written = s.telling_of_set_id(&node, write);
         // The kernel ignores how much of its cached data was written: only an error reports a loss.
         let report = if from_cache { WriteOutcome::complete } else { WriteOutcome::count };
-        let written = written.and_then(report).or_errno();
+        let (end, mut stored_end) = (offset.saturating_add(data.len() as u64), offset);
+        if let Ok(outcome) = &written {
+            stored_end = offset.saturating_add(outcome.bytes as u64);
+            s.is_stored(&node, offset..stored_end);
+        }
+        let written = written.and_then(report);
         if let (true, Err(error)) = (from_cache, &written) {
-            s.cannot_store(&node);
+            s.cannot_store(&node, stored_end..end, error);
+        }
+        let written = written.or_errno();
+        if let (true, Err(error)) = (from_cache, &written) {
             s.report_at_next_write(&node, error.code());
         }
         Ok(written? as u32)
