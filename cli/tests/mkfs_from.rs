@@ -5,9 +5,10 @@ mod common;
 use common::*;
 use ivers_oracle::{TreeOptions, tree};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
@@ -308,4 +309,50 @@ fn what_fails_leaves_no_image() {
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((told["files"].as_u64(), told["problems"].as_u64()), (Some(0), Some(1)));
     is_clean(&image);
+}
+
+/// A source that never ends: the command is interrupted while it reads. Nothing that looks whole is left.
+#[test]
+fn an_interrupted_filesystem_is_not_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for is_new in [true, false] {
+        let mut words = vec!["mkfs", "--from", "-", text(&image)];
+        if is_new {
+            words.extend(["--size", "256M"]);
+        } else {
+            fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+        }
+        let mut command = Command::new(IVERS);
+        command.args(words).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut archive = child.stdin.take().unwrap();
+        // A file of 1 GiB, in octal.
+        let mut header = [0_u8; 512];
+        header[..4].copy_from_slice(b"file");
+        header[100..108].copy_from_slice(b"0000644\0");
+        header[108..124].copy_from_slice(b"0000000\x000000000\0");
+        header[124..136].copy_from_slice(b"10000000000\0");
+        header[136..148].copy_from_slice(b"00000000000\0");
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        archive.write_all(&header).unwrap();
+        // The pipe is full when the filesystem is being filled.
+        archive.write_all(&vec![7; 4 << 20]).unwrap();
+        signal(i32::try_from(child.id()).unwrap(), rustix::process::Signal::INT);
+        // It reads on before it looks for the signal.
+        while archive.write_all(&[7; 1 << 16]).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+        assert!(said(&output).contains("interrupted; it "), "{}", said(&output));
+        assert_eq!(image.exists(), !is_new);
+        if !is_new {
+            let info = ivers(["info", text(&image)]);
+            assert_eq!(info.status.code(), Some(4), "{}", said(&info));
+        }
+    }
 }

@@ -35,7 +35,7 @@ use crate::process;
 pub fn run() -> Result<()> {
     let channel = Channel::inherited()?;
     // Signals of a terminal reach the command too. It decides what they mean: when it ends the requests, or
-    // ends, the image is closed. Copies and jobs of `edit` end early, other jobs do not.
+    // ends, the image is closed. Copies, jobs of `edit` and the filling of a new filesystem end early.
     interrupt::catch()?;
     let reply = match serve(&channel) {
         Ok(()) => Reply::Closed,
@@ -138,7 +138,8 @@ impl Jobs<'_> {
         match request {
             Request::Spec => self.spec = fill::read_spec(descriptor(fds)?)?,
             Request::Fill(options) => {
-                return fill::from_archive(&self.vfs, descriptor(fds)?, &self.spec, &options)
+                let stop = || interrupt::is_set() || self.channel.is_finished();
+                return fill::from_archive(&self.vfs, descriptor(fds)?, &self.spec, &options, &stop)
                     .map(Reply::Filled);
             }
             Request::Open { .. } | Request::FindPartition { .. } => bail!("an image is open already"),

@@ -96,6 +96,8 @@ pub struct FillOptions {
     pub root_owner: Option<(u32, u32)>,
     /// Problems are counted and not shown.
     pub silent: bool,
+    /// The bytes of the source, for the progress. 0 if unknown.
+    pub source_bytes: u64,
 }
 
 /// What filling a filesystem did.

@@ -52,6 +52,11 @@ impl Progress {
         }
     }
 
+    /// Returns the time since the start of the job.
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
     /// Hides the bar while `print` writes to the terminal.
     pub fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
         self.bar.suspend(print)
@@ -106,4 +111,35 @@ impl Drop for Waiting {
 /// Formats a number of bytes for people: `12.5 MiB`.
 pub fn bytes(count: u64) -> String {
     HumanBytes(count).to_string()
+}
+
+/// Describes how far a copy of `size` bytes is: percentage, rate, time left. `size` is 0 if it is not known.
+pub fn describe(done: u64, size: u64, elapsed: Duration) -> String {
+    let rate = (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
+    let rate_text = format!("{}/s", bytes(rate));
+    // The size is what the source said first. The file can be longer now.
+    if size < done.max(1) {
+        return format!("{}, {rate_text}", bytes(done));
+    }
+    let percent = u128::from(done) * 100 / u128::from(size);
+    let left = (size - done).checked_div(rate).map_or_else(String::new, |seconds| match seconds {
+        0..60 => format!(", {seconds} s left"),
+        60..3600 => format!(", {} min left", seconds.div_ceil(60)),
+        _ => format!(", {} h left", seconds.div_ceil(3600)),
+    });
+    format!("{percent} % of {}, {rate_text}{left}", bytes(size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_of_a_file_has_percentage_rate_and_time_left() {
+        let second = Duration::from_secs(1);
+        assert_eq!(describe(1 << 20, 4 << 20, second), "25 % of 4.00 MiB, 1.00 MiB/s, 3 s left");
+        assert_eq!(describe(1 << 20, 1 << 30, second), "0 % of 1.00 GiB, 1.00 MiB/s, 18 min left");
+        assert_eq!(describe(2 << 20, 1 << 20, second), "2.00 MiB, 2.00 MiB/s", "it grew");
+        assert!(describe(0, 5, Duration::ZERO).starts_with("0 % of 5 B"));
+    }
 }

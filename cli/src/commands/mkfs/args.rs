@@ -19,7 +19,9 @@ extended attributes are those of the directory or the archive. Times after --tim
 --spec names a device table, as genext2fs and Buildroot read it: lines of path, type (f, d, c, b or p), \
 mode, uid, gid, major, minor, start, increment and count, with - for what is not used. With --size auto the \
 filesystem is made several times, until less than about 2 % of it is free, and has about as many inodes as \
-are used. What cannot be created is named on standard error; the rest is created, and the command fails.
+are used. What cannot be created is named on standard error; the rest is created, and the command fails. \
+After a signal (Ctrl-C), or if the files do not fit, a file that the command created is removed; in a file \
+or device that existed it leaves no filesystem. After a signal the exit code is 130.
 
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. With --from: \

@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use anyhow::{Context, Result, anyhow, bail};
 use ivers_vfs::{Error, FileType, NameError, Timestamp, Vfs};
 
+use super::super::cp::interrupt;
 use super::super::cp::reader::{Host, Source};
 use super::super::cp::stream::{FileId, unpacked};
 use super::super::tar::exclude::Excludes;
@@ -41,6 +42,7 @@ pub fn from_archive(
     archive: File,
     spec: &[spec::Entry],
     options: &FillOptions,
+    stop: &dyn Fn() -> bool,
 ) -> Result<FillOutcome> {
     let unpack_options = unpack::Options {
         excludes: &Excludes::default(),
@@ -50,7 +52,8 @@ pub fn from_archive(
         // Reading a directory changes them, so equal trees would give unequal images.
         no_atimes: true,
         silent: options.silent,
-        stop: Arc::default(),
+        stop,
+        archive_bytes: options.source_bytes,
     };
     let mut archive = Reader::new(BufReader::with_capacity(256 << 10, archive));
     fill(vfs, spec, options, |filler| unpack::unpack(&mut archive, filler, &unpack_options))
@@ -73,7 +76,7 @@ pub fn from_dir(
             let mut walker = Walker { sender, batch, batch_bytes, image, latest, linked };
             let builder = std::thread::Builder::new().name("ivers-reader".into());
             builder.spawn_scoped(scope, move || walker.walk(dir))?;
-            create_all(vfs, filler, receiver, options.silent)
+            create_all(vfs, filler, receiver, options)
         })
     })
 }
@@ -316,14 +319,23 @@ fn create_all(
     vfs: &Vfs,
     filler: &mut Filler,
     found: Receiver<Vec<Found>>,
-    silent: bool,
+    options: &FillOptions,
 ) -> Result<(u64, Problems)> {
     let mut linked: HashMap<FileId, InodeHandle> = HashMap::new();
     let mut open: Option<(Created, Box<Member>, Option<FileId>)> = None;
     let mut problems = Problems::default();
     let progress = Progress::unbounded();
     let (mut files, mut bytes) = (0, 0);
+    let show = |files, bytes| {
+        progress.step(1, |_| {
+            let part = progress::describe(bytes, options.source_bytes, progress.elapsed());
+            format!("{}, {part}", format::count(files, "file"))
+        });
+    };
     for found in found.into_iter().flatten() {
+        interrupt::check().with_context(|| {
+            format!("{}, {} copied", format::count(files, "file"), progress::bytes(bytes))
+        })?;
         let (path, done) = match found {
             Found::Finish => return Ok((files, problems)),
             Found::Unreadable(path, error) => (path, Err(error)),
@@ -345,6 +357,7 @@ fn create_all(
             Found::Data(offset, data) => {
                 let Some((created, member, _)) = &mut open else { continue };
                 bytes += data.len() as u64;
+                show(files, bytes);
                 let written = filler.write(created, offset, &data);
                 let path = if written.is_err() { member.path.clone() } else { Vec::new() };
                 if written.is_err() {
@@ -359,7 +372,7 @@ fn create_all(
                     linked.insert(id, InodeHandle::new(vfs, &created.inode));
                 }
                 files += 1;
-                progress.step(1, |files| format!("{files} files, {}", progress::bytes(bytes)));
+                show(files, bytes);
                 let done = filler.finish(&created, &member);
                 (member.path, done)
             }
@@ -370,7 +383,7 @@ fn create_all(
             Err(error) => progress.suspend(|| {
                 let error = error.context(format::name(&path));
                 problems.add(crate::output::failure::code(&error));
-                if !silent {
+                if !options.silent {
                     say(format_args!("ivers: {}", line(&error)));
                 }
             }),

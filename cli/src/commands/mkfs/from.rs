@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use ivers_vfs::MountOptions;
 
+use super::super::edit::Interrupts;
 use super::args::FromArgs;
 use super::fill::{from_dir, read_spec};
 use super::source::Source;
@@ -32,6 +33,7 @@ impl Filling {
         if let Some(spec) = &args.spec {
             read_spec(open_spec(spec)?).with_context(|| spec.display().to_string())?;
         }
+        let options = FillOptions { source_bytes: source.bytes(), ..options };
         Ok(Some(Self { source, spec: args.spec.clone(), options }))
     }
 
@@ -56,6 +58,7 @@ impl Filling {
             (Source::Archive(..), None) => bail!("the archive is not open"),
         };
         let mut process = ImageProcess::start(&device, image, &options)?;
+        let _interrupts = Interrupts::watch(&process)?;
         if let Some(spec) = &spec {
             process.request(&Request::Spec, spec.as_fd())?;
         }

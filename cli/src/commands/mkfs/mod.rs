@@ -18,11 +18,12 @@ pub use args::Args;
 use format::{Made, NewFilesystem};
 use from::Filling;
 
+use super::cp::interrupt;
 use crate::arguments::{ImageName, parse_size, source_date_epoch};
 use crate::image::foreign_formats;
 use crate::image::open::open_to_format;
 use crate::image::process::{FillOptions, FillOutcome};
-use crate::output::failure::{FAILED, REFUSED, failure, line, reported, usage};
+use crate::output::failure::{FAILED, REFUSED, failure, line, reported, usage, warn};
 use crate::output::print;
 use crate::output::progress::{self, Progress};
 
@@ -141,7 +142,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let mut new = NewFilesystem::new(args)?;
     let latest = args.timestamp.map_or_else(source_date_epoch, |seconds| Ok(Some(seconds.into())))?;
     let root_owner = new.root_owner().filter(|_| args.root_owner.is_some());
-    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false };
+    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false, source_bytes: 0 };
     let is_auto = args.size.as_deref() == Some("auto");
     let size = match &args.size {
         None => None,
@@ -163,6 +164,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         return Err(usage(format!("{name} is neither a file nor a block device")));
     }
     let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
+    let is_new = found.is_none() && !args.image.is_symlink();
     if is_auto && args.filling.from.is_none() {
         return Err(usage("--size auto: only with --from"));
     }
@@ -188,6 +190,9 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         new.plan(bytes, &name)?;
     }
     let mut filling = Filling::open(&args.filling, fill_options)?;
+    if filling.is_some() {
+        interrupt::catch_once()?;
+    }
     // A new file reads as zeros, so tables and journal need no zeroing.
     if old_len == 0 && !has_fixed_size {
         new.set_zeroed();
@@ -201,22 +206,46 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
             }
             filling => {
                 let made = write(args, &new, new_len, old_len > 0)?;
-                let outcome = filling.as_mut().map(|filling| filling.fill(&args.image, false)).transpose()?;
-                match outcome.as_ref().and_then(|outcome| outcome.full.as_ref()) {
-                    Some(why) => {
-                        let how = if has_fixed_size { "the size is fixed" } else { "choose a larger --size" };
-                        Err(failure(FAILED, format!("{name}: {why}; {how}")))
+                let fill = || -> Result<Option<FillOutcome>> {
+                    interrupt::check()?;
+                    let filled = filling.as_mut().map(|filling| filling.fill(&args.image, false));
+                    let outcome = filled.transpose()?;
+                    match outcome.as_ref().and_then(|outcome| outcome.full.as_ref()) {
+                        Some(why) => {
+                            let how =
+                                if has_fixed_size { "the size is fixed" } else { "choose a larger --size" };
+                            Err(failure(FAILED, format!("{name}: {why}; {how}")))
+                        }
+                        None => Ok(outcome),
                     }
-                    None => Ok((made, outcome)),
-                }
+                };
+                let outcome = { fill }().inspect_err(|_| {
+                    if !is_new {
+                        // A filesystem without some of the files must not look whole.
+                        let erased = open_to_format(&args.image).and_then(|device| {
+                            // Copies of a superblock must not look like the rest of a whole one.
+                            let _ = device.discard(ByteOffset(0), device.size_bytes());
+                            erase_head(&device)
+                        });
+                        if let Err(error) = erased {
+                            warn(format_args!("{name}: the incomplete filesystem stays: {}", line(&error)));
+                        }
+                    }
+                })?;
+                Ok((made, outcome))
             }
         }
     };
-    let (made, outcome) = { make }().inspect_err(|_| {
-        if found.is_none() && !args.image.is_symlink() {
+    let (made, outcome) = { make }().map_err(|error| {
+        if is_new {
             // This command created the file. Half a filesystem is of no use.
             let _ = std::fs::remove_file(&args.image);
         }
+        if !interrupt::is_set() {
+            return error;
+        }
+        let left = if is_new { "it is removed" } else { "it contains no filesystem" };
+        failure(interrupt::INTERRUPTED, format!("{name}: {}; {left}", line(&error)))
     })?;
     let result = match &outcome {
         Some(outcome) if outcome.problems > 0 => Err(reported(outcome.code)),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufReader, Seek, SeekFrom};
+use std::io::{BufReader, IsTerminal, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use super::super::cp::reader::{Host, Source as _};
 use super::super::tar::open_input;
 use crate::process::refuse_fakeroot;
+use crate::output::progress;
 
 /// The operand of `--from`.
 pub enum Source {
@@ -70,29 +71,50 @@ impl Source {
                 let len = file.metadata().context("the archive")?.len();
                 Ok(len.saturating_sub(start.unwrap_or(0)))
             }
-            Self::Dir(dir) => Ok(size_of_tree(dir)),
+            Self::Dir(dir) => Ok(size_of_tree(dir).space),
+        }
+    }
+
+    /// Returns the bytes that filling reads, for the progress. 0 if unknown.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            // The walk takes as long as filling does without contents, so nobody else pays for it.
+            Self::Dir(_) if progress::is_silent() || !std::io::stderr().is_terminal() => 0,
+            Self::Dir(dir) => size_of_tree(dir).contents,
+            Self::Archive(..) => self.first_guess().unwrap_or(0),
         }
     }
 }
 
+/// The size of a tree, in bytes.
+struct TreeSize {
+    /// What the files take in an image, about.
+    space: u64,
+    /// The contents of files, without holes.
+    contents: u64,
+}
+
 /// Adds up the space that the files of a directory take. What cannot be read counts as nothing: filling
 /// reports it.
-fn size_of_tree(dir: &Path) -> u64 {
+fn size_of_tree(dir: &Path) -> TreeSize {
     let mut linked = HashSet::new();
     let mut dirs = vec![dir.to_owned()];
-    let mut bytes: u64 = 0;
+    let mut size = TreeSize { space: 0, contents: 0 };
     while let Some(dir) = dirs.pop() {
-        bytes += 4096;
+        size.space += 4096;
         for name in Host.names(&dir).0 {
             let Ok(path) = Host.child(&dir, &name) else { continue };
             let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
-            bytes += 2 * name.len() as u64 + 16;
+            size.space += 2 * name.len() as u64 + 16;
             if meta.is_dir() {
                 dirs.push(path);
             } else if meta.nlink() == 1 || linked.insert((meta.dev(), meta.ino())) {
-                bytes += 256 + meta.len().next_multiple_of(1024).min(meta.blocks() * 512 + 4096);
+                size.space += 256 + meta.len().next_multiple_of(1024).min(meta.blocks() * 512 + 4096);
+                if meta.is_file() {
+                    size.contents += meta.len().min(meta.blocks() * 512);
+                }
             }
         }
     }
-    bytes
+    size
 }

@@ -19,7 +19,7 @@ use std::io::{BufReader, BufWriter, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use ivers_vfs::{FileType, MountOptions};
@@ -27,7 +27,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::archive::member::{Kind, Member};
 use crate::archive::reader::Reader;
-use crate::arguments::source_date_epoch;
+use crate::arguments::{display_name, source_date_epoch};
 use crate::image::directory::resolve;
 use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
@@ -35,7 +35,7 @@ use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, open_on, parse_image_path};
 use crate::image::open_options::ImageOptions;
 use crate::image::sandbox;
-use crate::output::failure::{FAILED, Problems, failure, say, usage};
+use crate::output::failure::{FAILED, NOT_FOUND, Problems, code, failure, say, usage};
 use crate::output::{format, print};
 use exclude::Excludes;
 
@@ -190,6 +190,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
         ));
     }
     let input = open_input(&args.file)?;
+    let archive_bytes = input.metadata().map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
     let device = open_image(&image, &options)?;
     // After a signal the image is closed, and nothing of it is lost.
     let stop = Arc::new(AtomicBool::new(false));
@@ -209,10 +210,17 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
         show: &show,
         no_atimes: false,
         silent: false,
-        stop,
+        stop: &|| stop.load(Ordering::Relaxed),
+        archive_bytes,
     };
     let fill = || -> Result<(u64, Problems)> {
-        let root = resolve(&vfs, &image, &path, true)?;
+        let root = resolve(&vfs, &image, &path, true).map_err(|error| match code(&error) {
+            NOT_FOUND => {
+                let dir = display_name(&image, &path);
+                failure(NOT_FOUND, format!("{dir}: no such directory; make it first: ivers mkdir -p {dir}"))
+            }
+            _ => error,
+        })?;
         if root.kind != FileType::Directory {
             return Err(usage(format!("{}: not a directory", word.display())));
         }

@@ -1,8 +1,6 @@
 //! Reading an archive into a directory of an image.
 
 use std::io::Read;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use ivers_vfs::{Error, FileType, NameError, Timestamp};
@@ -41,8 +39,10 @@ pub struct Options<'a> {
     pub no_atimes: bool,
     /// Problems are counted and not shown.
     pub silent: bool,
-    /// Set when a signal asks to stop.
-    pub stop: Arc<AtomicBool>,
+    /// Returns whether a signal asks to stop.
+    pub stop: &'a dyn Fn() -> bool,
+    /// The length of the archive in bytes, for the progress. 0 if unknown.
+    pub archive_bytes: u64,
 }
 
 /// Reads all members. Returns their number, and what could not be created. An error means that the rest of
@@ -56,7 +56,7 @@ pub fn unpack(
     let progress = Progress::unbounded();
     let mut count = 0;
     while let Some(mut member) = archive.next()? {
-        if options.stop.load(Ordering::Relaxed) {
+        if (options.stop)() {
             return Err(Interrupted).with_context(|| format!("{count} members are complete"));
         }
         let path = format::name(&member.path);
@@ -88,7 +88,10 @@ pub fn unpack(
             }
         }
         let read = archive.position();
-        progress.step(1, |members| format!("{members} files, {} read", progress::bytes(read)));
+        progress.step(1, |members| {
+            let part = progress::describe(read, options.archive_bytes, progress.elapsed());
+            format!("{}, {part}", format::count(members, "file"))
+        });
     }
     Ok((count, problems))
 }
@@ -135,9 +138,9 @@ fn one(
     }
     let mut created = filler.create(names, member)?;
     if member.kind == Kind::File(FileType::Regular) {
-        let stop = &options.stop;
+        let stop = options.stop;
         let read = archive.data(&mut |offset, bytes| {
-            if stop.load(Ordering::Relaxed) {
+            if stop() {
                 return Err(Interrupted.into());
             }
             filler.write(&mut created, offset, bytes)

@@ -6,7 +6,7 @@ mod stream;
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail};
 use ivers_vfs::FileType;
@@ -172,23 +172,6 @@ pub fn write_copy<T: Target>(target: &T, options: WriteOptions, from: impl Read)
     written.map(|()| writer.outcome())
 }
 
-/// Describes how far one file is: percentage, rate, time left.
-fn describe(done: u64, size: u64, elapsed: Duration) -> String {
-    let rate = (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
-    let rate_text = format!("{}/s", progress::bytes(rate));
-    // The size is what the source said first. The file can be longer now.
-    if size < done.max(1) {
-        return format!("{}, {rate_text}", progress::bytes(done));
-    }
-    let percent = u128::from(done) * 100 / u128::from(size);
-    let left = (size - done).checked_div(rate).map_or_else(String::new, |seconds| match seconds {
-        0..60 => format!(", {seconds} s left"),
-        60..3600 => format!(", {} min left", seconds.div_ceil(60)),
-        _ => format!(", {} h left", seconds.div_ceil(3600)),
-    });
-    format!("{percent} % of {}, {rate_text}{left}", progress::bytes(size))
-}
-
 impl<T: Target> Writer<'_, T> {
     /// Returns the names below the operand that lead to the file that is open, or to `name` in it.
     fn names(&self, name: Option<&[u8]>) -> Vec<Vec<u8>> {
@@ -229,7 +212,7 @@ impl<T: Target> Writer<'_, T> {
             let all = format!("{}, {}", format::count(self.files, "file"), progress::bytes(self.bytes));
             match self.open.last().filter(|open| open.header.size > 0) {
                 Some(open) => {
-                    let part = describe(open.bytes, open.header.size, open.begun.elapsed());
+                    let part = progress::describe(open.bytes, open.header.size, open.begun.elapsed());
                     format!("{all}; {}: {part}", self.path(None))
                 }
                 None => all,
@@ -496,15 +479,6 @@ mod tests {
         messages.iter().for_each(|message| sender.send(message).unwrap());
         drop(sender);
         write_copy(&Host::new(out, &[None], false).unwrap(), WriteOptions::default(), &wire[..])
-    }
-
-    #[test]
-    fn the_progress_of_a_file_has_percentage_rate_and_time_left() {
-        let second = Duration::from_secs(1);
-        assert_eq!(describe(1 << 20, 4 << 20, second), "25 % of 4.00 MiB, 1.00 MiB/s, 3 s left");
-        assert_eq!(describe(1 << 20, 1 << 30, second), "0 % of 1.00 GiB, 1.00 MiB/s, 18 min left");
-        assert_eq!(describe(2 << 20, 1 << 20, second), "2.00 MiB, 2.00 MiB/s", "it grew");
-        assert!(describe(0, 5, Duration::ZERO).starts_with("0 % of 5 B"));
     }
 
     #[test]
