@@ -185,3 +185,65 @@ fn shell(image: &Path, script: &str) {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}: {}", image.display(), said(&output));
 }
+
+/// A superblock with other bytes is damaged, not of an unknown kind, and a copy of it is pointed to.
+#[test]
+fn a_destroyed_superblock_is_called_damaged() {
+    if !have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &["-b", "1024"]).unwrap();
+    let path = image.path().to_str().unwrap();
+    let whole = fs::read(path).unwrap();
+    let noise = |at: usize| (at as u32).wrapping_mul(2_654_435_761) as u8 | 0x80;
+    // All fields but the magic; fields from the features on; nothing but zeros.
+    for (from, to, code) in [(0, 1024, 5), (0x5C, 1024, 5), (0x60, 0x64, 5)] {
+        let mut damaged = whole.clone();
+        for (at, byte) in damaged[1024 + from..1024 + to].iter_mut().enumerate() {
+            *byte = noise(from + at);
+        }
+        damaged[1024 + 56..][..2].copy_from_slice(&[0x53, 0xEF]);
+        fs::write(path, &damaged).unwrap();
+        let output = ivers(["ls", path]);
+        assert_eq!(output.status.code(), Some(code), "{from:#x}: {}", said(&output));
+        for part in [path, "superblock", "damaged", "ivers check"] {
+            assert!(said(&output).contains(part), "{from:#x}: {part}: {}", said(&output));
+        }
+        let checked = ivers(["check", path]);
+        assert_eq!(checked.status.code(), Some(4), "{from:#x}: {}", said(&checked));
+        for part in ["superblock-invalid", "e2fsck -b 8193 -B 1024"] {
+            assert!(said(&checked).contains(part), "{from:#x}: {part}: {}", said(&checked));
+        }
+    }
+    for zeros in [1024..2048, 0..70_000] {
+        let mut damaged = whole.clone();
+        damaged[zeros].fill(0);
+        fs::write(path, &damaged).unwrap();
+        for words in [["ls", path], ["info", path]] {
+            let output = ivers(words);
+            assert_eq!(output.status.code(), Some(5), "{words:?}: {}", said(&output));
+            assert!(said(&output).contains(&format!("ivers check {path}")), "{words:?}: {}", said(&output));
+        }
+        let checked = ivers(["check", path]);
+        assert_eq!(checked.status.code(), Some(4), "{}", said(&checked));
+        assert!(said(&checked).contains("e2fsck -b 8193 -B 1024"), "{}", said(&checked));
+    }
+}
+
+#[test]
+fn a_filesystem_that_was_not_unmounted_has_a_note() {
+    if !have_programs(&["mkfs.ext2"]) {
+        return;
+    }
+    let image = Image::new("ext2", 16 << 20, &[]).unwrap();
+    let path = image.path().to_str().unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    // s_state
+    bytes[1024 + 0x3A] &= !1;
+    fs::write(path, &bytes).unwrap();
+    let output = ivers(["check", path]);
+    assert!(output.status.success(), "{}", said(&output));
+    for part in ["note: ", "not unmounted cleanly", "e2fsck", "ext4: clean"] {
+        assert!(said(&output).contains(part), "{part}: {}", said(&output));
+    }
+}

@@ -8,7 +8,7 @@ use rustix::fs::{CWD, FileType, Mode};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, UNIX_EPOCH};
 
 fn image() -> Option<Image> {
@@ -411,4 +411,30 @@ fn a_dry_run_refuses_what_the_copy_refuses() {
     assert!(promised.contains("tree/./other") && !promised.contains("modules"), "{promised}");
     assert_eq!(messages(&[]).0, refused);
     assert_eq!(refused.len(), 2, "{refused:?}");
+}
+
+/// The disk of the host is full, not the filesystem in the image.
+#[test]
+fn a_copy_to_an_image_on_a_full_disk_names_that_disk() {
+    if !is_root() || !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let mount = |words: &[&str]| Command::new("mount").args(words).arg(&small).status().unwrap();
+    assert!(mount(&["-t", "tmpfs", "-osize=8M", "none"]).success());
+    let image = small.join("image");
+    works(&["mkfs", "-q", "--size", "200M", image.to_str().unwrap()]);
+    let source = dir.path().join("source");
+    fs::write(&source, vec![7; 32 << 20]).unwrap();
+    let to = format!("{}:/f", image.display());
+    let output = ivers(["cp", "-o", "cache=8M", source.to_str().unwrap(), &to]);
+    let unmounted = Command::new("umount").args(["-l"]).arg(&small).status().unwrap();
+    assert!(unmounted.success());
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let first = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+    assert!(first.contains("the disk that holds the image is full"), "{text}");
+    assert!(!text.contains("no space left in the filesystem"), "{text}");
 }

@@ -61,7 +61,7 @@ fn bad_images_are_refused() {
             4,
             "no ext2",
         ),
-        (with("empty", Vec::new()), 4, "no ext2"),
+        (with("empty", Vec::new()), 4, "is empty"),
         (with("short", vec![0; 1500]), 4, "no ext2"),
         (with("xfs", magic(0, b"XFSB")), 4, "XFS version 0"),
         (with("btrfs", magic(0x10040, b"_BHRfS_M")), 4, "no ext2"),
@@ -409,7 +409,18 @@ fn an_image_in_use_is_detected_under_every_name() {
     for name in [&device.0, image] {
         refused(&["mount", name, dir], 6, "in use");
         refused(&["mkfs", name, "--force"], 6, "in use");
+        // It may change while it is read.
+        refused(&["check", name], 8, &format!("mounted on {other}"));
+        for words in [vec!["ls", name], vec!["info", name]] {
+            let output = ivers(&words);
+            let warned =
+                String::from_utf8_lossy(&output.stderr).matches(&format!("mounted on {other}")).count();
+            assert!(output.status.success() && warned == 1, "{words:?}: {}", said(&output));
+        }
     }
+    assert!(run("mount", &["-o", "remount,ro", other]).status.success());
+    let output = ivers(["check", image]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
     assert!(run("umount", &[other]).status.success());
 
     for (name, also) in [(&*device.0, image), (image, &*device.0)] {

@@ -70,6 +70,11 @@ pub fn recognise(device: &dyn Device, image_name: &str) -> Option<String> {
     table(&head).map(|what| format!("{what}: give the start of the filesystem with -o offset=BYTES"))
 }
 
+/// Returns whether the start of a device is no known format: it may have been one before.
+pub fn may_be_destroyed(device: &dyn Device) -> bool {
+    read_head(device).is_some_and(|head| !head.is_empty() && mark(&head).is_none() && table(&head).is_none())
+}
+
 /// Returns whether a device starts like a disk with partitions, and not with a filesystem.
 pub fn has_table(device: &dyn Device) -> bool {
     let starts_so = |head: Vec<u8>| mark(&head).is_none() && table(&head).is_some();

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, OpenMode};
+use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, KernelUse, OpenMode, kernel_use};
 
 use super::unmount_status::{self, UnmountStatus};
 use crate::output::format;
@@ -92,6 +92,41 @@ pub fn explain_busy(image: &Path, file: &Path) -> Option<String> {
         [pid, ..] => describe_holder(*pid),
     };
     Some(format!("{}: {users}", image.display()))
+}
+
+/// Returns the error for an image that the kernel uses: a loop device, or a mount of a block device.
+pub fn explain_kernel_use(image: &Path, file: &Path) -> Option<String> {
+    let found = kernel_use(&std::fs::metadata(file).ok()?)?;
+    let how = match &found.dir {
+        Some(dir) => format!("unmount it there first (umount {})", dir.display()),
+        None => format!("detach it first (losetup -d {})", found.device.display()),
+    };
+    Some(format!("{}: in use: {}; {how}", image.display(), kernel_in_words(&found)))
+}
+
+/// Returns a warning for the reader of an image that the kernel writes to.
+pub fn kernel_writes(image: &Path, file: &Path) -> Option<String> {
+    let found = kernel_use(&std::fs::metadata(file).ok()?).filter(|found| found.is_writer)?;
+    let what = "what is shown may be old, or may look damaged";
+    Some(format!("{}: {}: {what}", image.display(), kernel_in_words(&found)))
+}
+
+fn kernel_in_words(found: &KernelUse) -> String {
+    let device = found.device.display();
+    match &found.dir {
+        Some(dir) => format!("the kernel has it mounted on {} ({device})", dir.display()),
+        None => format!("the kernel has it open ({device})"),
+    }
+}
+
+/// Returns the error for an image whose user is not visible.
+pub fn unknown_user(image: &Path, file: &Path) -> String {
+    format!(
+        "{}: in use by a process of another user or container, or by a loop mount of the kernel \
+         (losetup -j {} shows it); unmount it there first",
+        image.display(),
+        file.display()
+    )
 }
 
 fn describe_holder(pid: i32) -> String {

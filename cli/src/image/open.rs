@@ -16,14 +16,17 @@ use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{Clock, CoarseClock, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Format};
-use super::image_lock::{explain_busy, lock_when_closed, open_disk_when_closed, open_when_closed};
+use super::image_lock::{
+    explain_busy, explain_kernel_use, kernel_writes, lock_when_closed, open_disk_when_closed,
+    open_when_closed, unknown_user,
+};
 use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
 use super::partitions::Disk;
 use super::process::{ImageProcess, PartitionPlace};
 use super::{foreign_formats, glob, partitions, sandbox};
 use crate::arguments::{ImageName, Operand, partition_of, with_missing_slash, with_partition};
-use crate::output::failure::{BUSY, NOT_FOUND, REFUSED, USAGE, code, failure, usage};
+use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, code, failure, usage, warn};
 use crate::process::metered_budget;
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
@@ -68,6 +71,11 @@ fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, b
         (one, other) => one.or_else(|| other.clone()),
     };
     let mode = options.open_mode();
+    if options.read_only
+        && let Some(warning) = kernel_writes(image, &file)
+    {
+        warn(warning);
+    }
     let Some(wanted) = wanted else {
         let device = open_when_closed(&file, mode).map_err(|error| open_error(image, &file, error))?;
         return Ok((device, false));
@@ -88,10 +96,10 @@ fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, b
 /// Returns the error for an image that cannot be opened: who uses it, or what was probably meant.
 fn open_error(image: &Path, file: &Path, error: BlockError) -> anyhow::Error {
     match error {
-        BlockError::Busy { .. } => match explain_busy(image, file) {
-            Some(message) => failure(BUSY, message),
-            None => BlockError::Busy { device: image.display().to_string() }.into(),
-        },
+        BlockError::Busy { .. } => {
+            let why = explain_busy(image, file).or_else(|| explain_kernel_use(image, file));
+            failure(BUSY, why.unwrap_or_else(|| unknown_user(image, file)))
+        }
         error => missing_or(file, error.into()),
     }
 }
@@ -161,6 +169,12 @@ pub fn open_on(
 /// Opens an image, enters the sandbox, and checks the filesystem in it. Returns the format's name and what is
 /// wrong.
 pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str, Findings)> {
+    let ImageName { file, .. } = ImageName::parse(image);
+    if kernel_writes(image, &file).is_some()
+        && let Some(why) = explain_kernel_use(image, &file)
+    {
+        return Err(failure(BUSY, why));
+    }
     let file = Arc::new(open_image(image, options)?);
     let budget = metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
@@ -188,9 +202,10 @@ fn check_remains(file: Arc<FileDevice>, image: &Path, options: &ImageOptions) ->
         offset => Arc::new(OffsetDevice::new(file, ByteOffset(offset))?),
     };
     let name = image.display().to_string();
-    let is_other =
-        foreign_formats::recognise(&*device, &name).is_some() || partitions::read(&*device, &name)?.is_some();
-    if is_other { Ok(None) } else { Ok(formats::check_remains(&*device)?) }
+    if !foreign_formats::may_be_destroyed(&*device) || partitions::read(&*device, &name)?.is_some() {
+        return Ok(None);
+    }
+    Ok(formats::check_remains(&*device)?)
 }
 
 /// A clock that always shows the same time.
@@ -281,6 +296,17 @@ fn recognise(
 /// Returns an error that says what a device contains instead of a filesystem.
 fn no_filesystem(device: &dyn Device, image_name: &str, requested: Option<&Format>) -> anyhow::Error {
     let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
+    if foreign_formats::may_be_destroyed(device) && matches!(formats::check_remains(device), Ok(Some(_))) {
+        let how = format!("ivers check {image_name} shows how to get it back");
+        let why = "the superblock of a filesystem is destroyed, and a copy of it is left";
+        return failure(CORRUPT, format!("{image_name}: {why}; {how}"));
+    }
+    if device.size_bytes() == 0 {
+        return failure(
+            REFUSED,
+            format!("{image_name} is empty: make a filesystem in it first (ivers mkfs)"),
+        );
+    }
     let found = foreign_formats::recognise(device, image_name);
     let hint = found.map_or(String::new(), |found| format!(", but {found}"));
     failure(REFUSED, format!("{image_name} contains no {wanted}{hint}"))

@@ -277,8 +277,27 @@ pub fn line(error: &anyhow::Error) -> String {
     format::one_line(&format::without_error_numbers(&line))
 }
 
+/// Returns whether the file of an image cannot grow: the filesystem of the host has no space.
+fn is_host_full(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    error.chain().any(|cause| match cause.downcast_ref() {
+        Some(BlockError::Io { source, .. }) => matches!(source.kind(), StorageFull | QuotaExceeded),
+        _ => false,
+    })
+}
+
 /// Returns what to do about an error, where the error itself cannot say so.
 fn hint(error: &anyhow::Error) -> Option<String> {
+    let dead = rustix::io::Errno::NOTCONN.raw_os_error();
+    let is_dead = |cause: &std::io::Error| cause.raw_os_error() == Some(dead);
+    if error.chain().filter_map(|cause| cause.downcast_ref()).any(is_dead) {
+        return Some("the process of this mount has died: run ivers unmount on its directory".to_owned());
+    }
+    if is_host_full(error) {
+        return Some(
+            "the disk that holds the image is full, so the image cannot grow: free space there".into(),
+        );
+    }
     match error.chain().find_map(|cause| cause.downcast_ref::<Error>())? {
         Error::Corrupt { what, .. } if what.starts_with("truncated") => {
             Some("get a complete copy".to_owned())

@@ -54,6 +54,7 @@ pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, FileRange, OpenMode};
 pub use lock::DiskFile;
+pub use loop_device::{KernelUse, kernel_use};
 pub use memory::{MemDevice, OverlayDevice};
 pub use offset::OffsetDevice;
 pub use timer::Timer;

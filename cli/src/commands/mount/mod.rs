@@ -36,6 +36,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::arguments::{ImageName, escape_option, with_partition};
 use crate::file_info::{self, is_dead_mount};
 use crate::image::channel::Channel;
+use crate::image::image_lock::kernel_writes;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
 use crate::image::process::sent_range;
@@ -87,6 +88,11 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
         if id(log).is_some_and(|log| id(&name.file) == Some(log)) {
             return Err(usage(format!("--log {}: this file is the image", log.display())));
         }
+    }
+    if options.image.read_only
+        && let Some(warning) = kernel_writes(&args.image, &name.file)
+    {
+        warn(warning);
     }
     let (pid, status) = background::start(&words(&args, "--supervisor"), log.as_deref())?;
     if let Some(why) = &status.read_only_because {

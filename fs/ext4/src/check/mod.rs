@@ -27,7 +27,7 @@ mod state;
 mod superblock;
 mod xattr;
 
-use crate::layout::features::Incompat;
+use crate::layout::features::{Compat, Incompat};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock};
 use ivers_block::Device;
@@ -42,7 +42,12 @@ use zerocopy::FromBytes;
 /// the device failed, or the format is not supported.
 pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Findings> {
     let mut found = Findings::default();
-    let Some((raw, sb)) = read_super(&*device, place, &mut found)? else { return Ok(found) };
+    let Some((raw, sb)) = read_super(&*device, place, &mut found)? else {
+        if let Some(copy) = superblock::find_copy(&*device)? {
+            found.note(format!("there is {}", use_of_copy(copy)));
+        }
+        return Ok(found);
+    };
     let mut checker = Checker::new(device, sb, raw, found, memory)?;
     checker.check_groups()?;
     let replayed = checker.check_journal()?;
@@ -62,6 +67,12 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Fin
     }
     checker.stale_counts |=
         checker.raw.s_state.get() & STATE_VALID == 0 || checker.sb().incompat.contains(Incompat::RECOVER);
+    if checker.raw.s_state.get() & STATE_VALID == 0 && !checker.sb().compat.contains(Compat::HAS_JOURNAL) {
+        checker.found.note(
+            "the superblock says that it was not unmounted cleanly: after a crash, or it is still mounted. \
+             e2fsck clears this mark",
+        );
+    }
     checker.check_superblock();
     checker.check_backups()?;
     checker.check_orphans()?;
@@ -78,14 +89,16 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Fin
 /// Checks a device that is no ext2, ext3 or ext4 filesystem, because its first bytes are destroyed. Returns
 /// `None` if there is no copy of a superblock either.
 pub fn check_remains(device: &dyn Device) -> Result<Option<Findings>> {
-    let Some((block_bytes, block)) = superblock::find_copy(device)? else { return Ok(None) };
+    let Some(copy) = superblock::find_copy(device)? else { return Ok(None) };
     let mut found = Findings::default();
-    let what = format!(
-        "there is no superblock, but a copy of one: try e2fsck -b {block} -B {block_bytes} on a copy of the \
-         image"
-    );
-    found.add("superblock-invalid", Place::group(1u64).at(block), what);
+    let what = format!("the superblock is missing; there is {}", use_of_copy(copy));
+    found.add("superblock-invalid", Place::group(1u64).at(copy.1), what);
     Ok(Some(found))
+}
+
+/// Says how a copy of the superblock is used. `copy` is the result of [`superblock::find_copy`].
+fn use_of_copy((block_bytes, block): (u64, u64)) -> String {
+    format!("a copy of a superblock: try e2fsck -b {block} -B {block_bytes} on a copy of the image")
 }
 
 /// Reads the superblock; `None` if it is damaged, which is a finding.

@@ -184,25 +184,32 @@ impl Superblock {
             )));
         }
         let rev0 = raw.s_rev_level.get() == 0;
+        // The format has no other revisions.
         if raw.s_rev_level.get() > 1 {
-            return Err(Error::Incompatible(format!("revision {} of the format", raw.s_rev_level.get())));
+            return Err(bad(format!("the superblock is damaged: s_rev_level is {}", raw.s_rev_level.get())));
         }
         let compat = Compat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_compat.get() });
         let incompat = Incompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_incompat.get() });
         let ro_compat = RoCompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_ro_compat.get() });
         // Check first: features may change the meaning of the other fields.
         let refused = incompat.difference(accepted);
+        let has_csum = ro_compat.contains(RoCompat::METADATA_CSUM);
+        let torn = has_csum && crc32c(!0, &bytes[..SUPERBLOCK_LEN - 4]) != raw.s_checksum.get();
+        if !refused.is_empty() && (torn || raw.s_log_block_size.get() > 6) {
+            return Err(bad("the superblock is damaged: it has unknown features, and impossible values or a wrong checksum".into()));
+        }
         if !refused.is_empty() {
             return Err(Error::Incompatible(format!(
                 "{place} has the unsupported feature {}",
                 refused.feature_names().join(", ")
             )));
         }
-        let has_csum = ro_compat.contains(RoCompat::METADATA_CSUM);
         if has_csum && raw.s_checksum_type != 1 {
-            return Err(Error::Incompatible(format!("checksum type {}", raw.s_checksum_type)));
+            return Err(bad(format!(
+                "the superblock is damaged: s_checksum_type is {}",
+                raw.s_checksum_type
+            )));
         }
-        let torn = has_csum && crc32c(!0, &bytes[..SUPERBLOCK_LEN - 4]) != raw.s_checksum.get();
         if raw.s_log_block_size.get() > 6 {
             return Err(bad(format!("s_log_block_size is {}", raw.s_log_block_size.get())));
         }

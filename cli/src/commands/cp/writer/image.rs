@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use ivers_vfs::{
-    CreateSpec, Cred, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
+    CreateSpec, Cred, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, WriteOutcome,
+    XattrMode,
 };
 
 use super::super::stream::{FileHeader, unpacked};
@@ -216,8 +217,15 @@ impl Target for Image {
 
     fn write(&self, Created { inode, .. }: &Created, offset: u64, bytes: &[u8]) -> Result<()> {
         let flags = WriteFlags::empty();
-        self.vfs.write_with_outcome(&Cred::root(), inode, offset, bytes, flags)?.complete()?;
-        Ok(())
+        let written = self.vfs.write_with_outcome(&Cred::root(), inode, offset, bytes, flags);
+        match written.and_then(WriteOutcome::complete) {
+            // The space of data that the host could not take is not free again. That error is the cause.
+            Err(Error::Name(NameError::NoSpace)) if self.vfs.writeback_error_seq() > 0 => {
+                self.vfs.fsync(inode, false)?;
+                Err(Error::Name(NameError::NoSpace).into())
+            }
+            written => Ok(written.map(drop)?),
+        }
     }
 
     fn finish(&self, created: &Created, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()> {

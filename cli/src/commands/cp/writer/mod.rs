@@ -9,7 +9,7 @@ use std::io::Read;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail};
-use ivers_vfs::FileType;
+use ivers_vfs::{Error, FileType};
 use serde_json::json;
 
 pub use host::{HOST_ORIGIN, Host};
@@ -432,7 +432,10 @@ impl<T: Target> Writer<'_, T> {
                 let abandon = |(file, to)| !T::KEEPS_PARTIAL && self.target.abandon(&to, &file);
                 let removed = if file.is_some_and(abandon) { ", removed" } else { "" };
                 let to = self.destination_path(None);
-                self.report(None, &error.context(format!("{to}: incomplete after byte {offset}{removed}")));
+                // An image can lose data that it had in memory, from any offset.
+                let is_lost = matches!(error.downcast_ref(), Some(Error::FileData(_) | Error::Io(_)));
+                let end = if is_lost { String::new() } else { format!(" after byte {offset}") };
+                self.report(None, &error.context(format!("{to}: incomplete{end}{removed}")));
             }
         }
         Ok(())
