@@ -8,6 +8,7 @@ use ivers_oracle::e2fs::debugfs;
 use ivers_oracle::fat::{FAT_PROGRAMS, FatImage, fsck_fat};
 use ivers_oracle::{Image, have_programs};
 use ivers_vfs::Timestamp;
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -301,4 +302,37 @@ fn an_interruption_closes_the_image_and_says_what_was_done() {
     assert!(text.contains("interrupted; files removed: "), "{text}");
     let left = ok(path, "ls @/dir").lines().count();
     assert_eq!(left + removed, 2000, "each file that is gone was named: {text}");
+}
+
+/// What is made in the directory of a user is for that user.
+#[test]
+fn new_entries_belong_to_the_owner_of_their_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    works(&["mkfs", "-q", "--size", "16M", "--root-owner=1234:567", word]);
+    let at = |path: &str| format!("{word}:{path}");
+    works(&["mkdir", "-p", &at("/a/b")]);
+    works(&["touch", &at("/a/file")]);
+    works(&["ln", "-s", "file", &at("/a/link")]);
+    works(&["cp", "-r", concat!(env!("CARGO_MANIFEST_DIR"), "/src/archive"), &at("/a/b")]);
+    let host = dir.path().join("host");
+    fs::write(&host, "x").unwrap();
+    works(&["shell", "-c", "mkdir /c", "-c", &format!("put {} /c/d", host.display()), word]);
+    let listed = works(&["ls", "-lR", &at("/")]);
+    let mut seen = 0;
+    for line in listed.lines().filter(|line| line.starts_with(['d', '-', 'l'])) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(words[2..4], ["1234", "567"], "{line}");
+        seen += 1;
+    }
+    assert!(seen > 10, "lost+found too: {listed}");
+    works(&["chown", "0:0", &at("/c")]);
+    works(&["touch", &at("/c/of-root")]);
+    let owner = works(&["stat", "--json", &at("/c/of-root")]);
+    let owner: serde_json::Value = serde_json::from_str(&owner).unwrap();
+    assert_eq!((owner["uid"].as_u64(), owner["gid"].as_u64()), (Some(0), Some(0)), "{owner}");
+    if ivers_oracle::have_programs(&["e2fsck"]) {
+        ivers_oracle::e2fsck(&image).unwrap();
+    }
 }

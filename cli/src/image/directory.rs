@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ivers_vfs::{Cred, InodeRef, Vfs};
+use ivers_vfs::{CreateSpec, Cred, InodeRef, Vfs};
 
 use super::sorted_names::{SortedNames, Unsorted};
 use crate::arguments::image_path;
@@ -30,6 +30,13 @@ pub fn names(vfs: &Vfs, dir: &InodeRef) -> Result<SortedNames> {
 /// Looks up a name in a directory.
 pub fn child(vfs: &Vfs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
     vfs.lookup(&Cred::root(), dir, name).with_context(|| format::name(name))
+}
+
+/// Gives what is created in `dir` the owner and the group of `dir`. Commands work with the rights of root, but
+/// what they make in the directory of a user is for that user.
+pub fn owned_as(dir: &InodeRef, spec: CreateSpec) -> CreateSpec {
+    let (uid, gid) = dir.with_attr(|attr| (attr.uid, attr.gid));
+    CreateSpec { uid: Some(uid), gid: Some(gid), ..spec }
 }
 
 /// A name in a directory and its inode, or why that cannot be read.

@@ -52,7 +52,7 @@ and <(command).
 
 With --preserve: owners (if this user may set them; else without set-id bits), permissions, times to the \
 nanosecond, ACLs and extended attributes (except those that this user may not set). Without: permissions \
-less the umask; in an image, files belong to root.
+less the umask; in an image, a new file belongs to the owner and group of its directory.
 
 What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. After a \
 signal (Ctrl-C) standard error says what was copied, and the exit code is 130. A file that is incomplete \

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::bytes::Bytes;
 use super::session::{Operation, Report, Session, Targets};
 use crate::arguments::{display_name, join, last_name};
+use crate::image::directory::owned_as;
 use crate::output::failure::{FAILED, failure, usage};
 use crate::output::format;
 
@@ -15,7 +16,7 @@ pub const HELP: &str = "\
 Without --symbolic, LINK becomes another name of the file TARGET, which is in the same image. With it, LINK \
 becomes a symbolic link that contains TARGET as it is written; of IMAGE:/path, it contains /path. If LINK is \
 a directory, the links are created in it. The creation of a link is one transaction of the journal; --force \
-removes the old file in another one before.
+removes the old file in another one before. A symbolic link belongs to the owner and group of its directory.
 
 JSON, one object per link: operation, path, dry_run, changed. With --verbose, first one without changed.
 
@@ -89,7 +90,7 @@ impl Ln {
         }
         match &file {
             None => {
-                let spec = CreateSpec::symlink(target);
+                let spec = owned_as(&dir, CreateSpec::symlink(target));
                 let made = session.vfs.create(&cred, &dir, &name, &spec, false);
                 session.stored(path, "symbolic links", made)?;
             }

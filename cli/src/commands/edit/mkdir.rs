@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::bytes::Bytes;
 use super::mode::Mode;
 use super::session::{Operation, Report, Session, Targets};
+use crate::image::directory::owned_as;
 use crate::output::failure::{FAILED, NOT_FOUND, failure};
 use crate::output::format;
 
 /// The help of the command.
 pub const HELP: &str = "\
-A new directory belongs to root, or to the group of a directory with set-group-ID. Its creation with mode \
+A new directory belongs to the owner and group of the directory that it is made in. Its creation with mode \
 and owner is one transaction of the journal; --parents creates several directories, one after the other.
 
 JSON, one object per operand: operation, path, dry_run, changed (number of directories created). With \
@@ -85,6 +86,7 @@ impl Mkdir {
         if let Some(mode) = self.mode.as_ref().filter(|_| is_last) {
             (spec.perm, spec.umask) = (mode.apply(0o777, true, session.umask), 0);
         }
+        let spec = owned_as(&dir, spec);
         let (inode, _) = session.at(path, session.vfs.create(&Cred::root(), &dir, &name, &spec, false))?;
         session.changed(path)?;
         let (wanted, stored) = (spec.perm & !spec.umask, inode.attr().perm);

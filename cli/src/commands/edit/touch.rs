@@ -5,11 +5,13 @@ use ivers_vfs::{CreateSpec, Cred, SetAttr, TimeSet, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::session::{Operation, Report, Session, Targets, Unmatched};
+use crate::image::directory::owned_as;
 
 /// The help of the command.
 pub const HELP: &str = "\
 Sets the times of access and modification to now, or to TIME. A file that does not exist is created empty, \
-with its times, in one transaction of the journal. A symbolic link is followed.
+with its times, in one transaction of the journal. It belongs to the owner and group of its directory. A \
+symbolic link is followed.
 
 TIME is YYYY-MM-DD, YYYY-MM-DD HH:MM:SS or YYYY-MM-DDTHH:MM:SSZ in UTC, or @SECONDS since 1970.
 
@@ -70,6 +72,7 @@ impl Touch {
             None => {
                 let (dir, name) = session.parent(path)?;
                 let spec = CreateSpec { umask: session.umask, atime, mtime, ..CreateSpec::file(0o666) };
+                let spec = owned_as(&dir, spec);
                 session.at(path, session.vfs.create(&cred, &dir, &name, &spec, false))?;
             }
         }

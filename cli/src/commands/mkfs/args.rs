@@ -92,7 +92,7 @@ pub struct Args {
     /// The time of creation in seconds since 1970 (default: $SOURCE_DATE_EPOCH, else now)
     #[arg(long, value_name = "SECONDS")]
     pub timestamp: Option<u32>,
-    /// ext: the owner of the root directory (default: 0:0; without a value: the calling user)
+    /// ext: the owner of the root directory and of lost+found (default: 0:0; without a value: the calling user)
     #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub root_owner: Option<String>,
     /// ext3, ext4: make no journal

@@ -38,7 +38,8 @@ use line::{Direction, LineCommand};
 
 const HELP: &str = "\
 Commands: ls, cat, stat, tree, cd, pwd, rm, mkdir, mv, ln, chmod, chown, touch, attr, cp, get, put, sync, \
-help, quit. `help rm` explains rm. get copies from the image to the host, put from the host into the image.
+help, quit. `help rm` explains rm. get copies from the image to the host, put from the host into the image. \
+What a line creates belongs to the owner and group of its directory.
 
 On a terminal, lines can be edited. Otherwise the first line that fails ends the shell, with its exit code \
 and its number on standard error; a line that begins with - may fail. Lines before it are done.

@@ -275,6 +275,8 @@ impl Maker<'_> {
             self.put(block, &self.dir_block(FIRST_INO, &[(0, b"")]))?;
         }
         let mut image = self.new_inode(FileType::Directory, 0o700, 2);
+        // The owner of the root directory must be able to read the whole tree.
+        (image.attr.uid, image.attr.gid) = self.options.root_owner;
         self.map(&mut image, &[(start, blocks)])?;
         self.put_inode(FIRST_INO, &image)
     }

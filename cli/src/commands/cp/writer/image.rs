@@ -11,6 +11,7 @@ use ivers_vfs::{
 use super::super::stream::{FileHeader, unpacked};
 use super::{Target, Xattrs, acls_missing_in};
 use crate::arguments::last_name;
+use crate::image::directory::owned_as;
 use crate::image::inode_handle::InodeHandle;
 use crate::output::failure::usage;
 use crate::output::format;
@@ -100,7 +101,7 @@ impl Image {
         let perm = if kind == FileType::Symlink { 0o777 } else { header.perm() & 0o777 };
         let spec =
             CreateSpec { rdev: header.rdev, target: header.target.clone(), ..CreateSpec::of(kind, perm) };
-        Ok(self.vfs.create(&Cred::root(), dir, name, &spec, false)?.0)
+        Ok(self.vfs.create(&Cred::root(), dir, name, &owned_as(dir, spec), false)?.0)
     }
 
     fn open_or_create(
