@@ -49,8 +49,7 @@ pub struct CommandLine {
     /// Print JSON: one document, or one object per line
     #[arg(long, global = true)]
     json: bool,
-    /// Show no progress bars (without a terminal and with --json there are none), and no message of mkfs on
-    /// success
+    /// Print no progress bars, and no message about success
     #[arg(short, long, global = true)]
     quiet: bool,
 }
@@ -129,11 +128,13 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages to a directory
+    /// Show the manual page of a command, or write all pages to a directory
     #[command(after_long_help = manpages::MAN_HELP)]
     Man {
-        /// The directory; created if it does not exist
-        dir: PathBuf,
+        /// A command, such as mount, or a directory; one with a slash in its name is created if it does not
+        /// exist
+        #[arg(value_name = "COMMAND|DIR")]
+        target: PathBuf,
     },
     /// The process that parses an image for another command.
     #[command(hide = true, name = crate::image::process::SUBCOMMAND)]
@@ -161,7 +162,7 @@ impl CommandLine {
             Command::Serve(args) => serve::run(&args, json),
             Command::Unmount(args) => unmount::run(&args, json),
             Command::Stat(args) => stat::run(&args, json),
-            Command::Changed(args) => changed::run(&args, json),
+            Command::Changed(args) => changed::run(&args, json, quiet),
             Command::Check(args) => check::run(&args, json, quiet),
             Command::Measure(args) => measure::run(&args, json),
             Command::Ls(args) => ls::run(&args, json),
@@ -188,7 +189,7 @@ impl CommandLine {
                 Err(usage("--json: completions and manual pages have no JSON form"))
             }
             Command::Completions { shell } => manpages::completions(&Self::command(), shell),
-            Command::Man { dir } => manpages::man(&Self::command(), &dir),
+            Command::Man { target } => manpages::man(&Self::command(), &target),
             Command::ImageProcess => image_process::run(),
             Command::ServeHelper => serve::helper::run(),
         }

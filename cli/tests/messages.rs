@@ -243,3 +243,66 @@ fn a_server_warns_if_no_client_can_create_a_file() {
     assert!(ivers(["cp", "-r", dir.to_str().unwrap(), &to]).status.success());
     assert!(!log("").contains(warning));
 }
+
+#[test]
+fn errors_say_what_to_do() {
+    let Some(image) = image() else { return };
+    let word = image.path().to_str().unwrap();
+    let text = refused(&["attr", "set", "origin", "x", &format!("{word}:/lost+found")], 2);
+    assert!(text.contains("names begin with user.") && text.contains("did you mean user.origin?"), "{text}");
+    let archive = image.dir().join("empty.tar");
+    fs::write(&archive, [0; 1024]).unwrap();
+    let dir = format!("{word}:/no/dir");
+    let text = refused(&["tar", "-x", "-f", archive.to_str().unwrap(), &dir], 3);
+    assert!(
+        text.contains(&format!("{dir}: no such directory; make it first: ivers mkdir -p {dir}")),
+        "{text}"
+    );
+    let text = refused(&["shell", "-c", "nonsense", word], 2);
+    assert!(text.starts_with("ivers: ") && !text.contains("error:"), "{text}");
+    let empty = image.dir().join("empty");
+    fs::write(&empty, "").unwrap();
+    let text = refused(&["ls", empty.to_str().unwrap()], 4);
+    assert!(text.contains("is empty: make a filesystem in it first (ivers mkfs)"), "{text}");
+    fs::File::create(&empty).unwrap().set_len(1 << 20).unwrap();
+    let text = refused(&["ls", &format!("{}@esp", empty.display())], 4);
+    assert!(text.contains("no partition table") && text.contains("sfdisk"), "{text}");
+    let state = image.dir().join("state");
+    let words = ["changed", "--save", state.to_str().unwrap(), image.dir().to_str().unwrap()];
+    assert!(errors(&ivers(words)).contains("compared by ctime"));
+    assert_eq!(errors(&ivers(words.iter().chain(&["-q"]))), "");
+}
+
+#[test]
+fn a_page_is_shown_and_no_directory_of_its_name_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |word: &str| Command::new(IVERS).args(["man", word]).current_dir(&dir).output().unwrap();
+    for word in ["mount", "umount", "ivers"] {
+        let output = run(word);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && text.contains("Usage: "), "{word}: {}", said(&output));
+    }
+    let output = run("nonsense");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    assert!(run("./pages").status.success() && dir.path().join("pages/ivers-mount.1").exists());
+    fs::create_dir(dir.path().join("mount")).unwrap();
+    assert!(run("mount").status.success() && dir.path().join("mount/ivers.1").exists(), "a directory");
+}
+
+#[test]
+fn the_help_of_a_command_is_about_its_operands() {
+    for (command, operands) in [
+        ("rm", "The files to remove"),
+        ("mkdir", "The directories to create"),
+        ("mv", "then the destination"),
+        ("ln", "then LINK"),
+        ("chmod", "whose permissions change"),
+    ] {
+        for flag in ["-h", "--help"] {
+            let text = works(&[command, flag]);
+            assert!(text.contains(operands) && !text.contains("of mv and ln"), "{command}: {text}");
+            assert!(!text.contains("of mkfs"), "{command}: {text}");
+        }
+    }
+}

@@ -52,7 +52,11 @@ const FILES: &[(&str, &[(&str, &str)])] = &[
     (
         "ivers-measure",
         &[
-            ("~/.local/state/ivers/measure/list", "the measurement list"),
+            ("~/.local/state/ivers/measure/list", "the measurement list of paths of the host"),
+            (
+                "~/.local/state/ivers/measure/list-DIGEST-IMAGE",
+                "the measurement list of an image, by its path",
+            ),
             ("~/.local/state/ivers/measure/store", "the store of known digests"),
             ("~/.local/state/ivers/measure/mounts/IMAGE.list", "the list of a mount"),
             ("/usr/share/doc/ivers/examples/measure.policy", "an example of a policy"),

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::foreign_formats;
 use super::formats::{self, Format};
-use crate::output::failure::{CORRUPT, REFUSED, USAGE, failure};
+use crate::output::failure::{CORRUPT, REFUSED, USAGE, failure, failure_with_list};
 use crate::output::{format, progress};
 
 /// A disk: an image with a partition table.
@@ -70,13 +70,18 @@ pub fn read(device: &dyn Device, place: &str) -> Result<Option<Disk>> {
 /// Finds the partition that a user named: by number, name or PARTUUID.
 pub fn find(device: &dyn Device, place: &str, wanted: &str) -> Result<(Disk, usize)> {
     let Some(disk) = read(device, place)? else {
-        let what = match formats::recognise(device)? {
-            Some(format) => Some(format!("it contains: {}", format.title)),
-            None => foreign_formats::recognise(device, place).map(|found| format!("it is {found}")),
-        };
-        let why = what.map_or(String::new(), |what| format!(": {what}"));
-        let how = format!("remove partition={wanted} or @{wanted}");
-        return Err(failure(REFUSED, format!("{place} has no partition table{why}; {how}")));
+        let why = format!("{place} has no partition table");
+        if let Some(format) = formats::recognise(device)? {
+            let how = format!("remove partition={wanted} or @{wanted}");
+            return Err(failure(REFUSED, format!("{why}: it contains: {}; {how}", format.title)));
+        }
+        let found = foreign_formats::recognise(device, place);
+        if let Some(found) = found.filter(|found| !found.starts_with("zeros")) {
+            let how = format!("remove partition={wanted} or @{wanted}");
+            return Err(failure(REFUSED, format!("{why}: it is {found}; {how}")));
+        }
+        let how = format!("make one first (sfdisk {place}), or remove @{wanted}");
+        return Err(failure(REFUSED, format!("{why}; {how}")));
     };
     let at = disk.find(place, wanted)?;
     Ok((disk, at))
@@ -167,12 +172,14 @@ impl Disk {
         let wanted = format::name(wanted.as_bytes());
         let &[at] = &found[..] else {
             let what = if found.is_empty() { "no partition" } else { "several partitions" };
-            return Err(failure(USAGE, format!("{place} has {what} {wanted:?}: {}", self.list())));
+            let why = format!("{place} has {what} {wanted:?}");
+            return Err(failure_with_list(USAGE, why, self.list()));
         };
         let one = &self.partitions[at];
         if one.is_extended {
             let why = "is extended: it contains the logical partitions, from 5 on";
-            return Err(failure(USAGE, format!("{place}: partition {} {why}: {}", one.number, self.list())));
+            let why = format!("{place}: partition {} {why}", one.number);
+            return Err(failure_with_list(USAGE, why, self.list()));
         }
         if let Some(problem) = &one.problem {
             let why = format!("{place}: partition {} cannot be used: {problem}", one.number);
@@ -196,7 +203,7 @@ impl Disk {
             [] => {
                 let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
                 let why = format!("{place} contains no {wanted}, and no partition of it does");
-                Err(failure(REFUSED, format!("{why}: {}", self.list())))
+                Err(failure_with_list(REFUSED, why, self.list()))
             }
             [first, ..] => {
                 let number = self.partitions[*first].number;
@@ -204,20 +211,20 @@ impl Disk {
                 let why = format!(
                     "{place}: {count} partitions contain a filesystem; name one, as {place}@{number}"
                 );
-                Err(failure(REFUSED, format!("{why}: {}", self.list())))
+                Err(failure_with_list(REFUSED, why, self.list()))
             }
         }
     }
 
-    /// Returns the partitions in one line.
-    fn list(&self) -> String {
+    /// Returns the partitions for an error.
+    fn list(&self) -> Vec<String> {
         if self.partitions.is_empty() {
-            return "the table is empty".to_owned();
+            return vec!["the table is empty".to_owned()];
         }
         let mut all: Vec<_> = self.partitions.iter().take(LISTED_MAX).map(Partition::describe).collect();
         let more = self.partitions.len() - all.len();
         all.extend((more > 0).then(|| format!("and {more} more (ivers info)")));
-        all.join("; ")
+        all
     }
 
     /// Returns the table in JSON. Users rely on its keys.

@@ -127,11 +127,14 @@ pub struct Failure {
     pub code: u8,
     /// The message.
     pub message: String,
+    /// What the message ends with, a line each on standard error.
+    pub list: Vec<String>,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        if self.list.is_empty() { Ok(()) } else { write!(f, ": {}", self.list.join("; ")) }
     }
 }
 
@@ -156,7 +159,7 @@ pub fn reported(code: u8) -> anyhow::Error {
 
 /// Returns an error in the command line.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
-    Failure { code: USAGE, message: message.into() }.into()
+    failure(USAGE, message)
 }
 
 /// Standard output cannot be written to, which ends the command.
@@ -197,7 +200,7 @@ impl Problems {
         if error.is::<Reported>() || error.is::<StdoutError>() {
             return Err(error);
         }
-        say_error(code(&error), &line(&error));
+        say_error(code(&error), &printed(&error));
         self.add(code(&error));
         Ok(())
     }
@@ -217,7 +220,23 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Returns an error with an exit code.
 pub fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
-    Failure { code, message: message.into() }.into()
+    Failure { code, message: message.into(), list: Vec::new() }.into()
+}
+
+/// Returns an error that ends with a list.
+pub fn failure_with_list(code: u8, message: impl Into<String>, list: Vec<String>) -> anyhow::Error {
+    Failure { code, message: message.into(), list }.into()
+}
+
+/// Returns an error as it is printed: its list has a line for each item, unless the form is JSON.
+fn printed(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<Failure>() {
+        Some(failure) if error.chain().count() == 1 && failure.list.len() > 1 && !is_json() => {
+            let items = failure.list.iter().map(|item| format!("\n  {}", format::one_line(item)));
+            format!("{}:{}", format::one_line(&failure.message), items.collect::<String>())
+        }
+        _ => line(error),
+    }
 }
 
 /// Returns the exit code of an error.
@@ -361,7 +380,7 @@ pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !error.is::<Reported>() {
-        say(formatted(program, Some(code(error)), &line(error)));
+        say(formatted(program, Some(code(error)), &printed(error)));
     }
     ExitCode::from(code(error))
 }
@@ -384,6 +403,14 @@ mod tests {
         assert_eq!(code(&usage("no")), USAGE);
         assert_eq!(code(&std::io::Error::from_raw_os_error(117).into()), CORRUPT);
         assert_eq!(code(&anyhow::anyhow!("plain")), FAILED);
+    }
+
+    #[test]
+    fn a_list_has_a_line_for_each_item() {
+        let list = vec!["1: boot".to_owned(), "2:\nroot".to_owned()];
+        let error = failure_with_list(REFUSED, "disk.img: name a partition", list);
+        assert_eq!(printed(&error), "disk.img: name a partition:\n  1: boot\n  2: root");
+        assert_eq!(line(&error), "disk.img: name a partition: 1: boot; 2: root");
     }
 
     #[test]

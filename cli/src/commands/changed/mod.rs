@@ -46,7 +46,7 @@ are all as saved. Without a change attribute every file counts as changed. What 
 named on standard error (except lost+found), counts as unchanged, and makes the exit code 1.
 
 TREE may be a directory that is not on a mount of ivers. The kernel shows no change attribute there, so \
-ctime, mtime, size, inode number and time of birth are compared, and a warning says so. That finds every \
+ctime, mtime, size, inode number and time of birth are compared, and without -q a warning says so. That finds every \
 change while the clock does not go back: a file that changed in the same moment in which it was saved \
 counts as changed in the next run. It does not find a change after the clock was set back, or one by a \
 program that writes to the device below the filesystem.
@@ -172,10 +172,10 @@ impl Job<'_> {
     }
 
     /// Compares with a tree of a mount.
-    fn walk_mount(self, dir: &Path, problems: &mut Problems) -> Result<Comparison> {
+    fn walk_mount(self, dir: &Path, problems: &mut Problems, quiet: bool) -> Result<Comparison> {
         let tree = self.tree;
         let (mounted, header) = Mounted::open(dir)?;
-        if !mounted.has_change_attributes() {
+        if !mounted.has_change_attributes() && !quiet {
             warn(format_args!(
                 "{}: not on a mount of ivers: compared by ctime, mtime, size, inode number and time of \
                  birth; a change after the clock was set back can be missed",
@@ -199,7 +199,7 @@ impl Job<'_> {
 }
 
 /// Runs `ivers changed`.
-pub fn run(args: &Args, json: bool) -> Result<()> {
+pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     if args.null && json {
         return Err(usage("-0 and --json exclude each other: they are two forms of the output"));
     }
@@ -225,7 +225,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     args.save.as_deref().map(|path| save::target(path, SAVED)).transpose()?;
     let mut problems = Problems::default();
     let comparison = match Operand::parse_image(&args.tree) {
-        Operand::Host(dir) => job.walk_mount(&dir, &mut problems)?,
+        Operand::Host(dir) => job.walk_mount(&dir, &mut problems, quiet)?,
         Operand::Image { image, path } => {
             job.walk_image(&image, path, &options).map_err(|error| with_hint(error, &args.tree))?
         }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::session::{Operation, Report, Session, Targets, Unmatched};
 use crate::arguments::display_name;
 use crate::image::glob::is_pattern;
+use crate::output::failure::{USAGE, failure};
 use crate::output::{format, print};
 
 /// The help of the command.
@@ -209,13 +210,26 @@ fn are_many(targets: &Targets) -> bool {
 /// Adds path and attribute to an error.
 fn set_or_explain(session: &Session<'_>, path: &[u8], name: &str, done: ivers_vfs::Result<()>) -> Result<()> {
     let done = session.stored(path, "extended attributes", done);
-    done.map_err(|error| error.context(format!("attribute {}", format::one_line(name))))
+    done.map_err(|error| about(name, error))
+}
+
+/// Names that are not those of a class of attributes. A file has none of them, whatever the format.
+const CLASSES: [&str; 4] = ["user.", "trusted.", "security.", "system."];
+
+/// Adds the name to an error, or says that no attribute has such a name.
+fn about(name: &str, error: anyhow::Error) -> anyhow::Error {
+    let shown = format::one_line(name);
+    if CLASSES.iter().any(|class| name.starts_with(class)) {
+        return error.context(format!("attribute {shown}"));
+    }
+    let why = "names begin with user., trusted., security. or system.";
+    failure(USAGE, format!("attribute {shown}: {why}; did you mean user.{shown}?"))
 }
 
 fn read(session: &Session<'_>, path: &[u8], inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
     let value = session.vfs.get_xattr(&Cred::root(), inode, name);
     let value = session.stored(path, "extended attributes", value);
-    value.map_err(|error| error.context(format!("attribute {}", format::name(name))))
+    value.map_err(|error| about(&format::name(name), error))
 }
 
 fn hex(value: &[u8]) -> String {

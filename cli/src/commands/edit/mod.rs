@@ -52,13 +52,11 @@ use session::Targets;
 
 /// The command line of a command: its options, its operands, and how to open images.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args<O: clap::Args> {
+pub struct Args<O: Options> {
     #[command(flatten)]
     options: O,
-    /// The files; of mv and ln, the last is the destination
-    ///
-    /// Patterns such as 'IMAGE:/etc/*.conf' are expanded where files must exist.
-    #[arg(required = true, value_name = "IMAGE:/path")]
+    // Only the long help has room for patterns.
+    #[arg(required = true, value_name = "IMAGE:/path", help = O::OPERANDS, long_help = long_help::<O>())]
     operands: Vec<PathBuf>,
     #[command(flatten)]
     image: ImageArgs,
@@ -96,6 +94,10 @@ pub enum Shape {
 
 /// The options of a command, which become a request.
 pub trait Options: clap::Args + Clone {
+    /// What the operands are, for the help.
+    const OPERANDS: &'static str;
+    /// The operands are names of new files, and so no patterns.
+    const OPERANDS_ARE_NEW: bool = false;
     /// The shape of the operands.
     const SHAPE: Shape = Shape::Files;
 
@@ -108,9 +110,16 @@ pub trait Options: clap::Args + Clone {
     fn edit(self) -> Result<Edit>;
 }
 
+fn long_help<O: Options>() -> String {
+    let patterns = "Patterns such as 'IMAGE:/etc/*.conf' are expanded where files must exist.";
+    if O::OPERANDS_ARE_NEW { O::OPERANDS.to_owned() } else { format!("{}\n\n{patterns}", O::OPERANDS) }
+}
+
 macro_rules! options {
-    ($($options:ty => $variant:ident),* $(,)?) => {
+    ($($options:ty => $variant:ident: $operands:literal),* $(,)?) => {
         $(impl Options for $options {
+            const OPERANDS: &'static str = $operands;
+
             fn edit(self) -> Result<Edit> {
                 Ok(Edit::$variant(self))
             }
@@ -119,17 +128,26 @@ macro_rules! options {
 }
 
 options! {
-    rm::Rm => Rm,
-    mkdir::Mkdir => Mkdir,
-    chmod::Chmod => Chmod,
-    chown::Chown => Chown,
-    touch::Touch => Touch,
-    attr::Get => GetAttr,
-    attr::Remove => RemoveAttr,
-    attr::List => ListAttr,
+    rm::Rm => Rm: "The files to remove",
+    chmod::Chmod => Chmod: "The files whose permissions change",
+    chown::Chown => Chown: "The files whose owner changes",
+    touch::Touch => Touch: "The files whose times are set; created if they do not exist",
+    attr::Get => GetAttr: "The files that have the attribute",
+    attr::Remove => RemoveAttr: "The files whose attribute is removed",
+    attr::List => ListAttr: "The files whose attributes are listed",
+}
+
+impl Options for mkdir::Mkdir {
+    const OPERANDS: &'static str = "The directories to create";
+    const OPERANDS_ARE_NEW: bool = true;
+
+    fn edit(self) -> Result<Edit> {
+        Ok(Edit::Mkdir(self))
+    }
 }
 
 impl Options for mv::Mv {
+    const OPERANDS: &'static str = "The files, then the destination: a new name, or a directory";
     const SHAPE: Shape = Shape::To;
 
     fn edit(self) -> Result<Edit> {
@@ -138,6 +156,8 @@ impl Options for mv::Mv {
 }
 
 impl Options for ln::Ln {
+    const OPERANDS: &'static str = "The targets, then LINK: a new name, or a directory";
+
     fn shape(&self) -> Shape {
         if self.symbolic { Shape::TextsTo } else { Shape::To }
     }
@@ -148,6 +168,8 @@ impl Options for ln::Ln {
 }
 
 impl Options for attr::Set {
+    const OPERANDS: &'static str = "The files that get the attribute";
+
     fn edit(self) -> Result<Edit> {
         self.check().map_err(usage)?;
         Ok(Edit::SetAttr(self))

@@ -30,7 +30,7 @@ use ivers_ima::signature;
 use ivers_ima::store::{Files, Store};
 use serde_json::json;
 
-use crate::arguments::Operand;
+use crate::arguments::{ImageName, Operand};
 use crate::file_info;
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
@@ -98,8 +98,8 @@ pub struct Args {
     /// The files to measure and appraise, in the syntax of the kernel (see below; default: measure all)
     #[arg(short, long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The binary measurement list to extend (default: ivers/measure/list under $XDG_STATE_HOME or
-    /// ~/.local/state); with --of: write a copy there
+    /// The binary measurement list to extend (default: a list for each image, or one for paths of the host, in
+    /// ivers/measure under $XDG_STATE_HOME or ~/.local/state); with --of: write a copy there
     #[arg(short, long, value_name = "FILE")]
     list: Option<PathBuf>,
     /// The store of known digests (default: in the directory of the default list)
@@ -326,6 +326,27 @@ impl Run {
     }
 }
 
+/// Returns the name of the default list: that of the image, if all paths are in one image, so that the list
+/// of an image has no entries of others.
+fn list_name(paths: &[PathBuf]) -> String {
+    let image = |word: &PathBuf| match Operand::parse_image(word) {
+        Operand::Image { image, .. } => ImageName::parse(&image).canonicalize().ok(),
+        Operand::Host(_) => None,
+    };
+    let images: Option<Vec<_>> = paths.iter().map(image).collect();
+    let Some([first, rest @ ..]) = images.as_deref() else { return "list".to_owned() };
+    if rest.iter().any(|other| other != first) {
+        return "list".to_owned();
+    }
+    // A name of a file has at most 255 bytes.
+    let path = first.as_os_str().as_encoded_bytes();
+    let end: String = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default().escape_ascii().to_string();
+    let end: String =
+        end.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_@".contains(*c)).take(64).collect();
+    let digest = Algorithm::Sha256.digest(path);
+    format!("list-{}-{end}", &digest.hex()[..16])
+}
+
 /// Runs `ivers measure`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
     // The allocator asks for huge pages of which it uses little. Clearing them took a third of the time of a
@@ -344,7 +365,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let policy: Policy = policy_text.parse().map_err(|error| usage(format!("--template: {error}")))?;
     let keys = read_keys(&args.keys)?;
     let path = |given: &Option<PathBuf>, name| given.clone().map_or_else(|| storage::default_path(name), Ok);
-    let list_path = path(&args.list, "list")?;
+    let list_name = list_name(&args.paths);
+    let list_path = path(&args.list, &list_name)?;
     let store_path = path(&args.store, "store")?;
     if list_path == store_path {
         return Err(usage("--list and --store must not be the same file"));
@@ -429,7 +451,8 @@ fn print_list(
 ) -> Result<()> {
     let new = new.map(|new| format!(", {new} new")).unwrap_or_default();
     let path = format::name(path.as_os_str().as_encoded_bytes());
-    print::line(format_args!("{path}: {entries} entries{new}, {violations} violations; PCR 10 is"))?;
+    let (entries, violations) = (format::count(entries, "entry"), format::count(violations, "violation"));
+    print::line(format_args!("{path}: {entries}{new}, {violations}; PCR 10 is"))?;
     for value in aggregates.banks() {
         print::line(format_args!("  {:<7} {}", value.algorithm().name(), value.hex()))?;
     }

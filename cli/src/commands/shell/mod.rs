@@ -31,7 +31,9 @@ use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, parse_image_path};
 use crate::image::open_options::{ImageOptions, Owners};
 use crate::image::process::ImageProcess;
-use crate::output::failure::{FAILED, Problems, Reported, StdoutError, USAGE, code, reported, say};
+use crate::output::failure::{
+    FAILED, Problems, Reported, StdoutError, USAGE, code, is_broken_pipe, reported, say,
+};
 use crate::output::{format, print};
 use input::{Input, Next};
 use line::{Direction, LineCommand};
@@ -186,7 +188,9 @@ impl Shell {
                 return Ok(Then::Continue);
             }
             Err(error) => {
-                say(error.render().to_string().trim_end());
+                let text = error.render().to_string();
+                let text = text.trim_end();
+                say(format_args!("ivers: {}", text.strip_prefix("error: ").unwrap_or(text)));
                 return Err(reported(USAGE));
             }
         };
@@ -267,7 +271,11 @@ impl Shell {
         // Other images that the copy has opened are closed after it.
         let others = self.processes.0.split_off(1);
         let closed = cp::Processes(others).finish();
-        let outcome = outcome?;
+        let outcome = outcome.map_err(|error| {
+            // The process that wrote has ended the copy, and has said why.
+            let is_end = is_broken_pipe(&error) && !error.is::<StdoutError>();
+            if is_end { reported(FAILED) } else { error }
+        })?;
         closed?;
         cp::finish(&args, outcome, self.json)
     }
