@@ -15,6 +15,7 @@
 //! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
 //! | `log` | finding the log's end, and replay |
 //! | `open`, `driver` | opening; the interface to the VFS |
+//! | [`mkfs`] | making a filesystem |
 //!
 //! The driver has no locks: nothing that it keeps changes after it is opened.
 
@@ -31,6 +32,7 @@ mod fork;
 mod inode;
 pub mod layout;
 mod log;
+pub mod mkfs;
 mod open;
 mod search;
 mod symlink;

@@ -7,9 +7,10 @@ use clap::ValueEnum;
 const HELP: &str = "\
 ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
-(DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0).
+(DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0). XFS has the geometry of mkfs.xfs, and the features \
+that it enables by default in versions 6.6 to 6.12: Linux mounts them since 5.19.
 
-Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, --uuid, for FAT, \
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext and XFS, --uuid, for FAT, \
 --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file reads as zeros; \
 the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
 refused (exit code 4), and so is a filesystem that has no space for its journal.
@@ -23,9 +24,13 @@ are used. What cannot be created is named on standard error; the rest is created
 After a signal (Ctrl-C), or if the files do not fit, a file that the command created is removed; in a file \
 or device that existed it leaves no filesystem. After a signal the exit code is 130.
 
+--features changes the features of XFS: a name adds one, ^ before it removes one, and commas separate, as \
+parent,^rmapbt. There are finobt, rmapbt, reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. \
+The last two need Linux 6.10. XFS cannot be filled by --from yet.
+
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
-cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. With --from: \
-files, problems.
+cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \
+groups, log_blocks, sector_size, inode_size, features. With --from: files, problems.
 
 Examples:
   ivers mkfs disk.img --size 1G --root-owner
@@ -33,7 +38,8 @@ Examples:
   ivers mkfs disk-with-partitions.img@2
   ivers mkfs rootfs.img --from rootfs.tar --size auto
   ivers mkfs disk.img --from tree --spec devices.txt --size 64M --timestamp 0
-  ivers mkfs -L data -m 0 /dev/sdx1";
+  ivers mkfs -L data -m 0 /dev/sdx1
+  ivers mkfs --type xfs disk.img --size 10G --features parent,exchange";
 
 /// A format that `mkfs` makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,6 +55,7 @@ pub enum FsType {
     Affs,
     Ofs,
     Ffs,
+    Xfs,
 }
 
 /// Options of `mkfs`.
@@ -65,10 +72,12 @@ pub struct Args {
     #[arg(short, long)]
     pub size: Option<String>,
     /// Block size; of FAT: cluster size. ext: 1024, 2048 or 4096 (default: 1024 below 512 MiB, else 4096);
-    /// FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096 (default: 512)
+    /// FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096 (default: 512); XFS: 1024 to 65536 (default:
+    /// 4096)
     #[arg(short, long, value_name = "BYTES")]
     pub block_size: Option<u32>,
-    /// ext: inode size, 256 or a larger power of two up to the block size (default: 256)
+    /// Inode size. ext: 256 or a larger power of two up to the block size (default: 256); XFS: 512, 1024 or
+    /// 2048 (default: 512)
     #[arg(short = 'I', long, value_name = "BYTES")]
     pub inode_size: Option<u32>,
     /// ext: create one inode per this many bytes (default: by size)
@@ -77,10 +86,10 @@ pub struct Args {
     /// ext: reserve this part of the blocks for the superuser (default: 5)
     #[arg(short = 'm', long, value_name = "PERCENT")]
     pub reserved_percent: Option<u32>,
-    /// The label: at most 16 bytes (ext), 11 characters (FAT) or 30 characters (Amiga)
+    /// The label: at most 16 bytes (ext), 11 characters (FAT), 30 characters (Amiga) or 12 bytes (XFS)
     #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
     pub label: String,
-    /// ext: the UUID (default: random)
+    /// ext, XFS: the UUID (default: random)
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
     /// FAT: the serial number, as 1234-ABCD (default: random)
@@ -92,12 +101,29 @@ pub struct Args {
     /// The time of creation in seconds since 1970 (default: $SOURCE_DATE_EPOCH, else now)
     #[arg(long, value_name = "SECONDS")]
     pub timestamp: Option<u32>,
-    /// ext: the owner of the root directory and of lost+found (default: 0:0; without a value: the calling user)
+    /// ext, XFS: the owner of the root directory and of lost+found (default: 0:0; without a value: the
+    /// calling user)
     #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub root_owner: Option<String>,
     /// ext3, ext4: make no journal
     #[arg(long)]
     pub no_journal: bool,
+    /// XFS: features to add, or with ^ to remove, as parent,^rmapbt
+    #[arg(short = 'O', long, value_name = "LIST")]
+    pub features: Option<String>,
+    /// XFS: the number of allocation groups (default: 4; from 4 TiB on, one for each TiB)
+    #[arg(long, value_name = "NUMBER")]
+    pub agcount: Option<u32>,
+    /// XFS: the size of the log, as 128M (default: 1/2048 of the size, 64 MiB to 2038 MiB)
+    #[arg(long, value_name = "SIZE")]
+    pub log_size: Option<String>,
+    /// XFS: sector size, 512 to 32768; a device with larger sectors needs their size (default: 512)
+    #[arg(long, value_name = "BYTES")]
+    pub sector_size: Option<u32>,
+    /// XFS: allow less than 300 MiB, and a log of less than 64 MiB. mkfs.xfs makes such filesystems for
+    /// tests alone
+    #[arg(long)]
+    pub small: bool,
     /// Overwrite existing contents
     #[arg(short = 'F', long)]
     pub force: bool,

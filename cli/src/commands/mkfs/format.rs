@@ -12,7 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::args::{Args, FsType};
-use crate::arguments::source_date_epoch;
+use crate::arguments::{parse_size, source_date_epoch};
 use crate::output::failure::usage;
 
 /// A filesystem that is going to be made.
@@ -33,6 +33,8 @@ pub enum NewFilesystem {
         /// The time of creation.
         time: Timestamp,
     },
+    /// XFS.
+    Xfs(ivers_xfs::mkfs::MkfsOptions),
 }
 
 /// What was made.
@@ -51,7 +53,9 @@ impl NewFilesystem {
         let ext = |fs_type| ext_options(args, fs_type, seconds).map(Self::Ext);
         let fat = |fat_type| fat_options(args, fat_type, time).map(Self::Fat);
         let affs = |low_byte| {
+            refuse_options("an AmigaDOS volume", &ext_or_xfs(args))?;
             refuse_options("an AmigaDOS volume", &ext_only(args))?;
+            refuse_options("an AmigaDOS volume", &xfs_only(args))?;
             refuse_options("an AmigaDOS volume", &[("volume-id", args.volume_id.is_some())])?;
             let label = if args.label.is_empty() { "Empty" } else { &args.label };
             let block_size = args.block_size.unwrap_or(512);
@@ -67,6 +71,7 @@ impl NewFilesystem {
             FsType::Fat32 => fat(Some(FatType::Fat32)),
             FsType::Ofs => affs(0),
             FsType::Affs | FsType::Ffs => affs(3),
+            FsType::Xfs => xfs_options(args, seconds).map(Self::Xfs),
         }
     }
 
@@ -75,6 +80,7 @@ impl NewFilesystem {
         match self {
             Self::Ext(options) => options.zeroed = true,
             Self::Fat(options) => options.zeroed = true,
+            Self::Xfs(options) => options.zeroed = true,
             // It has no large tables of zeros.
             Self::Affs { .. } => {}
         }
@@ -86,6 +92,7 @@ impl NewFilesystem {
             Self::Ext(options) => options.timestamp.into(),
             Self::Fat(options) => options.time.sec,
             Self::Affs { time, .. } => time.sec,
+            Self::Xfs(options) => options.timestamp.into(),
         }
     }
 
@@ -93,6 +100,7 @@ impl NewFilesystem {
     pub fn root_owner(&self) -> Option<(u32, u32)> {
         match self {
             Self::Ext(options) => Some(options.root_owner),
+            Self::Xfs(options) => Some(options.root_owner),
             Self::Fat(_) | Self::Affs { .. } => None,
         }
     }
@@ -114,10 +122,14 @@ impl NewFilesystem {
             Self::Affs { low_byte, block_size, label, .. } => {
                 ivers_affs::mkfs::plan(bytes, *low_byte, *block_size, label)
             }
+            Self::Xfs(options) => ivers_xfs::mkfs::plan(bytes, options),
         };
         planned.map_err(|error| match error {
             Error::Incompatible(why) if self.fits_without_journal(bytes) => {
                 usage(format!("{image_name}: {why}; choose a larger size, --no-journal or --type ext2"))
+            }
+            Error::Incompatible(why) if self.fits_if_small(bytes) => {
+                usage(format!("{image_name}: {why}; choose a larger size, or --small for a test"))
             }
             Error::Incompatible(why) => usage(format!("{image_name}: {why}")),
             error => error.into(),
@@ -128,6 +140,21 @@ impl NewFilesystem {
         let Self::Ext(options) = self else { return false };
         let without = ivers_ext4::mkfs::MkfsOptions { journal: false, ..options.clone() };
         options.journal && ivers_ext4::mkfs::plan(bytes, &without).is_ok()
+    }
+
+    fn fits_if_small(&self, bytes: u64) -> bool {
+        let Self::Xfs(options) = self else { return false };
+        let small = ivers_xfs::mkfs::MkfsOptions { small: true, ..options.clone() };
+        ivers_xfs::mkfs::plan(bytes, &small).is_ok()
+    }
+
+    /// Erases what a checker of the new format could take for its own, away from the start of the device.
+    pub fn erase_old(&self, device: &dyn Device) -> ivers_vfs::Result<()> {
+        match self {
+            // xfs_repair searches the device for copies of a lost superblock.
+            Self::Xfs(_) => ivers_xfs::mkfs::erase_copies(device),
+            Self::Ext(_) | Self::Fat(_) | Self::Affs { .. } => Ok(()),
+        }
     }
 
     /// Makes the filesystem.
@@ -187,20 +214,58 @@ impl NewFilesystem {
                     json: json!({ "fs": name, "block_size": block_size, "blocks": blocks }),
                 })
             }
+            Self::Xfs(options) => {
+                let made = ivers_xfs::mkfs::mkfs(device.as_ref(), options)?;
+                let uuid = Uuid::from_bytes(options.uuid);
+                Ok(Made {
+                    text: format!(
+                        "xfs, {} blocks of {} bytes, {} groups, log of {} blocks, UUID {uuid}",
+                        made.blocks, made.block_size, made.groups, made.log_blocks
+                    ),
+                    json: json!({
+                        "fs": "xfs",
+                        "uuid": uuid.to_string(),
+                        "block_size": made.block_size,
+                        "blocks": made.blocks,
+                        "groups": made.groups,
+                        "log_blocks": made.log_blocks,
+                        "sector_size": made.sector_size,
+                        "inode_size": made.inode_size,
+                        "features": made.features,
+                    }),
+                })
+            }
         }
     }
 }
 
-/// Options of ext that were given.
-fn ext_only(args: &Args) -> [(&'static str, bool); 7] {
+/// Options of ext and XFS that were given.
+fn ext_or_xfs(args: &Args) -> [(&'static str, bool); 3] {
     [
         ("inode-size", args.inode_size.is_some()),
+        ("uuid", args.uuid.is_some()),
+        ("root-owner", args.root_owner.is_some()),
+    ]
+}
+
+/// Options of ext alone that were given.
+fn ext_only(args: &Args) -> [(&'static str, bool); 4] {
+    [
         ("bytes-per-inode", args.bytes_per_inode.is_some()),
         ("reserved-percent", args.reserved_percent.is_some()),
-        ("uuid", args.uuid.is_some()),
         ("hash-seed", args.hash_seed.is_some()),
-        ("root-owner", args.root_owner.is_some()),
         ("no-journal", args.no_journal),
+    ]
+}
+
+/// Options of XFS alone that were given.
+fn xfs_only(args: &Args) -> [(&'static str, bool); 5] {
+    [
+        ("features", args.features.is_some()),
+        ("agcount", args.agcount.is_some()),
+        ("log-size", args.log_size.is_some()),
+        ("sector-size", args.sector_size.is_some()),
+        ("small", args.small),
     ]
 }
 
@@ -213,7 +278,8 @@ fn refuse_options(format: &str, given: &[(&str, bool)]) -> Result<()> {
 
 fn ext_options(args: &Args, fs_type: ExtType, timestamp: u32) -> Result<ivers_ext4::mkfs::MkfsOptions> {
     refuse_options("ext", &[("volume-id", args.volume_id.is_some())])?;
-    let uuid = uuid_of(args.uuid.as_deref(), "uuid")?.unwrap_or_else(|| Uuid::new_v4().into_bytes());
+    refuse_options("ext", &xfs_only(args))?;
+    let uuid = uuid_or_random(args)?;
     Ok(ivers_ext4::mkfs::MkfsOptions {
         fs_type,
         block_size: args.block_size,
@@ -238,7 +304,9 @@ fn fat_options(
     if args.uuid.is_some() {
         return Err(usage("--uuid: FAT has none; choose its serial number with --volume-id"));
     }
+    refuse_options("FAT", &ext_or_xfs(args))?;
     refuse_options("FAT", &ext_only(args))?;
+    refuse_options("FAT", &xfs_only(args))?;
     let volume_id = match &args.volume_id {
         None => Uuid::new_v4().as_fields().0,
         Some(text) => volume_id_of(text)
@@ -252,6 +320,44 @@ fn fat_options(
         time,
         zeroed: false,
     })
+}
+
+fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptions> {
+    refuse_options("XFS", &[("volume-id", args.volume_id.is_some())])?;
+    refuse_options("XFS", &ext_only(args))?;
+    if args.filling.from.is_some() {
+        return Err(usage(
+            "--from: an XFS cannot be filled yet; make it empty, mount it with Linux, and copy the files",
+        ));
+    }
+    let list = args.features.as_deref().unwrap_or_default();
+    let features =
+        ivers_xfs::mkfs::Features::parse(list).map_err(|why| usage(format!("--features {list}: {why}")))?;
+    let log_bytes = match &args.log_size {
+        None => None,
+        Some(text) => Some(
+            parse_size(text)
+                .ok_or_else(|| usage(format!("--log-size {text}: must be a size, as 128M or 1G")))?,
+        ),
+    };
+    Ok(ivers_xfs::mkfs::MkfsOptions {
+        block_size: args.block_size.unwrap_or(4096),
+        sector_size: args.sector_size.unwrap_or(512),
+        inode_size: args.inode_size.unwrap_or(512),
+        groups: args.agcount,
+        log_bytes,
+        features,
+        label: args.label.clone().into_bytes(),
+        uuid: uuid_or_random(args)?,
+        timestamp,
+        root_owner: owner_of(args.root_owner.as_deref())?,
+        small: args.small,
+        zeroed: false,
+    })
+}
+
+fn uuid_or_random(args: &Args) -> Result<[u8; 16]> {
+    Ok(uuid_of(args.uuid.as_deref(), "uuid")?.unwrap_or_else(|| Uuid::new_v4().into_bytes()))
 }
 
 fn uuid_of(text: Option<&str>, what: &str) -> Result<Option<[u8; 16]>> {

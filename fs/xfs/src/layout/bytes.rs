@@ -8,6 +8,8 @@ pub(crate) const MAGIC_AGI: u32 = 0x5841_4749;
 pub(crate) const MAGIC_AGFL: u32 = 0x5841_464c;
 pub(crate) const MAGIC_INODE: u16 = 0x494e;
 
+/// No block of a group.
+pub(crate) const NULL_AGBLOCK: u32 = u32::MAX;
 /// No inode, in the lists of unlinked inodes.
 pub(crate) const NULL_AGINO: u32 = u32::MAX;
 
