@@ -78,6 +78,42 @@ fn said_of(output: &std::process::Output) -> String {
 }
 
 #[test]
+fn xfs_labels_are_those_of_xfs_admin() {
+    if !ivers_oracle::have_programs(&["mkfs.xfs", "xfs_db", "xfs_repair"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let path = image.to_str().unwrap();
+    for kind in [&["-m", "crc=1"][..], &["-s", "size=4096"], &["-m", "crc=0"]] {
+        std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        ivers_oracle::run("mkfs.xfs", [&["-q", "-f", "-L", "first"], kind, &[path]].concat()).unwrap();
+        assert_eq!(label(&image, None), (Some(0), "first\n".into()));
+        if kind.contains(&"crc=0") {
+            let (code, said) = label(&image, Some("new"));
+            assert!(code == Some(4) && said.contains("version 4"), "{said}");
+            continue;
+        }
+        let read = |group: &str| {
+            let words = ["-r", "-c", &format!("sb {group}"), "-c", "label", "-c", "print crc", path];
+            let text = ivers_oracle::said(&ivers_oracle::run("xfs_db", words).unwrap());
+            assert!(text.contains("(correct)"), "{text}");
+            let label = text.lines().find_map(|line| line.strip_prefix("label = "));
+            label.unwrap().trim_matches('"').trim_end_matches("\\000").to_owned()
+        };
+        labels_are_set(&image, &["second", "twelve bytes", "", "again"], || {
+            let labels = ["0", "1", "2", "3"].map(read);
+            assert!(labels.iter().all(|label| *label == labels[0]), "{labels:?}");
+            labels[0].clone()
+        });
+        ivers_oracle::run("xfs_repair", ["-n", path]).unwrap();
+        let (code, said) = label(&image, Some("thirteen byte"));
+        assert!(code == Some(4) && said.contains("at most 12 bytes"), "{said}");
+        assert_eq!(read("0"), "again");
+    }
+}
+
+#[test]
 fn amiga_labels_are_in_the_root_block() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");

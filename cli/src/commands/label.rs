@@ -1,22 +1,24 @@
 //! `label`: shows or sets the label of a filesystem.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use ivers_block::FileDevice;
 use ivers_vfs::MountOptions;
 use serde_json::json;
 
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::{open_image, open_on};
+use crate::image::open::{locate, open_image, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::image::sandbox;
 use crate::output::failure::{REFUSED, failure};
 use crate::output::{format, print};
 
 const HELP: &str = "\
-A label has at most 16 bytes on ext2, ext3 and ext4, 11 characters on FAT (stored in upper case) and 30 \
-characters on Amiga volumes. An empty NEW removes the label, except on Amiga volumes, which must have one. \
-After a crash the image has the old label or the new one.
+A label has at most 16 bytes on ext2, ext3 and ext4, 11 characters on FAT (stored in upper case), 30 \
+characters on Amiga volumes, and 12 bytes on XFS. An empty NEW removes the label, except on Amiga volumes, \
+which must have one. After a crash the image has the old label or the new one.
 
 JSON: path, label.
 
@@ -44,6 +46,13 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let options = ImageOptions { read_only: args.new.is_none(), ..args.options.options()? };
     let device = open_image(image, &options)?;
     sandbox::enter(options.sandbox);
+    let device = match &args.new {
+        None => device,
+        Some(new) => match set_unmounted(device, image, &options, new)? {
+            Some(device) => device,
+            None => return report(image, new, json),
+        },
+    };
     let mount_options = MountOptions { background: false, ..MountOptions::default() };
     let vfs = open_on(Some(device), image, &options, mount_options)?;
     let Some(new) = &args.new else {
@@ -61,5 +70,27 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     // Closed also after a refused label: an image that is left open counts as crashed.
     let closed = vfs.unmount();
     set.and(closed).with_context(|| name)?;
+    report(image, new, json)
+}
+
+fn report(image: &Path, new: &str, json: bool) -> Result<()> {
     if json { print::json_line(&json!({ "path": image.to_string_lossy(), "label": new })) } else { Ok(()) }
+}
+
+/// Sets the label of a format whose driver does not set it. Returns the device of all other formats.
+fn set_unmounted(
+    file: FileDevice,
+    image: &Path,
+    options: &ImageOptions,
+    new: &str,
+) -> Result<Option<FileDevice>> {
+    let file = Arc::new(file);
+    let located = locate(&file, file.clone(), image, options)?;
+    if let Some(set_label) = located.format.set_label {
+        let name = located.image_name;
+        set_label(&*located.device, new, &name).with_context(|| name.clone())?;
+        return Ok(None);
+    }
+    drop(located);
+    Ok(Arc::into_inner(file))
 }

@@ -24,6 +24,8 @@ pub struct Format {
     probe: fn(head: &[u8]) -> bool,
     open: Open,
     check: Check,
+    /// Sets the label of an image that is not mounted; `None`: the driver sets that of a mount.
+    pub set_label: Option<SetLabel>,
 }
 
 /// Opens a device. `Budget` bounds its buffers; the string names the image in errors.
@@ -31,6 +33,9 @@ type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Ar
 
 /// Checks a device. `Memory` bounds what the check keeps; the string names the image in errors.
 type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings>;
+
+/// Sets the label of the filesystem on a device. The last string names the image in errors.
+type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
 
 /// Bytes of a device that a probe sees: a Rigid Disk Block is one of the first 16 sectors.
 const HEAD_BYTES: u64 = 16 * 512;
@@ -46,6 +51,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_ext4::probe,
         open: open_ext4,
         check: |device, _, memory, place| ivers_ext4::check::check(device, memory, place),
+        set_label: None,
     },
     Format {
         names: &["fat", "vfat", "msdos", "fat12", "fat16", "fat32"],
@@ -56,6 +62,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_fat::probe,
         open: open_fat,
         check: |device, _, memory, place| ivers_fat::check::check(device, memory, place),
+        set_label: None,
     },
     Format {
         names: &["affs", "ofs", "ffs"],
@@ -66,6 +73,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_affs::probe,
         open: open_affs,
         check: check_affs,
+        set_label: None,
     },
     Format {
         names: &["xfs"],
@@ -76,6 +84,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_xfs::probe,
         open: open_xfs,
         check: |_, _, _, _| Err(Error::Incompatible("XFS cannot be checked; run xfs_repair -n".into())),
+        set_label: Some(ivers_xfs::set_label),
     },
 ];
 

@@ -1,6 +1,7 @@
 //! The interface to the VFS.
 
 use crate::dir::same_name;
+use crate::geometry_facts::geometry_facts;
 use crate::inode::private_of;
 use crate::layout::features::{Features2, Incompat, Version};
 use crate::volume::Xfs;
@@ -102,6 +103,7 @@ impl FileSystem for Xfs {
             fact("checksums", if sb.is_v5() { "crc32c" } else { "none" }.to_owned()),
             fact("unlinked inodes", unlinked),
         ];
+        facts.extend(geometry_facts(sb));
         if sb.incompat.contains(Incompat::META_UUID) {
             let digits: String = sb.meta_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
             facts.push(fact("UUID in structures", digits));

@@ -14,8 +14,8 @@
 //! | `da` | hash trees of names, for directories and attributes |
 //! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
 //! | `log` | finding the log's end, and replay |
-//! | `open`, `driver` | opening; the interface to the VFS |
-//! | [`mkfs`] | making a filesystem |
+//! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
+//! | [`mkfs`], `label` | making a filesystem; setting its label |
 //!
 //! The driver has no locks: nothing that it keeps changes after it is opened.
 
@@ -29,7 +29,9 @@ mod dir;
 mod driver;
 mod file;
 mod fork;
+mod geometry_facts;
 mod inode;
+mod label;
 pub mod layout;
 mod log;
 pub mod mkfs;
@@ -38,5 +40,6 @@ mod search;
 mod symlink;
 mod volume;
 
+pub use label::set_label;
 pub use open::{OpenOptions, probe};
 pub use volume::Xfs;

@@ -25,7 +25,8 @@ pub fn probe(head: &[u8]) -> bool {
     Superblock::probe(head)
 }
 
-fn read_super(device: &dyn Device, place: &str) -> Result<Superblock> {
+/// Reads the superblock.
+pub(crate) fn read_super(device: &dyn Device, place: &str) -> Result<Superblock> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
     Superblock::parse(&head, device.size_bytes(), place)

@@ -4,7 +4,9 @@
 mod common;
 
 use common::*;
-use ivers_block::{ByteOffset, CountedDevice, Device, FileDevice, IoCounts, MemDevice, OpenMode};
+use ivers_block::{
+    ByteOffset, CountedDevice, Device, FaultDevice, FileDevice, IoCounts, MemDevice, OpenMode,
+};
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
 use ivers_vfs::Error;
@@ -128,7 +130,7 @@ fn kinds() -> Vec<Kind> {
         kind(
             "a log of 96 MiB and a label",
             512 * MIB,
-            MkfsOptions { log_bytes: Some(96 * MIB), label: b"twelve bytes".to_vec(), ..options() },
+            MkfsOptions { log_bytes: Some(96 * MIB), label: "twelve bytes".into(), ..options() },
             Some("-l size=96m -L twelve_bytes -m rmapbt=1 -i nrext64=1"),
         ),
         kind("parent and exchange", 400 * MIB, with("parent,exchange"), None),
@@ -347,7 +349,7 @@ fn the_driver_reads_new_filesystems() {
             assert_eq!((time.sec, time.nsec), (1_700_000_000, 0), "{}", kind.name);
         }
         let (info, space) = (vfs.info(), vfs.stat_fs().unwrap());
-        assert_eq!(info.label.as_bytes(), options.label, "{}", kind.name);
+        assert_eq!(info.label, options.label, "{}", kind.name);
         assert_eq!((info.uuid, info.block_size), (UUID_BYTES, report.block_size), "{}", kind.name);
         assert_eq!(space.blocks, report.blocks - u64::from(report.log_blocks), "{}", kind.name);
         // All groups agree with the superblock: its copies, lengths, counts.
@@ -375,6 +377,33 @@ fn old_contents_do_not_matter_and_calls_are_reproducible() {
     }
     if have_xfsprogs() {
         is_clean(&used, "over other contents");
+    }
+}
+
+/// After a crash the old filesystem, no filesystem, or the whole new one is found.
+#[test]
+fn an_incomplete_filesystem_is_not_recognized() {
+    let base = Arc::new(MemDevice::new(80 * MIB));
+    let old = MkfsOptions { small: true, label: "old".into(), ..options() };
+    make(&*base, &old).unwrap();
+    let device = FaultDevice::new(base);
+    make(&device, &MkfsOptions { label: "new".into(), groups: Some(2), ..old }).unwrap();
+    for prefix in 0..=device.len() {
+        for seed in 0..4 {
+            let image = device.image_where(prefix, |index| (index * 7 + seed) % 4 < seed).unwrap();
+            let mut head = [0; 120];
+            image.read_at(ByteOffset(0), &mut head).unwrap();
+            match (&head[..4], &head[108..111]) {
+                (b"XFSB", b"old") => assert!(prefix < device.len(), "{prefix} {seed}"),
+                (b"XFSB", name) => {
+                    assert_eq!(name, b"new", "{prefix} {seed}");
+                    let vfs = mount_device(Arc::new(image)).unwrap();
+                    assert_eq!(our_tree(&vfs, false).unwrap(), Tree::new(), "{prefix} {seed}");
+                    vfs.unmount().unwrap();
+                }
+                _ => assert!(prefix < device.len(), "{prefix} {seed}"),
+            }
+        }
     }
 }
 
@@ -471,8 +500,8 @@ fn silly_options_are_refused() {
         (GIB, MkfsOptions { log_bytes: Some(600 * MIB), ..options() }, "too small for a log"),
         (GIB, MkfsOptions { log_bytes: Some(3 * GIB), ..options() }, "between"),
         (GIB, MkfsOptions { log_bytes: Some(u64::MAX), ..options() }, "multiple"),
-        (GIB, MkfsOptions { label: vec![b'x'; 13], ..options() }, "13 bytes is too long"),
-        (GIB, MkfsOptions { label: b"a\0b".to_vec(), ..options() }, "zero byte"),
+        (GIB, MkfsOptions { label: "x".repeat(13), ..options() }, "at most 12 bytes"),
+        (GIB, MkfsOptions { label: "a\0b".into(), ..options() }, "NUL"),
         (GIB, MkfsOptions { uuid: [0; 16], ..options() }, "all zeros"),
         (GIB, MkfsOptions { timestamp: 1 << 31, ..with("^bigtime") }, "2038"),
         (u64::MAX, MkfsOptions { block_size: 1024, ..options() }, "too many"),

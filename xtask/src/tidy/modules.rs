@@ -231,11 +231,16 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
     (
         "fs/xfs/src",
         &[
-            ("", "layout search volume btree fork inode ag da dir attr symlink file log open driver"),
+            (
+                "",
+                "layout search volume btree fork inode ag da dir attr symlink file log open label mkfs \
+                 geometry_facts driver",
+            ),
             ("layout", "bytes features raw checksum superblock"),
             ("dir", "entry names data short"),
             ("attr", "acl attribute short leaf"),
             ("log", "refusal ring scan items convert replay"),
+            ("mkfs", "features options geometry space trees headers inodes empty_log"),
         ],
     ),
 ];

@@ -8,11 +8,11 @@ const HELP: &str = "\
 ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
 (DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0). XFS has the geometry of mkfs.xfs, and the features \
-that it enables by default in versions 6.6 to 6.12: Linux mounts them since 5.19.
+that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount.
 
-Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext and XFS, --uuid, for FAT, \
---volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file reads as zeros; \
-the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext and XFS, --uuid, \
+for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file \
+reads as zeros; the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
 refused (exit code 4), and so is a filesystem that has no space for its journal.
 
 --from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
@@ -25,8 +25,8 @@ After a signal (Ctrl-C), or if the files do not fit, a file that the command cre
 or device that existed it leaves no filesystem. After a signal the exit code is 130.
 
 --features changes the features of XFS: a name adds one, ^ before it removes one, and commas separate, as \
-parent,^rmapbt. There are finobt, rmapbt, reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. \
-The last two need Linux 6.10. XFS cannot be filled by --from yet.
+parent,^rmapbt. There are finobt, rmapbt, reflink, inobtcount, sparse, bigtime, nrext64, exchange and \
+parent. The last two need Linux 6.10. --from does not fill XFS yet.
 
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \
@@ -117,11 +117,10 @@ pub struct Args {
     /// XFS: the size of the log, as 128M (default: 1/2048 of the size, 64 MiB to 2038 MiB)
     #[arg(long, value_name = "SIZE")]
     pub log_size: Option<String>,
-    /// XFS: sector size, 512 to 32768; a device with larger sectors needs their size (default: 512)
+    /// XFS: sector size, 512 to 32768 (default: that of the device; 512 for a file)
     #[arg(long, value_name = "BYTES")]
     pub sector_size: Option<u32>,
-    /// XFS: allow less than 300 MiB, and a log of less than 64 MiB. mkfs.xfs makes such filesystems for
-    /// tests alone
+    /// XFS: allow less than 300 MiB, and a log of less than 64 MiB, as for tests
     #[arg(long)]
     pub small: bool,
     /// Overwrite existing contents

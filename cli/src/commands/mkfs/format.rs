@@ -1,5 +1,8 @@
 //! Making each format: its options from the arguments, its sizes, its report.
 
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +15,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::args::{Args, FsType};
-use crate::arguments::{parse_size, source_date_epoch};
+use crate::arguments::{ImageName, parse_size, source_date_epoch};
 use crate::output::failure::usage;
 
 /// A filesystem that is going to be made.
@@ -340,20 +343,36 @@ fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptio
                 .ok_or_else(|| usage(format!("--log-size {text}: must be a size, as 128M or 1G")))?,
         ),
     };
+    let block_size = args.block_size.unwrap_or(4096);
     Ok(ivers_xfs::mkfs::MkfsOptions {
-        block_size: args.block_size.unwrap_or(4096),
-        sector_size: args.sector_size.unwrap_or(512),
+        block_size,
+        sector_size: args.sector_size.or_else(|| device_sector(args, block_size)).unwrap_or(512),
         inode_size: args.inode_size.unwrap_or(512),
         groups: args.agcount,
         log_bytes,
         features,
-        label: args.label.clone().into_bytes(),
+        label: args.label.clone(),
         uuid: uuid_or_random(args)?,
         timestamp,
         root_owner: owner_of(args.root_owner.as_deref())?,
         small: args.small,
         zeroed: false,
     })
+}
+
+/// Returns the sector size for a block device: what it writes at once, if a block has that much, or else what
+/// it writes at all.
+fn device_sector(args: &Args, block_size: u32) -> Option<u32> {
+    let meta = fs::metadata(ImageName::parse(&args.image).file).ok()?;
+    if !meta.file_type().is_block_device() {
+        return None;
+    }
+    let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    let device = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+    // The queue of a partition is that of its disk.
+    let queue = [device.join("queue"), device.join("../queue")].into_iter().find(|queue| queue.exists())?;
+    let size = |name: &str| fs::read_to_string(queue.join(name)).ok()?.trim().parse::<u32>().ok();
+    size("physical_block_size").filter(|size| *size <= block_size).or_else(|| size("logical_block_size"))
 }
 
 fn uuid_or_random(args: &Args) -> Result<[u8; 16]> {

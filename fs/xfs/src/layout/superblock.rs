@@ -74,6 +74,21 @@ pub struct Superblock {
     pub hidden_inos: [u64; 5],
     /// Percentage of the blocks that may be inodes.
     pub inode_max_percent: u8,
+    /// What no code depends on.
+    pub geometry: Geometry,
+}
+
+/// Alignments that the superblock states, in blocks; 0: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Geometry {
+    /// Of chunks of inodes.
+    pub inode_alignment: u32,
+    /// Of parts of sparse chunks.
+    pub sparse_alignment: u32,
+    /// Of large files: what one disk of an array has.
+    pub stripe_unit: u32,
+    /// What all disks of an array have.
+    pub stripe_width: u32,
 }
 
 /// Counts in the superblock. They are right only if the filesystem was unmounted.
@@ -224,6 +239,16 @@ impl Superblock {
                 raw.sb_pquotino.get(),
             ],
             inode_max_percent: raw.sb_imax_pct,
+            geometry: Geometry {
+                inode_alignment: if flags.contains(Version::ALIGN) { raw.sb_inoalignmt.get() } else { 0 },
+                sparse_alignment: if incompat.contains(Incompat::SPARSE) {
+                    raw.sb_spino_align.get()
+                } else {
+                    0
+                },
+                stripe_unit: raw.sb_unit.get(),
+                stripe_width: raw.sb_width.get(),
+            },
         };
         if sb.log_start.0 == 0 {
             return Err(unsupported("the log is on another device, which is not supported".into()));

@@ -54,3 +54,8 @@ pub(crate) fn recover(
     let count = replay::replay(&ring, &found.records, &overlay, sb, place)?;
     Ok((overlay, Replayed::Transactions(count)))
 }
+
+/// Returns whether the log contains nothing that is not in place.
+pub(crate) fn is_clean(device: &dyn Device, sb: &Superblock, place: &str) -> Result<bool> {
+    Ok(scan::scan(&Ring::new(device, sb, place)?)?.clean)
+}

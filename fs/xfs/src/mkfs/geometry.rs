@@ -1,6 +1,7 @@
 //! The sizes of a new filesystem: blocks, allocation groups, log.
 
 use super::options::{MkfsOptions, MkfsReport};
+use crate::label::stored_label;
 use crate::layout::features::{Incompat, RoCompat};
 use ivers_vfs::{Error, Result};
 
@@ -139,7 +140,8 @@ impl Plan {
         let least = MIN_GROUP_BYTES / u64::from(self.block_size);
         if each < least {
             return Err(refuse(format!(
-                "allocation groups of {each} blocks are smaller than 16 MiB; choose a larger size or fewer groups"
+                "allocation groups of {each} blocks are smaller than 16 MiB; choose a larger size or \
+                 fewer groups"
             )));
         }
         let most = self.group_blocks_max();
@@ -282,12 +284,7 @@ fn check_sizes(options: &MkfsOptions) -> Result<(u32, u32, u32)> {
 }
 
 fn check_identity(options: &MkfsOptions) -> Result<()> {
-    if options.label.len() > 12 {
-        return Err(refuse(format!("a label of {} bytes is too long: XFS stores 12", options.label.len())));
-    }
-    if options.label.contains(&0) {
-        return Err(refuse("a label cannot contain a zero byte".into()));
-    }
+    stored_label(&options.label)?;
     if options.uuid == [0; 16] {
         return Err(refuse("Linux does not mount an XFS whose UUID is all zeros".into()));
     }

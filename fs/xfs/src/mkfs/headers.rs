@@ -58,7 +58,7 @@ pub(super) fn superblock(plan: &Plan, options: &MkfsOptions, totals: &Totals) ->
         version |= Version::ATTR;
     }
     let mut label = [0; 12];
-    label[..options.label.len()].copy_from_slice(&options.label);
+    label[..options.label.len()].copy_from_slice(options.label.as_bytes());
 
     let mut raw = RawSuperblock::new_zeroed();
     raw.sb_magicnum = MAGIC_SUPERBLOCK.into();

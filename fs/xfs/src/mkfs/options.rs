@@ -19,7 +19,7 @@ pub struct MkfsOptions {
     /// The optional features.
     pub features: Features,
     /// The label, at most 12 bytes.
-    pub label: Vec<u8>,
+    pub label: String,
     /// The UUID. Linux does not mount one of zeros.
     pub uuid: [u8; 16],
     /// Seconds since 1970: the times of the root directory.
@@ -41,7 +41,7 @@ impl Default for MkfsOptions {
             groups: None,
             log_bytes: None,
             features: Features::default(),
-            label: Vec::new(),
+            label: String::new(),
             uuid: [0; 16],
             timestamp: 0,
             root_owner: (0, 0),
