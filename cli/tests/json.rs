@@ -62,8 +62,8 @@ fn json_of_commands_on_images_has_the_documented_names() {
     let file = format!("{image}:/file");
     fs::write(&host, "text").unwrap();
     holds("mkfs", &ask(&["mkfs", &image, "--size", "64M", "-I", "256"]));
-    for fs_type in ["fat", "affs"] {
-        let made = ask(&["mkfs", &path(fs_type), "--size", "1M", "--type", fs_type]);
+    for (fs_type, size) in [("fat", "1M"), ("affs", "1M"), ("xfs", "300M")] {
+        let made = ask(&["mkfs", &path(fs_type), "--size", size, "--type", fs_type]);
         holds(&format!("mkfs --type {fs_type}"), &made);
     }
     holds("resize", &ask(&["resize", &image, "80M"]));
