@@ -12,8 +12,8 @@ that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount.
 
 Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext and XFS, --uuid, \
 for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file \
-reads as zeros; the image records that.) Nothing is written before all checks have passed. An image that is not empty is \
-refused (exit code 4), and so is a filesystem that has no space for its journal.
+reads as zeros; the image records that.) Nothing is written before all checks have passed. An image that is \
+not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
 
 --from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
 extended attributes are those of the directory or the archive. Times after --timestamp become that time. \

@@ -51,8 +51,8 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     Ok(plan.report(options))
 }
 
-/// Erases the copies of an old superblock, if the device has one. A tool that repairs the new filesystem could
-/// take them for its own.
+/// Erases the copies of an old superblock, if the device has one. A tool that repairs the new filesystem
+/// could take them for its own.
 pub fn erase_copies(device: &dyn Device) -> Result<()> {
     let mut head = vec![0; device.size_bytes().min(SECTOR_BYTES_MAX) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
