@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 /// The least that mkfs.xfs makes.
 const MIN_BYTES: u64 = 300 * MIB;
-const MIN_GROUP_BYTES: u64 = 16 * MIB;
+pub(super) const MIN_GROUP_BYTES: u64 = 16 * MIB;
 /// An allocation group has less than this.
 const GROUP_BYTES_LIMIT: u64 = TIB;
 /// From this size on, allocation groups have their largest size.

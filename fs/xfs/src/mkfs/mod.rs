@@ -24,7 +24,7 @@ pub use options::{MkfsOptions, MkfsReport};
 
 use crate::layout::features::Incompat;
 use crate::layout::superblock::Superblock;
-use geometry::Plan;
+use geometry::{MIN_GROUP_BYTES, Plan};
 use headers::Totals;
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::Result;
@@ -58,6 +58,10 @@ pub fn erase_copies(device: &dyn Device) -> Result<()> {
     device.read_at(ByteOffset(0), &mut head)?;
     // One that is damaged, or from a larger device, does not say reliably where its copies are.
     let Ok(old) = Superblock::parse(&head, device.size_bytes(), "") else { return Ok(()) };
+    if u64::from(old.ag_blocks) * u64::from(old.block_size) < MIN_GROUP_BYTES {
+        // No tool made these groups. There could be millions of them.
+        return Ok(());
+    }
     let zeros = vec![0; old.sector_size as usize];
     for group in 1..old.ag_count {
         if let Some(block) = old.ag_block(group, 0) {
