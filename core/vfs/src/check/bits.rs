@@ -55,6 +55,37 @@ impl Bits {
         first
     }
 
+    /// Returns the first number of a run that is in the set (`wanted`), or that is not.
+    pub fn find(&self, start: u64, len: u64, wanted: bool) -> Option<u64> {
+        self.find_word(start, len, |bits, bit| if wanted { bits.word(bit) } else { !bits.word(bit) })
+    }
+
+    /// Returns the first number of a run that is in this set and not in another one.
+    pub fn find_outside(&self, other: &Self, start: u64, len: u64) -> Option<u64> {
+        self.find_word(start, len, |bits, bit| bits.word(bit) & !other.word(bit))
+    }
+
+    /// The 64 numbers around `bit`.
+    fn word(&self, bit: u64) -> u64 {
+        let chunk = self.chunks.get((bit / CHUNK) as usize).and_then(Option::as_ref);
+        chunk.map_or(0, |chunk| chunk[(bit % CHUNK / 64) as usize])
+    }
+
+    fn find_word(&self, start: u64, len: u64, word: impl Fn(&Self, u64) -> u64) -> Option<u64> {
+        let end = start.saturating_add(len).min(self.len);
+        let mut bit = start;
+        while bit < end {
+            let stop = end.min((bit / 64 + 1) * 64);
+            let mask = (!0u64 >> (64 - (stop - bit))) << (bit % 64);
+            let found = word(self, bit) & mask;
+            if found != 0 {
+                return Some(bit / 64 * 64 + u64::from(found.trailing_zeros()));
+            }
+            bit = stop;
+        }
+        None
+    }
+
     /// Copies `len` bits from `start` on to bytes, the first to the lowest bit.
     pub fn bytes(&self, start: u64, len: u64) -> Vec<u8> {
         let mut bytes = vec![0u8; len.div_ceil(8) as usize];
@@ -81,6 +112,20 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_are_found_in_runs() {
+        let (mut bits, mut other) = (Bits::new(200_000), Bits::new(200_000));
+        bits.set_run(70, 1000);
+        other.set_run(70, 999);
+        assert_eq!((bits.find(0, 200_000, true), bits.find(70, 1000, false)), (Some(70), None));
+        assert_eq!((bits.find(70, 1001, false), bits.find(1070, 100_000, true)), (Some(1070), None));
+        assert_eq!(
+            (bits.find_outside(&other, 0, 1069), bits.find_outside(&other, 0, 1070)),
+            (None, Some(1069))
+        );
+        assert_eq!((bits.find(199_999, 9, false), bits.find(200_000, 9, false)), (Some(199_999), None));
+    }
 
     #[test]
     fn runs_are_set_and_found() {

@@ -6,9 +6,11 @@
 
 mod bits;
 mod runs;
+mod tree;
 
 pub use bits::Bits;
 pub use runs::{Runs, run_is};
+pub use tree::{PathFinder, unreachable};
 
 use crate::{Error, Result};
 use ivers_block::Budget;
