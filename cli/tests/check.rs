@@ -103,16 +103,32 @@ fn a_lost_superblock_is_damage_if_there_is_a_copy() {
 }
 
 #[test]
-fn xfs_is_refused_with_the_reason() {
+fn findings_on_xfs_have_paths() {
+    if !have_programs(&["mkfs.xfs", "xfs_db"]) {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    let mut bytes = vec![0; 1 << 20];
-    bytes[..4].copy_from_slice(b"XFSB");
-    fs::write(&image, bytes).unwrap();
-    let output = ivers(["check".as_ref(), image.as_os_str()]);
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(8), "{text}");
-    assert!(text.contains("XFS cannot be checked; run xfs_repair -n"), "{text}");
+    let (image, proto) = (dir.path().join("image"), dir.path().join("proto"));
+    fs::write(&proto, "/\n0 0\nd--755 0 0\nd d--755 0 0\nlink l--777 0 0 target\n$\n$\n").unwrap();
+    fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+    let words = ["-q".as_ref(), "-p".as_ref(), proto.as_os_str(), image.as_os_str()];
+    ivers_oracle::run("mkfs.xfs", words).unwrap();
+    let check = || ivers(["check".as_ref(), "--json".as_ref(), image.as_os_str()]);
+    assert_eq!(check().status.code(), Some(0), "{}", said(&check()));
+    let commands = ["-x", "-c", "path /d/link", "-c", "write -d core.nlinkv2 7"];
+    ivers_oracle::run("xfs_db", commands.iter().map(|word| (*word).as_ref()).chain([image.as_os_str()]))
+        .unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["code"], &first["path"]), (&"link-count-wrong".into(), &"/d/link".into()), "{text}");
+    // Without its first block it is still recognised.
+    let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 512], 0).unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("superblock-invalid"), "{}", said(&output));
 }
 
 #[test]

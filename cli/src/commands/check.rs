@@ -22,9 +22,9 @@ const HELP: &str = "\
 Reads all structures of the filesystem, trusts none of them, and writes nothing. A journal that must be \
 replayed is replayed in memory; the result is checked, and a note says so. A note also says if a filesystem \
 without a journal was not unmounted cleanly; alone, that is no finding. An image that the kernel has mounted \
-for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS and FFS. To repair an image, use \
-the format's own tool: e2fsck, fsck.fat. A check that needs more memory than -o cache= (by default 256M) ends \
-with an error.
+for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS and XFS. To repair an image, \
+use the format's own tool: e2fsck, fsck.fat, xfs_repair. A check that needs more memory than -o cache= (by \
+default 256M) ends with an error.
 
 Each finding has its place (group, inode, path, block, as far as known) and a code such as \
 block-claimed-twice, which does not change between versions; docs/check.md lists them.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
 use ivers_vfs::check::{Findings, Memory};
-use ivers_vfs::{DriverOptions, Error, FileSystem, Result, Timestamp};
+use ivers_vfs::{DriverOptions, FileSystem, Result, Timestamp};
 
 use super::open_options::{ImageOptions, Owners};
 
@@ -83,7 +83,7 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_xfs::probe,
         open: open_xfs,
-        check: |_, _, _, _| Err(Error::Incompatible("XFS cannot be checked; run xfs_repair -n".into())),
+        check: |device, _, memory, place| ivers_xfs::check::check(device, memory, place),
         set_label: Some(ivers_xfs::set_label),
     },
 ];
@@ -107,10 +107,11 @@ pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
     Ok(FORMATS.iter().find(|format| (format.probe)(&head)))
 }
 
-/// Checks a device that [`recognise`] does not recognise because its first bytes are destroyed. Returns
-/// `None` if no filesystem was there.
-pub fn check_remains(device: &dyn Device) -> Result<Option<Findings>> {
-    ivers_ext4::check::check_remains(device)
+/// Checks a device that [`recognise`] does not recognise because its first bytes are destroyed. Returns the
+/// format and what is wrong, or `None` if no filesystem was there.
+pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findings)>> {
+    let found = ivers_ext4::check::check_remains(device)?.map(|found| ("ext4", found));
+    Ok(found.or(ivers_xfs::check::check_remains(device)?.map(|found| ("xfs", found))))
 }
 
 fn head(device: &dyn Device) -> Result<Vec<u8>> {

@@ -185,7 +185,7 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
             Ok(located) => located,
             Err(error) => {
                 let found = check_remains(file, image, options)?;
-                return found.map(|found| ("ext4", found)).ok_or(error);
+                return found.ok_or(error);
             }
         };
     check_options(format, options).with_context(|| image_name.clone())?;
@@ -196,7 +196,11 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
 
 /// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if
 /// the device contains something else.
-fn check_remains(file: Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<Option<Findings>> {
+fn check_remains(
+    file: Arc<FileDevice>,
+    image: &Path,
+    options: &ImageOptions,
+) -> Result<Option<(&'static str, Findings)>> {
     let device: Arc<dyn Device> = match options.offset_bytes {
         0 => file,
         offset => Arc::new(OffsetDevice::new(file, ByteOffset(offset))?),

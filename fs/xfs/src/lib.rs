@@ -16,6 +16,7 @@
 //! | `log` | finding the log's end, and replay |
 //! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
 //! | [`mkfs`], `label` | making a filesystem; setting its label |
+//! | [`check`] | the checker |
 //!
 //! The driver has no locks: nothing that it keeps changes after it is opened.
 
@@ -24,6 +25,7 @@
 mod ag;
 mod attr;
 mod btree;
+pub mod check;
 mod da;
 mod dir;
 mod driver;

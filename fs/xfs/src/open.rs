@@ -9,7 +9,7 @@ use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result};
 use std::sync::Arc;
 
 /// Bytes of the largest sector: the superblock's checksum is of its sector.
-const HEAD_BYTES: u64 = 32 << 10;
+pub(crate) const HEAD_BYTES: u64 = 32 << 10;
 
 /// Options of [`Xfs::open`].
 #[derive(Debug, Clone, Default)]

@@ -72,7 +72,7 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
             }
         }
         "affs" => inputs.extend(crate::affs::inputs()),
-        "xfs" => inputs.extend(crate::xfs::inputs()),
+        "xfs" | "check_xfs" => inputs.extend(crate::xfs::inputs()),
         "partitions" => inputs.extend(crate::partitions::inputs()),
         "saved_state" => inputs.extend(crate::plain::states()),
         "measure" => inputs.extend(crate::measure::inputs()),

@@ -58,6 +58,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
     Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "xfs", max_len: 2048, run: xfs::run, classes: &[] },
+    Target { name: "check_xfs", max_len: 2048, run: xfs::check, classes: &[] },
     Target { name: "partitions", max_len: 4096, run: partitions::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
     Target { name: "measure", max_len: 4096, run: measure::run, classes: &[] },

@@ -1,10 +1,10 @@
-//! XFS images: damages structures, then opens, walks and uses the filesystem.
+//! XFS images: damages structures, then opens, walks and uses the filesystem, or checks it.
 //!
 //! Inputs have the form of [`crate::input`]. The class of a patch is ignored, a place is one of the used
 //! sectors. Checksums are corrected according to the type of the damaged structure.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
+use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
 use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_vfs::{DriverOptions, Vfs};
@@ -37,8 +37,8 @@ fn load(packed: &[u8]) -> Base {
     Base { device: Arc::new(MemDevice::from_bytes(&image)), sectors }
 }
 
-/// Runs an input.
-pub fn run(input: &[u8]) {
+/// The damaged image of an input, its flags, and what follows.
+fn damaged<'a>(input: &'a [u8]) -> (Arc<dyn Device>, Flags, Input<'a>) {
     let mut rest = Input::new(input);
     let base = &BASES[usize::from(rest.byte()) % BASES.len()];
     let flags = Flags(rest.byte());
@@ -46,6 +46,18 @@ pub fn run(input: &[u8]) {
     for patch in rest.patches() {
         damage(&*device, base, &patch, !flags.keep_checksums());
     }
+    (device, flags, rest)
+}
+
+/// Runs an input of the checker.
+pub fn check(input: &[u8]) {
+    let (device, ..) = damaged(input);
+    let _ = ivers_xfs::check::check(device, memory(), "image");
+}
+
+/// Runs an input.
+pub fn run(input: &[u8]) {
+    let (device, flags, mut rest) = damaged(input);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }

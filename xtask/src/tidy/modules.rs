@@ -211,7 +211,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
         ],
     ),
-    ("core/vfs/src", &[("check", "bits runs")]),
+    ("core/vfs/src", &[("check", "bits runs tree")]),
     ("core/journal/src", &[]),
     ("serve/fuse/src", &[]),
     (
@@ -234,13 +234,18 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             (
                 "",
                 "layout search volume btree fork inode ag da dir attr symlink file log open label mkfs \
-                 geometry_facts driver",
+                 geometry_facts driver check",
             ),
             ("layout", "bytes features raw checksum superblock"),
             ("dir", "entry names data short"),
             ("attr", "acl attribute short leaf"),
             ("log", "refusal ring scan items convert replay"),
             ("mkfs", "features options geometry space trees headers inodes empty_log"),
+            (
+                "check",
+                "mapping state tree superblock owners chunks group fork hashtree link names attr inode \
+                 listing dir_data dir unlinked connect counts quota",
+            ),
         ],
     ),
 ];

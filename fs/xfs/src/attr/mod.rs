@@ -19,6 +19,11 @@ const LEAF_MAGICS: [u16; 2] = [0x3bee, 0xfbee];
 
 pub(crate) use attribute::VALUE_MAX;
 
+/// Returns whether a stored access control list can be read.
+pub(crate) fn is_access_list(stored: &[u8]) -> bool {
+    acl::from_disk(stored).is_some()
+}
+
 impl Xfs {
     fn attribute_tree<'a>(&self, inode: &'a Dinode) -> HashTree<'a> {
         HashTree { ino: inode.ino, fork: &inode.attrs, root: FileBlock(0), unit: 1, leaf_magics: LEAF_MAGICS }

@@ -27,6 +27,7 @@ use ivers_block::FileBlock;
 use ivers_vfs::{FileType, Result};
 use std::mem::size_of;
 
+pub(crate) use names::hash as name_hash;
 pub(crate) use names::same_name;
 use names::{hash, matches};
 

@@ -12,7 +12,7 @@ fn small(byte: u8) -> u8 {
 }
 
 /// Returns the hash under which a name is found.
-pub(super) fn hash(sb: &Superblock, name: &[u8]) -> u32 {
+pub(crate) fn hash(sb: &Superblock, name: &[u8]) -> u32 {
     if sb.ignores_case() {
         hash_name(&name.iter().map(|&byte| small(byte)).collect::<Vec<_>>())
     } else {

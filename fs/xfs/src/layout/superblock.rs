@@ -111,6 +111,16 @@ impl Superblock {
     /// Parses the start of a device of `device_bytes`. `head` has at least 512 bytes and, for the checksum,
     /// the whole sector. `place` names the image.
     pub fn parse(head: &[u8], device_bytes: u64, place: &str) -> Result<Self> {
+        Self::parse_accepting(head, device_bytes, place, Incompat::empty())
+    }
+
+    /// As [`Superblock::parse`], but accepts features that a mount refuses.
+    pub(crate) fn parse_accepting(
+        head: &[u8],
+        device_bytes: u64,
+        place: &str,
+        accepted: Incompat,
+    ) -> Result<Self> {
         let bad = |what: String| Error::corrupt(what, format!("{place}, superblock"));
         let unsupported = |what: String| Error::Incompatible(format!("{place}: {what}"));
         let raw: RawSuperblock =
@@ -135,10 +145,10 @@ impl Superblock {
             if v5 { Incompat::from_bits_retain(raw.sb_features_incompat.get()) } else { Incompat::empty() };
         let ro_compat =
             if v5 { RoCompat::from_bits_retain(raw.sb_features_ro_compat.get()) } else { RoCompat::empty() };
-        if incompat.contains(Incompat::NEEDSREPAIR) {
+        if incompat.contains(Incompat::NEEDSREPAIR) && !accepted.contains(Incompat::NEEDSREPAIR) {
             return Err(unsupported("it is marked as damaged (needsrepair): run xfs_repair".into()));
         }
-        let unknown = incompat.difference(Incompat::KNOWN).feature_names();
+        let unknown = incompat.difference(Incompat::KNOWN | accepted).feature_names();
         if !unknown.is_empty() {
             return Err(unsupported(format!("the feature {} is not supported", unknown.join(", "))));
         }

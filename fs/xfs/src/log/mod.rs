@@ -23,6 +23,8 @@ mod scan;
 use crate::layout::superblock::Superblock;
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
+pub(crate) use replay::FoundIntent;
+
 use refusal::dirty;
 use ring::Ring;
 use std::sync::Arc;
@@ -42,17 +44,39 @@ pub(crate) fn recover(
     sb: &Superblock,
     place: &str,
 ) -> Result<(Arc<dyn Device>, Replayed)> {
+    let (device, state) = recover_for_check(device, sb, place)?;
+    Ok((device, state.transactions.map_or(Replayed::Clean, Replayed::Transactions)))
+}
+
+/// What a checker must know of the log.
+#[derive(Default)]
+pub(crate) struct LogState {
+    /// Transactions that were replayed; `None` after a clean unmount.
+    pub transactions: Option<u64>,
+    /// The LSN at which the log ends; `None` if the log is empty.
+    pub head: Option<u64>,
+    /// Intents without a done item.
+    pub intents: Vec<FoundIntent>,
+}
+
+/// As [`recover`], and tells what is in the log.
+pub(crate) fn recover_for_check(
+    device: Arc<dyn Device>,
+    sb: &Superblock,
+    place: &str,
+) -> Result<(Arc<dyn Device>, LogState)> {
     let ring = Ring::new(&*device, sb, place)?;
     let found = scan::scan(&ring)?;
+    let head = (found.head.cycle > 0).then(|| found.head.raw());
     if found.clean {
-        return Ok((device, Replayed::Clean));
+        return Ok((device, LogState { head, ..LogState::default() }));
     }
     if !sb.is_v5() {
         return Err(dirty(place, "the log of a filesystem of version 4 is not replayed"));
     }
     let overlay = Arc::new(OverlayDevice::new(device.clone()));
-    let count = replay::replay(&ring, &found.records, &overlay, sb, place)?;
-    Ok((overlay, Replayed::Transactions(count)))
+    let (count, intents) = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+    Ok((overlay, LogState { transactions: Some(count), head, intents }))
 }
 
 /// Returns whether the log contains nothing that is not in place.

@@ -25,12 +25,15 @@ mod kind {
     pub const DQUOT: u16 = 0x123d;
     pub const QUOTA_OFF: u16 = 0x123e;
     pub const ICREATE: u16 = 0x123f;
-    /// Intents that leave every file as it is, and their done items: free extents, reverse map, reference
-    /// counts.
-    pub const HARMLESS: [u16; 6] = [0x1236, 0x1237, 0x1240, 0x1241, 0x1242, 0x1243];
-    /// Intents that change files, their done items, and their names.
-    pub const INTENTS: [(u16, u16, &str); 3] =
-        [(0x1244, 0x1245, "mapping"), (0x1246, 0x1247, "attribute"), (0x1248, 0x1249, "exchange")];
+    /// Intents, their done items, their names, and whether they leave every file as it is.
+    pub const INTENTS: [(u16, u16, &str, bool); 6] = [
+        (0x1236, 0x1237, "free extent", true),
+        (0x1240, 0x1241, "reverse map", true),
+        (0x1242, 0x1243, "reference count", true),
+        (0x1244, 0x1245, "mapping", false),
+        (0x1246, 0x1247, "attribute", false),
+        (0x1248, 0x1249, "exchange", false),
+    ];
 }
 
 /// Flags of a buffer item.
@@ -92,18 +95,27 @@ struct Replay<'a> {
     buffers: BTreeMap<u64, (u64, Lsn)>,
     /// Changed inodes by offset.
     inodes: BTreeSet<u64>,
-    /// Intents without a done item: their type by id.
-    intents: BTreeMap<u64, &'static str>,
+    /// Intents without a done item, by type and id.
+    intents: BTreeMap<(u16, u64), FoundIntent>,
 }
 
-/// Replays records and returns how many transactions they have.
+/// An intent without a done item.
+#[derive(Debug, Clone)]
+pub(crate) struct FoundIntent {
+    /// Its type in the log.
+    pub kind: u16,
+    /// Its regions.
+    pub regions: Vec<Vec<u8>>,
+}
+
+/// Replays records. Returns how many transactions they have, and the intents that are not finished.
 pub(super) fn replay(
     ring: &Ring<'_>,
     records: &[u32],
     overlay: &OverlayDevice,
     sb: &Superblock,
     place: &str,
-) -> Result<u64> {
+) -> Result<(u64, Vec<FoundIntent>)> {
     let mut replay = Replay {
         overlay,
         sb,
@@ -123,12 +135,16 @@ pub(super) fn replay(
         }
         Ok(())
     })?;
-    if let Some(name) = replay.intents.values().next() {
+    let name = |kind: u16| {
+        let found = kind::INTENTS.iter().find(|(intent, .., is_harmless)| *intent == kind && !is_harmless);
+        found.map(|(_, _, name, _)| *name)
+    };
+    if let Some(name) = replay.intents.keys().find_map(|(kind, _)| name(*kind)) {
         let what = format!("it has an unfinished {name} intent, which is not supported");
         return Err(dirty(place, &what));
     }
     replay.seal()?;
-    Ok(count)
+    Ok((count, replay.intents.into_values().collect()))
 }
 
 fn each_transaction(
@@ -239,7 +255,6 @@ impl Replay<'_> {
                 kind::INODE => self.change_inode(item, lsn)?,
                 // Quotas are not read.
                 kind::ICREATE | kind::BUFFER | kind::DQUOT | kind::QUOTA_OFF => {}
-                other if kind::HARMLESS.contains(&other) => {}
                 other => self.note_intent(other, item)?,
             }
         }
@@ -260,13 +275,14 @@ impl Replay<'_> {
     fn note_intent(&mut self, item_kind: u16, item: &Item<'_>) -> std::result::Result<(), Stop> {
         let head: Option<RawIntentItem> = item.regions.first().and_then(|head| read(head, 0));
         let id = head.ok_or("an intent is too short")?.id.get();
-        for (intent, done, name) in kind::INTENTS {
+        for (intent, done, ..) in kind::INTENTS {
             if item_kind == intent {
-                self.intents.insert(id, name);
+                let regions = item.regions.iter().map(|region| region.to_vec()).collect();
+                self.intents.insert((intent, id), FoundIntent { kind: intent, regions });
                 return Ok(());
             }
             if item_kind == done {
-                self.intents.remove(&id);
+                self.intents.remove(&(intent, id));
                 return Ok(());
             }
         }

@@ -19,6 +19,8 @@ const UNMOUNT: u8 = 0x20;
 pub(super) struct Found {
     /// The filesystem was unmounted.
     pub clean: bool,
+    /// Where the next record would start.
+    pub head: Lsn,
     /// The sectors at which records start, from the tail on.
     pub records: Vec<u32>,
 }
@@ -58,7 +60,8 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
     let Some(near) = near.into_iter().chain(last).max_by_key(|record| record.lsn) else {
         // Some tools clear a log with zeros.
         if ring.cycle(0)? == 0 && ring.cycle(ring.len - 1)? == 0 {
-            return Ok(Found { clean: true, records: Vec::new() });
+            let head = Lsn { cycle: 0, sector: 0 };
+            return Ok(Found { clean: true, records: Vec::new(), head });
         }
         return Err(damaged(ring.place, "the log has no valid record at its head"));
     };
@@ -97,7 +100,7 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
     }
     let needed = records.into_iter().filter(|lsn| *lsn >= tail);
     let records = needed.map(|lsn| lsn.sector).collect();
-    Ok(Found { clean, records })
+    Ok(Found { clean, records, head: at })
 }
 
 fn is_unmount(record: &Record) -> bool {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod fill;
+
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_oracle::have_programs;
 use ivers_vfs::*;

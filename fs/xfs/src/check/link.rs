@@ -1,0 +1,63 @@
+//! Targets of symbolic links.
+
+use super::fork::{Which, format, place_in};
+use super::state::{Checker, Slot};
+use crate::layout::bytes::read;
+use crate::layout::checksum::REMOTE;
+use crate::layout::raw::RawRemoteHeader;
+use ivers_vfs::Result;
+use std::mem::size_of;
+
+impl Checker {
+    pub(super) fn check_link(&mut self, slot: &Slot) -> Result<()> {
+        let size = slot.raw.di_size.get() as usize;
+        let target = match slot.format(Which::Data) {
+            format::LOCAL => slot.space(Which::Data).get(..size).map(<[u8]>::to_vec),
+            _ => self.remote_target(slot, size.min(1024))?,
+        };
+        if target.is_some_and(|target| target.contains(&0)) {
+            self.bad("link-target-invalid", slot.place(), "the target of the link has a zero byte");
+        }
+        Ok(())
+    }
+
+    fn remote_target(&mut self, slot: &Slot, size: usize) -> Result<Option<Vec<u8>>> {
+        let v5 = self.sb.is_v5();
+        let header = if v5 { size_of::<RawRemoteHeader>() } else { 0 };
+        let mapped = self.mapped(slot, Which::Data)?;
+        let mut target = Vec::new();
+        for extent in &mapped.extents {
+            if target.len() >= size {
+                break;
+            }
+            let rest = size - target.len();
+            let wanted = (rest + header).div_ceil(self.sb.block_size as usize) as u64;
+            let count = extent.len.min(wanted);
+            let Some(blocks) = mapped.blocks(self, extent.file_block.0, count) else { return Ok(None) };
+            let bytes = self.blocks(&blocks)?;
+            let room = bytes.len().saturating_sub(header).min(rest);
+            if v5 {
+                let place = place_in(slot.ino, blocks.first().copied().unwrap_or_default());
+                let head: Option<RawRemoteHeader> = read(&bytes, 0);
+                let fits = head.is_some_and(|head| {
+                    head.rm_magic.get().to_be_bytes() == *b"XSLM"
+                        && head.rm_offset.get() as usize == target.len()
+                        && head.rm_bytes.get() as usize == room
+                });
+                if !fits {
+                    let what = "a block of the target has a wrong magic, offset or length";
+                    self.bad("link-target-invalid", place, what);
+                    return Ok(None);
+                }
+                self.check_identity(&bytes, &REMOTE, "a block of the target", &place, slot.ino);
+            }
+            target.extend_from_slice(&bytes[header..header + room]);
+        }
+        if target.len() < size && mapped.sound {
+            let what = format!("the target has {size} bytes, and blocks for {}", target.len());
+            self.bad("link-target-invalid", slot.place(), what);
+            return Ok(None);
+        }
+        Ok(Some(target))
+    }
+}
