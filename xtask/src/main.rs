@@ -3,6 +3,7 @@
 mod bench;
 mod book;
 mod check_corpus;
+mod check_xfs;
 mod demo;
 mod dist;
 mod fuzz;
@@ -211,6 +212,14 @@ enum Task {
         /// Only mutants whose path contains this text
         name: Option<String>,
     },
+    /// Compares `ivers check` with xfs_repair on images that xfs_db damages; needs root
+    CheckCorpusXfs {
+        /// Take one of so many images
+        #[arg(default_value_t = 1)]
+        step: usize,
+        /// Only structures whose name contains this text
+        only: Option<String>,
+    },
     /// Compares `ivers check` with e2fsck and fsck.fat on the images of their tests
     CheckCorpus {
         /// Source trees of e2fsprogs and dosfstools, each with the folder `tests`
@@ -261,6 +270,10 @@ fn main() -> ExitCode {
         Task::Kmod => kmod::kmod(),
         Task::Nfs => nfs::nfs(),
         Task::Mutants { name } => mutants::mutants(name.as_deref()),
+        Task::CheckCorpusXfs { step, only } => {
+            ensure(&[("xfs_db", "xfsprogs"), ("xfs_io", "xfsprogs"), ("setfattr", "attr")])
+                && check_xfs::check_xfs(step, only.as_deref())
+        }
         Task::CheckCorpus { dirs } => {
             ensure(&[("e2fsck", "e2fsprogs"), ("fsck.fat", "dosfstools"), ("xxd", "xxd"), ("gzip", "gzip")])
                 && check_corpus::check_corpus(&dirs)

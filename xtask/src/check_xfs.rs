@@ -1,0 +1,385 @@
+//! `cargo xtask check-corpus-xfs [STEP]`: compares `ivers check` with `xfs_repair -n` on images that xfs_db
+//! damages, and writes the result to docs/results/check-xfs.md.
+//!
+//! Linux fills the images, so this needs root and loop mounts. Each field of each kind of structure is
+//! overwritten in several ways with a right checksum. Then random bits of its block are inverted. STEP takes
+//! one of so many images.
+
+use anyhow::{Context, Result, bail};
+use ivers_oracle::LoopMount;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::target_dir;
+
+/// The page that the comparison is written to.
+const PAGE: &str = "docs/results/check-xfs.md";
+/// How long a checker may take for one image, in seconds.
+const LIMIT_S: &str = "30";
+/// What `fuzz` of xfs_db can do to a field.
+const VERBS: [&str; 7] = ["zeroes", "ones", "firstbit", "middlebit", "lastbit", "add", "sub"];
+/// Fields of one structure that are damaged.
+const FIELDS_MAX: usize = 70;
+/// Images of a structure with inverted bits in its block.
+const TRASHED: u32 = 10;
+
+/// How an image is made: its name, and arguments of mkfs.xfs.
+const BASES: [(&str, &[&str]); 2] = [
+    ("4 KiB", &["-m", "rmapbt=1", "-i", "nrext64=1"]),
+    ("1 KiB", &["-b", "size=1024", "-m", "rmapbt=1", "-n", "size=4096"]),
+];
+
+/// Fills a small image.
+const FILL: &str = r#"
+set -e
+mkdir few block leaf node attrs
+for i in 1 2 3 4 5; do echo $i > few/file-$i; done
+for i in $(seq 30); do echo $i > block/a-name-$i; done
+for i in $(seq 200); do echo $i > leaf/a-longer-name-$i; done
+for i in $(seq 900); do ln few/file-1 node/a-rather-long-name-of-a-file-$i; done
+rm node/*7* leaf/*3*
+head -c 200000 /dev/urandom > large; cp --reflink=always large clone; truncate -s 100000 clone
+xfs_io -f -c 'falloc 0 256k' -c 'pwrite -q 30000 10000' unwritten
+xfs_io -f -c 'truncate 8m' tree
+for i in $(seq 0 2 700); do echo "pwrite -q $((i * 8192)) 512"; done | xfs_io tree
+ln -s short s1; ln -s $(printf 'x%.0s' $(seq 1 1000)) s2; mkfifo fifo; mknod null c 1 3
+setfattr -n user.short -v value few
+for i in $(seq 12); do setfattr -n user.name-$i -v $(printf 'v%.0s' $(seq 1 90)) leaf; done
+for i in $(seq 300); do setfattr -n user.attribute-$i -v $(printf 'v%.0s' $(seq 1 60)) attrs; done
+setfattr -n user.remote -v $(printf 'r%.0s' $(seq 1 7000)) large
+rm few/file-3 block/a-name-1?
+"#;
+
+/// Files whose inodes are damaged, and blocks of theirs: commands of xfs_db after `inode N`.
+const FILES: [(&str, &[(&str, &str)]); 13] = [
+    ("", &[("root directory", "")]),
+    ("few", &[("short directory and attributes", "")]),
+    ("few/file-1", &[("file", "")]),
+    ("block", &[("inode of a block directory", ""), ("block directory", "dblock 0")]),
+    (
+        "leaf",
+        &[
+            ("data of a leaf directory", "dblock 0"),
+            ("leaf of a directory", "dblock LEAF"),
+            ("leaf of attributes", "ablock 0"),
+        ],
+    ),
+    (
+        "node",
+        &[
+            ("data of a node directory", "dblock 0"),
+            ("node of a directory", "dblock LEAF"),
+            ("leaf of a node directory", "dblock LEAF+1"),
+            ("free index", "dblock FREE"),
+        ],
+    ),
+    ("attrs", &[("node of attributes", "ablock 0"), ("leaf of a node of attributes", "ablock 1")]),
+    ("large", &[("shared file", ""), ("leaf of a remote value", "ablock 0"), ("remote value", "ablock 1")]),
+    ("unwritten", &[("unwritten file", "")]),
+    ("tree", &[("file with an extent B-tree", ""), ("block of an extent B-tree", "addr u3.bmbt.ptrs[1]")]),
+    ("s1", &[("short link", "")]),
+    ("s2", &[("remote link", ""), ("target of a remote link", "dblock 0")]),
+    ("null", &[("device", "")]),
+];
+
+/// Structures of the filesystem: a name and commands of xfs_db.
+const STRUCTURES: [(&str, &str); 18] = [
+    ("superblock", "sb 0"),
+    ("copy of the superblock", "sb 1"),
+    ("AGF", "agf 0"),
+    ("AGF of group 1", "agf 1"),
+    ("AGI", "agi 0"),
+    ("AGFL", "agfl 0"),
+    ("free space by block", "agf 0;addr bnoroot"),
+    ("free space by size", "agf 0;addr cntroot"),
+    ("free space by block, group 1", "agf 1;addr bnoroot"),
+    ("reverse map", "agf 0;addr rmaproot"),
+    ("leaf of the reverse map", "agf 0;addr rmaproot;addr ptrs[1]"),
+    ("reference counts", "agf 0;addr refcntroot"),
+    ("inode B-tree", "agi 0;addr root"),
+    ("leaf of the inode B-tree", "agi 0;addr root;addr ptrs[1]"),
+    ("free inodes", "agi 0;addr free_root"),
+    ("realtime bitmap inode", "sb 0;addr rbmino"),
+    ("realtime summary inode", "sb 0;addr rsumino"),
+    ("free inode", "FREE-INODE"),
+];
+
+struct Base {
+    image: PathBuf,
+    /// Structures, and the commands that lead to them.
+    targets: Vec<(String, Vec<String>)>,
+}
+
+/// The verdicts on one image: whether something is wrong; `None` if the checker failed.
+struct Row {
+    target: String,
+    damage: String,
+    theirs: Option<bool>,
+    ours: Option<bool>,
+    codes: Vec<String>,
+    said: String,
+}
+
+fn make(dir: &Path, name: &str, args: &[&str]) -> Result<Base> {
+    let image = dir.join(name.replace(' ', "-"));
+    std::fs::File::create(&image)?.set_len(48 << 20)?;
+    let mut all = vec!["--unsupported", "-q", "-f", "-K", "-d", "agcount=2", "-l", "size=13m"];
+    all.extend(args);
+    let path = image.to_string_lossy().into_owned();
+    all.push(&path);
+    ivers_oracle::run("mkfs.xfs", &all)?;
+    let mounted = LoopMount::new(&image, "")?;
+    let done = Command::new("sh").args(["-c", FILL]).current_dir(mounted.path()).output()?;
+    if !done.status.success() {
+        bail!("cannot fill the image: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    let mut targets = Vec::new();
+    let words = |commands: &str| commands.split(';').map(str::to_owned).collect::<Vec<_>>();
+    for (structure, commands) in STRUCTURES {
+        let free = mounted.path().join("few/file-2").metadata()?.ino();
+        let commands = words(&commands.replace("FREE-INODE", &format!("inode {free}")));
+        targets.push((format!("{name}: {structure}"), commands));
+    }
+    std::fs::remove_file(mounted.path().join("few/file-2"))?;
+    let block_bytes: u64 = if name.starts_with('1') { 1024 } else { 4096 };
+    for (file, parts) in FILES {
+        let ino = mounted.path().join(file).symlink_metadata()?.ino();
+        for (part, command) in parts {
+            let unit = 4096 / block_bytes;
+            let command = command
+                .replace("LEAF+1", &((1 << 35) / block_bytes + unit).to_string())
+                .replace("LEAF", &((1 << 35) / block_bytes).to_string())
+                .replace("FREE", &((1u64 << 36) / block_bytes).to_string());
+            let mut commands = vec![format!("inode {ino}")];
+            if !command.is_empty() {
+                commands.push(command);
+            }
+            targets.push((format!("{name}: {part}"), commands));
+        }
+    }
+    mounted.unmount()?;
+    Ok(Base { image, targets })
+}
+
+fn xfs_db(image: &Path, flags: &[&str], commands: &[String]) -> Result<String> {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", LIMIT_S, "xfs_db"]).args(flags).stdin(Stdio::null());
+    commands.iter().for_each(|one| _ = command.args(["-c", one]));
+    let output = command.arg(image).output().context("cannot run xfs_db")?;
+    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+/// The names of the fields of a structure, as `print` shows them.
+fn fields(base: &Base, commands: &[String]) -> Result<Vec<String>> {
+    let commands = [commands, &["print".to_owned()]].concat();
+    let mut names = Vec::new();
+    for line in xfs_db(&base.image, &["-r"], &commands)?.lines() {
+        let Some((name, value)) = line.split_once(" = ") else { continue };
+        let name = name.trim();
+        let list = name.split_once('[').map(|(list, _)| list);
+        // Records: `recs[1-3] = [startblock,blockcount]`; numbers: `bno[0-117] = 0:6 1:7`.
+        let parts = value.trim().strip_prefix('[').and_then(|parts| parts.strip_suffix(']'));
+        match (list, parts) {
+            (Some(list), Some(parts)) => {
+                names.extend(parts.split(',').map(|part| format!("{list}[1].{part}")));
+            }
+            (Some(list), None) if name.ends_with(']') && name.contains('-') => {
+                names.extend([format!("{list}[0]"), format!("{list}[1]")]);
+            }
+            _ => names.push(name.to_owned()),
+        }
+    }
+    let mut seen = BTreeSet::new();
+    let is_checksum = |name: &str| name.rsplit('.').next().is_some_and(|last| last == "crc");
+    names.retain(|name| !is_checksum(name) && seen.insert(name.clone()));
+    // Long lists of names say the same again and again.
+    names.truncate(FIELDS_MAX);
+    Ok(names)
+}
+
+/// Runs a checker; returns its exit code, or `None` if it did not end in time, and what it printed.
+fn run_limited(words: &[&str], image: &Path) -> Result<(Option<i32>, String)> {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", LIMIT_S]).args(words).arg(image).stdin(Stdio::null());
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let text = [output.stdout, output.stderr].concat();
+    let code = output.status.code().filter(|code| ![124, 137].contains(code));
+    Ok((code, String::from_utf8_lossy(&text).into_owned()))
+}
+
+fn compare(ivers: &str, image: &Path, target: &str, damage: &str) -> Result<Row> {
+    let (code, text) = run_limited(&[ivers, "check", "--json"], image)?;
+    let ours = match code {
+        Some(0) => Some(false),
+        Some(4) => Some(true),
+        Some(8) => None,
+        code => bail!("{target}, {damage}: ivers check ended with {code:?}: {text}"),
+    };
+    let summary: serde_json::Value =
+        text.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+    let listed = summary["codes"].as_array().into_iter().flatten();
+    let codes = listed.filter_map(|one| Some(one["code"].as_str()?.to_owned())).collect();
+    let (code, said) = run_limited(&["xfs_repair", "-n"], image)?;
+    let theirs = match code {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => None,
+    };
+    Ok(Row { target: target.into(), damage: damage.into(), theirs, ours, codes, said })
+}
+
+/// Lines of xfs_repair that say what is wrong.
+fn complaints(said: &str) -> String {
+    let usual =
+        ["Phase", "        -", "No modify", "- ", "Cannot get host", "Repair may fail", "the image and"];
+    let lines = said.lines().filter(|line| !usual.iter().any(|start| line.starts_with(start)));
+    lines.take(3).collect::<Vec<_>>().join("; ")
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let done = Command::new("cp").args(["--reflink=auto", "--sparse=always"]).args([from, to]).status()?;
+    if done.success() { Ok(()) } else { bail!("cannot copy {}", from.display()) }
+}
+
+fn run(step: usize, only: Option<&str>) -> Result<bool> {
+    let ivers = target_dir().join("debug/ivers").to_string_lossy().into_owned();
+    let work = tempfile::tempdir()?;
+    let image = work.path().join("damaged");
+    let (mut rows, mut nth) = (Vec::new(), 0usize);
+    for (name, args) in BASES {
+        let base = make(work.path(), name, args)?;
+        let undamaged = std::fs::read(&base.image)?;
+        let clean = compare(&ivers, &base.image, name, "none")?;
+        if (clean.theirs, clean.ours) != (Some(false), Some(false)) {
+            let said = complaints(&clean.said);
+            bail!("{name}: the undamaged image: they {:?} ({said}), we {:?}", clean.theirs, clean.codes);
+        }
+        let mut one = |target: &str, damage: &str, commands: &[String]| -> Result<()> {
+            nth += 1;
+            if !nth.is_multiple_of(step) || only.is_some_and(|only| !target.contains(only)) {
+                return Ok(());
+            }
+            copy(&base.image, &image)?;
+            let said = xfs_db(&image, &["-x"], commands)?;
+            // A field that is not there, or has that value already.
+            if std::fs::read(&image)? == undamaged {
+                return Ok(());
+            }
+            let row = compare(&ivers, &image, target, damage)?;
+            if row.theirs == Some(true) && row.ours != Some(true) {
+                println!("{target}: {damage}: they: {}; we {:?}", complaints(&row.said), row.ours);
+            }
+            drop(said);
+            rows.push(row);
+            Ok(())
+        };
+        for (target, commands) in &base.targets {
+            for field in fields(&base, commands)? {
+                for verb in VERBS {
+                    let damage = format!("{field} {verb}");
+                    one(target, &damage, &[&commands[..], &[format!("fuzz -d {field} {verb}")]].concat())?;
+                }
+            }
+        }
+        for (target, commands) in &base.targets {
+            for seed in 1..=TRASHED {
+                let trash = format!("blocktrash -z -2 -n 1 -x 1 -y 64 -s {seed}");
+                one(target, &format!("bits, seed {seed}"), &[&commands[..], &[trash]].concat())?;
+            }
+        }
+    }
+    std::fs::write(PAGE, page(&rows, step)?)?;
+    println!("{PAGE} is written: {} images", rows.len());
+    Ok(!rows.iter().any(|row| row.theirs == Some(true) && row.ours != Some(true)))
+}
+
+fn page(rows: &[Row], step: usize) -> Result<String> {
+    let version = Command::new("xfs_repair").arg("-V").output()?;
+    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+    let mut text = String::new();
+    writeln!(text, "# `ivers check` beside xfs_repair\n")?;
+    writeln!(
+        text,
+        "For maintainers: which images that xfs_db damaged each checker calls damaged.\n\
+         `cargo xtask check-corpus-xfs{}` writes this page.\n\
+         The other checker is `xfs_repair -n`: {version}.\n",
+        if step > 1 { format!(" {step}") } else { String::new() }
+    )?;
+    let count = |theirs: bool, ours: bool| {
+        rows.iter().filter(|row| (row.theirs, row.ours) == (Some(theirs), Some(ours))).count()
+    };
+    let failed = rows.iter().filter(|row| row.theirs.is_none() || row.ours.is_none()).count();
+    writeln!(text, "| verdicts | images |\n|---|---|")?;
+    writeln!(text, "| both find damage | {} |", count(true, true))?;
+    writeln!(text, "| only ivers finds damage | {} |", count(false, true))?;
+    writeln!(text, "| neither finds damage | {} |", count(false, false))?;
+    writeln!(text, "| only xfs_repair finds damage | {} |", count(true, false))?;
+    writeln!(text, "| a checker could not do it | {failed} |\n")?;
+    writeln!(text, "## Only xfs_repair finds damage, or a checker could not do it\n")?;
+    let name = |verdict: Option<bool>| match verdict {
+        Some(true) => "damaged",
+        Some(false) => "clean",
+        None => "failed",
+    };
+    let wrong: Vec<_> = rows
+        .iter()
+        .filter(|row| {
+            row.theirs.is_none() || row.ours.is_none() || (row.theirs, row.ours) == (Some(true), Some(false))
+        })
+        .collect();
+    if wrong.is_empty() {
+        writeln!(text, "None.\n")?;
+    } else {
+        writeln!(text, "| structure | damage | xfs_repair | ivers |\n|---|---|---|---|")?;
+        for row in wrong {
+            writeln!(
+                text,
+                "| {} | `{}` | {} | {} |",
+                row.target,
+                row.damage,
+                name(row.theirs),
+                name(row.ours)
+            )?;
+        }
+        writeln!(text)?;
+    }
+    writeln!(text, "## Only ivers finds damage\n\n| structure | images | our findings |\n|---|---|---|")?;
+    let mut only: BTreeMap<&str, (u32, BTreeSet<&str>)> = BTreeMap::new();
+    for row in rows.iter().filter(|row| (row.theirs, row.ours) == (Some(false), Some(true))) {
+        let entry = only.entry(&row.target).or_default();
+        entry.0 += 1;
+        entry.1.extend(row.codes.iter().map(String::as_str));
+    }
+    for (target, (images, codes)) in only {
+        writeln!(text, "| {target} | {images} | {} |", codes.into_iter().collect::<Vec<_>>().join(", "))?;
+    }
+    writeln!(text, "\n## All structures\n")?;
+    writeln!(
+        text,
+        "| structure | images | xfs_repair finds damage | ivers finds damage |\n|---|---|---|---|"
+    )?;
+    let mut all: BTreeMap<&str, [u32; 3]> = BTreeMap::new();
+    for row in rows {
+        let entry = all.entry(&row.target).or_default();
+        entry[0] += 1;
+        entry[1] += u32::from(row.theirs == Some(true));
+        entry[2] += u32::from(row.ours == Some(true));
+    }
+    for (target, [images, theirs, ours]) in all {
+        writeln!(text, "| {target} | {images} | {theirs} | {ours} |")?;
+    }
+    Ok(text)
+}
+
+/// Compares the checkers on damaged images. Fails where only xfs_repair finds damage.
+pub fn check_xfs(step: usize, only: Option<&str>) -> bool {
+    let built = crate::run("build", "cargo", &["build", "-p", "ivers"], &[]);
+    built
+        && run(step.max(1), only).unwrap_or_else(|error| {
+            eprintln!("xtask: check-corpus-xfs: {error:#}");
+            false
+        })
+}
