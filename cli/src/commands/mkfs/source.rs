@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use super::super::cp::reader::{Host, Source as _};
 use super::super::tar::open_input;
-use crate::process::refuse_fakeroot;
 use crate::output::progress;
+use crate::process::refuse_fakeroot;
 
 /// The operand of `--from`.
 pub enum Source {
