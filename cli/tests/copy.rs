@@ -385,7 +385,7 @@ fn mistyped_paths_do_not_overwrite_an_image() {
     assert_eq!(fs::read(image.path()).unwrap(), b"contents");
 }
 
-/// A dry run promises nothing that the copy refuses.
+/// A dry run announces nothing that the copy refuses.
 #[test]
 fn a_dry_run_refuses_what_the_copy_refuses() {
     let dir = tempfile::tempdir().unwrap();
@@ -407,8 +407,8 @@ fn a_dry_run_refuses_what_the_copy_refuses() {
         lines.sort();
         (lines, String::from_utf8(output.stdout).unwrap())
     };
-    let (refused, promised) = messages(&["--dry-run"]);
-    assert!(promised.contains("tree/./other") && !promised.contains("modules"), "{promised}");
+    let (refused, announced) = messages(&["--dry-run"]);
+    assert!(announced.contains("tree/./other") && !announced.contains("modules"), "{announced}");
     assert_eq!(messages(&[]).0, refused);
     assert_eq!(refused.len(), 2, "{refused:?}");
 }

@@ -32,8 +32,8 @@ pub fn child(vfs: &Vfs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
     vfs.lookup(&Cred::root(), dir, name).with_context(|| format::name(name))
 }
 
-/// Gives what is created in `dir` the owner and the group of `dir`. Commands work with the rights of root, but
-/// what they make in the directory of a user is for that user.
+/// Gives what is created in `dir` the owner and the group of `dir`. Commands work with the rights of root,
+/// but what they make in the directory of a user is for that user.
 pub fn owned_as(dir: &InodeRef, spec: CreateSpec) -> CreateSpec {
     let (uid, gid) = dir.with_attr(|attr| (attr.uid, attr.gid));
     CreateSpec { uid: Some(uid), gid: Some(gid), ..spec }

@@ -83,8 +83,8 @@ impl Filler {
         Ok(filler)
     }
 
-    /// Refuses to replace files from now on. All names come from one directory: two that are equal here differ
-    /// there, since some formats do not distinguish all names.
+    /// Refuses to replace files from now on. All names come from one directory, so two that are equal here
+    /// differ there: some formats do not distinguish all names.
     pub fn keep_existing(&mut self) {
         self.replaces = false;
     }

@@ -1,8 +1,8 @@
 //! Data that programs wrote and that could not be stored, by file.
 //!
 //! The kernel's cache takes the data of a write(2). If it cannot be stored later, the kernel reports that at
-//! fsync or close only, and many programs ignore it. So the log names each such file, and the end of the mount
-//! says how many there are. Bytes that are written again, or cut off, are not missing.
+//! fsync or close only, and many programs ignore it. So the log names each such file, and at the end of the
+//! mount their number. Bytes that are written again, or cut off, are not missing.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -46,9 +46,9 @@ are all as saved. Without a change attribute every file counts as changed. What 
 named on standard error (except lost+found), counts as unchanged, and makes the exit code 1.
 
 TREE may be a directory that is not on a mount of ivers. The kernel shows no change attribute there, so \
-ctime, mtime, size, inode number and time of birth are compared, and without -q a warning says so. That finds every \
-change while the clock does not go back: a file that changed in the same moment in which it was saved \
-counts as changed in the next run. It does not find a change after the clock was set back, or one by a \
+ctime, mtime, size, inode number and time of birth are compared, and without -q a warning says so. That \
+finds every change while the clock does not go back: a file that changed in the same moment in which it was \
+saved counts as changed in the next run. It does not find a change after the clock was set back, or one by a \
 program that writes to the device below the filesystem.
 
 JSON, one object per line: path, status (new, changed, removed, renamed), from (the path before a renaming), \

@@ -98,8 +98,8 @@ pub struct Args {
     /// The files to measure and appraise, in the syntax of the kernel (see below; default: measure all)
     #[arg(short, long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The binary measurement list to extend (default: a list for each image, or one for paths of the host, in
-    /// ivers/measure under $XDG_STATE_HOME or ~/.local/state); with --of: write a copy there
+    /// The binary measurement list to extend (default: a list for each image, or one for paths of the host,
+    /// in ivers/measure under $XDG_STATE_HOME or ~/.local/state); with --of: write a copy there
     #[arg(short, long, value_name = "FILE")]
     list: Option<PathBuf>,
     /// The store of known digests (default: in the directory of the default list)

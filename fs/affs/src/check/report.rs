@@ -15,7 +15,7 @@ pub struct Report {
     /// Directory cache blocks.
     pub caches: Vec<usize>,
     /// Paths of all entries with their type: `f` with the size, `d`, `l` and `h` with the target. Only
-    /// [`report`] fills it.
+    /// [`report`](super::report) fills it.
     pub tree: BTreeMap<String, String>,
 }
 

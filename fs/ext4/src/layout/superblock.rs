@@ -196,7 +196,8 @@ impl Superblock {
         let has_csum = ro_compat.contains(RoCompat::METADATA_CSUM);
         let torn = has_csum && crc32c(!0, &bytes[..SUPERBLOCK_LEN - 4]) != raw.s_checksum.get();
         if !refused.is_empty() && (torn || raw.s_log_block_size.get() > 6) {
-            return Err(bad("the superblock is damaged: it has unknown features, and impossible values or a wrong checksum".into()));
+            let why = "it has unknown features, and impossible values or a wrong checksum";
+            return Err(bad(format!("the superblock is damaged: {why}")));
         }
         if !refused.is_empty() {
             return Err(Error::Incompatible(format!(
