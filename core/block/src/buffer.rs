@@ -1,11 +1,11 @@
-//! A block in memory.
+//! A block in memory, or several that belong together.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use crate::{BlockNo, Contents};
+use crate::{BlockNo, Contents, Unit};
 
 /// The contents were read from the device or set.
 const UPTODATE: u32 = 1;
@@ -21,12 +21,12 @@ const WRITING: u32 = 1 << 4;
 
 const LOADED: &str = "the cache gives out loaded buffers only";
 
-/// A block of a device in memory.
+/// A block of a device in memory, or a [`Unit`] of several.
 ///
 /// A change copies the [`Contents`] if there are other references to them (copy on write): a snapshot costs
 /// one reference count and never changes. Readers and writers do not block each other.
 pub struct Buffer {
-    block: BlockNo,
+    unit: Unit,
     /// `None` until they are loaded. The cache gives out loaded buffers only.
     data: RwLock<Option<Contents>>,
     flags: AtomicU32,
@@ -52,21 +52,23 @@ impl AsRef<[u8]> for BufferRead {
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Buffer")
-            .field("block", &self.block)
-            .field("flags", &self.flags)
-            .finish_non_exhaustive()
+        f.debug_struct("Buffer").field("unit", &self.unit).field("flags", &self.flags).finish_non_exhaustive()
     }
 }
 
 impl Buffer {
-    pub(crate) fn unloaded(block: BlockNo) -> Self {
-        Self { block, data: RwLock::new(None), flags: AtomicU32::new(REFERENCED) }
+    pub(crate) fn unloaded(unit: Unit) -> Self {
+        Self { unit, data: RwLock::new(None), flags: AtomicU32::new(REFERENCED) }
     }
 
-    /// The number of the block on its device.
+    /// The number of the first block on its device.
     pub fn block(&self) -> BlockNo {
-        self.block
+        self.unit.first()
+    }
+
+    /// The blocks, in the order of the bytes.
+    pub fn unit(&self) -> &Unit {
+        &self.unit
     }
 
     /// Returns the current contents. Drop them before you change the buffer, or the change copies the block.
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_never_changes() {
-        let b = Buffer::unloaded(BlockNo(3));
+        let b = Buffer::unloaded(BlockNo(3).into());
         b.replace(vec![1; 16].into());
         let before = b.snapshot();
         b.modify(|d| d[0] = 9);

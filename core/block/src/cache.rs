@@ -2,20 +2,23 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 use crate::read_ahead::RecentMisses;
-use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, Result};
+use crate::write_in_place::{RUN_BYTES, write_in_place};
+use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, Result, Unit};
 
 const SHARDS: usize = 32;
 /// Memory of a cached block in bytes, beside its contents: the buffer, its reference counts, its entries in
 /// map and clock.
-const BUFFER_BYTES: u64 = 96;
-/// Longest write, in bytes.
-const RUN_BYTES: usize = 1 << 20;
+const BUFFER_BYTES: u64 = 104;
+
+/// A function that completes the bytes of a unit before the cache writes them in place; see
+/// [`BufferCache::set_place_hook`].
+pub type PlaceHook = Box<dyn Fn(&Unit, &mut [u8]) + Send + Sync>;
 
 /// A cache of the blocks of one device.
 ///
@@ -29,6 +32,7 @@ pub struct BufferCache {
     shards: [Mutex<Shard>; SHARDS],
     /// Held while dirty buffers are written, so that an older write of a block cannot follow a newer one.
     writeback: Mutex<()>,
+    place_hook: OnceLock<PlaceHook>,
     misses: RecentMisses,
     reads: AtomicU64,
     device_reads: AtomicU64,
@@ -56,6 +60,7 @@ pub struct CacheStats {
 
 #[derive(Default)]
 struct Shard {
+    /// By first block.
     map: HashMap<BlockNo, Arc<Buffer>>,
     /// Blocks in the order in which the clock's hand visits them. Entries that are not in the map are
     /// skipped.
@@ -105,6 +110,7 @@ impl BufferCache {
             budget,
             shards: std::array::from_fn(|_| Mutex::default()),
             writeback: Mutex::new(()),
+            place_hook: OnceLock::new(),
             misses: RecentMisses::default(),
             reads: AtomicU64::new(0),
             device_reads: AtomicU64::new(0),
@@ -124,6 +130,11 @@ impl BufferCache {
         self.block_size
     }
 
+    /// The bytes of a buffer of `unit`.
+    pub fn len_of(&self, unit: &Unit) -> u32 {
+        self.block_size * unit.len() as u32
+    }
+
     /// The number of whole blocks on the device.
     pub fn blocks(&self) -> u64 {
         self.device.size_bytes() >> self.block_size.trailing_zeros()
@@ -134,34 +145,63 @@ impl BufferCache {
         &self.budget
     }
 
+    /// Sets a function that completes the bytes of each buffer before the cache writes it in place, for
+    /// example with a checksum. What it changes is not in the cached buffer. Only the first call counts.
+    ///
+    /// It must not use the cache.
+    pub fn set_place_hook(&self, hook: PlaceHook) {
+        let _ = self.place_hook.set(hook);
+    }
+
     /// Returns the buffer of `block`; reads it from the device if it is not in memory.
     pub fn get(&self, block: BlockNo) -> Result<Arc<Buffer>> {
-        let buffer = self.find_or_insert(block)?;
+        self.get_buffer(block.into())
+    }
+
+    /// As [`BufferCache::get`], for several blocks in one buffer. Fails if the first block was changed as part
+    /// of another unit: forget that one first.
+    ///
+    /// # Panics
+    /// If there are no blocks.
+    pub fn get_unit(&self, blocks: &[BlockNo]) -> Result<Arc<Buffer>> {
+        self.get_buffer(Unit::new(blocks))
+    }
+
+    fn get_buffer(&self, unit: Unit) -> Result<Arc<Buffer>> {
+        let buffer = self.find_or_insert(unit)?;
         if buffer.is_uptodate() {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(buffer);
         }
         let loaded = buffer.load(|| {
-            let mut data = vec![0; self.block_size as usize];
-            self.device.read_at(block.offset(self.block_size), &mut data)?;
-            Ok(Contents::new(data, &self.budget))
+            let data = self.read_device(buffer.unit())?;
+            self.device_reads.fetch_add(buffer.unit().runs().count() as u64, Ordering::Relaxed);
+            Ok(data)
         });
         match loaded {
-            Ok(true) => {
-                self.device_reads.fetch_add(1, Ordering::Relaxed);
-                self.reads.fetch_add(1, Ordering::Relaxed)
-            }
+            Ok(true) => self.reads.fetch_add(buffer.unit().len() as u64, Ordering::Relaxed),
             Ok(false) => self.hits.fetch_add(1, Ordering::Relaxed),
             Err(e) => return Err(e),
         };
         Ok(buffer)
     }
 
+    /// Reads a unit from the device, past the cache.
+    pub fn read_device(&self, unit: &Unit) -> Result<Contents> {
+        let size = self.block_size as usize;
+        let mut data = vec![0; self.len_of(unit) as usize];
+        for (index, first, count) in unit.runs() {
+            let run = &mut data[index * size..(index + count) * size];
+            self.device.read_at(first.offset(self.block_size), run)?;
+        }
+        Ok(Contents::new(data, &self.budget))
+    }
+
     /// As [`BufferCache::get`], for one of several blocks that are often read together, such as an inode
     /// table or a directory. If a neighbour in `range` was read from the device shortly before, missing
     /// neighbours are read with the same device read.
     pub fn get_in_range(&self, block: BlockNo, range: Range<BlockNo>) -> Result<Arc<Buffer>> {
-        let buffer = self.find_or_insert(block)?;
+        let buffer = self.find_or_insert(block.into())?;
         if buffer.is_uptodate() {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(buffer);
@@ -185,7 +225,7 @@ impl BufferCache {
         }
         let mut buffers = Vec::new();
         for at in first.0..end.0 {
-            buffers.push(self.find_or_insert(BlockNo(at))?);
+            buffers.push(self.find_or_insert(BlockNo(at).into())?);
         }
         // The buffers stay locked during the read: a newer version of a block could otherwise be loaded,
         // changed, written and evicted before this read's older one arrives. A lock that is taken ends the
@@ -218,12 +258,26 @@ impl BufferCache {
     /// Returns the buffer of `block` filled with zeros, without a read, for new metadata. It is verified
     /// and not dirty: the zeros are in memory only until a journal handle modifies the buffer.
     pub fn get_zeroed(&self, block: BlockNo) -> Result<Arc<Buffer>> {
-        let buffer = self.find_or_insert(block)?;
-        buffer.replace(Contents::zeroed(self.block_size as usize, &self.budget));
+        self.new_unit(&[block])
+    }
+
+    /// As [`get_zeroed`](Self::get_zeroed), for several blocks in one buffer. Drops a buffer that starts with
+    /// the same block and has others: the blocks have a new use.
+    ///
+    /// # Panics
+    /// If there are no blocks.
+    pub fn new_unit(&self, blocks: &[BlockNo]) -> Result<Arc<Buffer>> {
+        let unit = Unit::new(blocks);
+        if let Some(other) = self.peek(unit.first()).filter(|other| *other.unit() != unit) {
+            self.forget_unit(other.unit());
+        }
+        let len = self.len_of(&unit) as usize;
+        let buffer = self.find_or_insert(unit)?;
+        buffer.replace(Contents::zeroed(len, &self.budget));
         Ok(buffer)
     }
 
-    /// Returns the buffer of `block` if it is in memory.
+    /// Returns the buffer that starts with `block` if it is in memory.
     pub fn peek(&self, block: BlockNo) -> Option<Arc<Buffer>> {
         self.shard(block).lock().map.get(&block).filter(|b| b.is_uptodate()).cloned()
     }
@@ -231,7 +285,17 @@ impl BufferCache {
     /// Drops `block`, which was freed, without writing it. When this returns, no write of it by the cache
     /// is in progress. A reference that another thread still holds is never written.
     pub fn forget(&self, block: BlockNo) {
-        let Some(buffer) = self.shard(block).lock().map.remove(&block) else { return };
+        self.forget_unit(&block.into());
+    }
+
+    /// As [`forget`](Self::forget), for a unit. Does nothing if its blocks have a newer use.
+    pub fn forget_unit(&self, unit: &Unit) {
+        let mut shard = self.shard(unit.first()).lock();
+        if shard.map.get(&unit.first()).is_none_or(|buffer| buffer.unit() != unit) {
+            return;
+        }
+        let Some(buffer) = shard.map.remove(&unit.first()) else { return };
+        drop(shard);
         self.budget.uncharge(BUFFER_BYTES);
         if buffer.clear_dirty() {
             drop(self.writeback.lock());
@@ -240,11 +304,12 @@ impl BufferCache {
         buffer.clear_dirty();
     }
 
-    /// Drops `block`, whose contents are obsolete, if it is clean and has no other reference.
-    pub fn forget_unused(&self, block: BlockNo) {
-        let mut shard = self.shard(block).lock();
-        if shard.map.get(&block).is_some_and(|b| Arc::strong_count(b) == 1 && !b.is_dirty()) {
-            shard.map.remove(&block);
+    /// Drops a unit, whose contents are obsolete, if it is clean and has no other reference.
+    pub fn forget_unused(&self, unit: &Unit) {
+        let mut shard = self.shard(unit.first()).lock();
+        let is_unused = |b: &Arc<Buffer>| b.unit() == unit && Arc::strong_count(b) == 1 && !b.is_dirty();
+        if shard.map.get(&unit.first()).is_some_and(is_unused) {
+            shard.map.remove(&unit.first());
             self.budget.uncharge(BUFFER_BYTES);
         }
     }
@@ -350,8 +415,9 @@ impl BufferCache {
         n
     }
 
-    fn find_or_insert(&self, block: BlockNo) -> Result<Arc<Buffer>> {
-        if block.0 >= self.blocks() {
+    fn find_or_insert(&self, unit: Unit) -> Result<Arc<Buffer>> {
+        let blocks = self.blocks();
+        if let Some(block) = unit.iter().find(|block| block.0 >= blocks) {
             return Err(BlockError::OutOfRange {
                 what: "read",
                 device: self.device.describe(),
@@ -360,16 +426,24 @@ impl BufferCache {
                 size_bytes: self.device.size_bytes(),
             });
         }
+        let block = unit.first();
         let mut shard = self.shard(block).lock();
         if let Some(buffer) = shard.map.get(&block) {
-            buffer.touch();
-            return Ok(buffer.clone());
+            if *buffer.unit() == unit {
+                buffer.touch();
+                return Ok(buffer.clone());
+            }
+            if Arc::strong_count(buffer) > 1 || buffer.is_dirty() {
+                return Err(BlockError::OtherUnit { device: self.device.describe(), block });
+            }
+            shard.map.remove(&block);
+            self.budget.uncharge(BUFFER_BYTES);
         }
         let mut full = false;
         if self.budget.over() {
             full = self.count_evicted(shard.evict(4, 64)) == 0;
         }
-        let buffer = Arc::new(Buffer::unloaded(block));
+        let buffer = Arc::new(Buffer::unloaded(unit));
         shard.insert(block, buffer.clone());
         self.budget.charge(BUFFER_BYTES);
         drop(shard);
@@ -382,29 +456,30 @@ impl BufferCache {
 
     /// Writes buffers, sorted by block; joins neighbours. The caller holds `writeback`.
     fn write_sorted(&self, dirty: &[Arc<Buffer>]) -> Result<()> {
-        let size = self.block_size as usize;
         let mut result = Ok(());
+        let mut run_bytes = 0;
         let mut run: Vec<(&Arc<Buffer>, Contents)> = Vec::new();
         let write_run = |run: &mut Vec<(&Arc<Buffer>, Contents)>| {
-            let Some((first, _)) = run.first() else { return Ok(()) };
-            let offset = first.block().offset(self.block_size);
-            let written = if let [(_, data)] = run.as_slice() {
-                self.device.write_at(offset, data)
-            } else {
-                let mut bytes = Vec::with_capacity(run.len() * size);
-                run.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
-                self.device.write_at(offset, &bytes)
-            };
-            self.writes.fetch_add(run.len() as u64, Ordering::Relaxed);
+            let mut blocks: Vec<_> =
+                run.iter().flat_map(|(buffer, data)| buffer.unit().split(data)).collect();
+            // The blocks of a unit may be anywhere.
+            blocks.sort_by_key(|(block, _)| *block);
+            let written = write_in_place(&*self.device, self.block_size, &blocks);
+            self.writes.fetch_add(blocks.len() as u64, Ordering::Relaxed);
             run.drain(..).for_each(|(buffer, _)| buffer.end_write(written.is_ok()));
             written
         };
         for buffer in dirty {
-            let adjacent = run.last().is_some_and(|(b, _)| b.block() + 1 == buffer.block());
-            if !adjacent || run.len() * size >= RUN_BYTES {
+            let last = run.last().and_then(|(last, _)| last.unit().last());
+            if last.is_none_or(|last| *last + 1 != buffer.block()) || run_bytes >= RUN_BYTES {
                 result = result.and(write_run(&mut run));
+                run_bytes = 0;
             }
-            if let Some(data) = buffer.start_write() {
+            if let Some(mut data) = buffer.start_write() {
+                if let Some(hook) = self.place_hook.get() {
+                    hook(buffer.unit(), data.make_mut());
+                }
+                run_bytes += data.len();
                 run.push((buffer, data));
             }
         }
@@ -475,8 +550,8 @@ mod tests {
         assert_eq!((device.writes(), cache.stats().writes), (2, 3));
         cache.sync().unwrap();
         assert_eq!(device.writes(), 2);
-        cache.forget_unused(BlockNo(12));
-        cache.forget_unused(BlockNo(13));
+        cache.forget_unused(&BlockNo(12).into());
+        cache.forget_unused(&BlockNo(13).into());
         assert_eq!(cache.stats().buffers, 1);
     }
 
@@ -566,5 +641,40 @@ mod tests {
         device.fail_reads(ByteOffset(20 * 1024), 1024);
         cache.get_in_range(BlockNo(2), range.clone()).unwrap();
         assert!(cache.get_in_range(BlockNo(20), range).is_err());
+    }
+
+    #[test]
+    fn units_are_read_written_and_forgotten_as_one() {
+        let (device, cache) = cache(u64::MAX);
+        for block in (0..32).map(BlockNo) {
+            device.write_at(block.offset(1024), &[block.0 as u8; 1024]).unwrap();
+        }
+        let blocks = [20, 21, 7].map(BlockNo);
+        let unit = cache.get_unit(&blocks).unwrap();
+        let firsts = |bytes: &[u8]| [0, 1024, 2048].map(|at| bytes[at]);
+        assert_eq!((firsts(&unit.read()), cache.stats().device_reads), ([20, 21, 7], 2));
+        assert_eq!((unit.block(), &unit.unit()[..]), (BlockNo(20), &blocks[..]));
+        cache.set_place_hook(Box::new(|unit, bytes| bytes[1] = unit.len() as u8));
+        unit.modify(|bytes| bytes.fill(9));
+        unit.mark_dirty();
+        assert!(matches!(cache.get(BlockNo(20)), Err(BlockError::OtherUnit { .. })));
+        let writes = device.writes();
+        cache.sync().unwrap();
+        assert_eq!((device.writes() - writes, cache.stats().writes), (2, 3));
+        let mut bytes = vec![0; 1024];
+        device.read_at(BlockNo(7).offset(1024), &mut bytes).unwrap();
+        assert_eq!(bytes, [9; 1024]);
+        device.read_at(BlockNo(20).offset(1024), &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[1], unit.read()[1]), (9, 3, 9));
+        // A new use of the first block drops the unit, even if it is dirty.
+        unit.mark_dirty();
+        let one = cache.new_unit(&[BlockNo(20)]).unwrap();
+        assert!(!unit.is_dirty() && one.read().len() == 1024);
+        cache.forget_unit(unit.unit());
+        assert!(Arc::ptr_eq(&cache.peek(BlockNo(20)).unwrap(), &one), "the unit has no buffer any more");
+        drop(one);
+        // A clean buffer without references is replaced.
+        assert_eq!(firsts(&cache.get_unit(&blocks).unwrap().read()), [9, 9, 9]);
+        assert!(cache.get_unit(&[BlockNo(1), BlockNo(8192)]).is_err());
     }
 }

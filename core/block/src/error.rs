@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::ByteOffset;
+use crate::{BlockNo, ByteOffset};
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, BlockError>;
@@ -56,6 +56,14 @@ pub enum BlockError {
         /// The device.
         device: String,
     },
+    /// The cache holds changes of the block as part of another unit.
+    #[error("{device}: block {block} is in use as part of another structure")]
+    OtherUnit {
+        /// The device.
+        device: String,
+        /// The first block of both units.
+        block: BlockNo,
+    },
     /// The image cannot be opened.
     #[error("{device}: cannot open: {source}")]
     Open {
@@ -84,7 +92,7 @@ impl BlockError {
             Self::Io { offset, .. } | Self::OutOfRange { offset, .. } | Self::ReadOnly { offset, .. } => {
                 Some(*offset)
             }
-            Self::Busy { .. } | Self::Open { .. } => None,
+            Self::Busy { .. } | Self::OtherUnit { .. } | Self::Open { .. } => None,
         }
     }
 

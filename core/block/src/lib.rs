@@ -9,6 +9,7 @@
 //!   [`CountedDevice`], [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records writes,
 //!   injects faults, and reconstructs the device after a crash);
 //! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
+//! - [`Unit`]: the blocks of a buffer, usually one;
 //! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
 //! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
 //!
@@ -41,12 +42,13 @@ mod memory;
 mod offset;
 mod read_ahead;
 mod timer;
+mod unit;
 mod write_in_place;
 
 pub use address::{BlockNo, ByteOffset, FileBlock};
 pub use budget::{Budget, Meter};
 pub use buffer::{Buffer, BufferRead};
-pub use cache::{BufferCache, CacheStats};
+pub use cache::{BufferCache, CacheStats, PlaceHook};
 pub use contents::Contents;
 pub use counted::{CountedDevice, IoCounts};
 pub use device::Device;
@@ -58,4 +60,5 @@ pub use loop_device::{KernelUse, kernel_use};
 pub use memory::{MemDevice, OverlayDevice};
 pub use offset::OffsetDevice;
 pub use timer::Timer;
+pub use unit::Unit;
 pub use write_in_place::write_in_place;

@@ -1,12 +1,16 @@
 //! Writing blocks in place.
 
-use crate::{BlockNo, Contents, Device, Result};
+use crate::{BlockNo, Device, Result};
 
 /// Longest write, in bytes.
-const RUN_BYTES: usize = 1 << 20;
+pub(crate) const RUN_BYTES: usize = 1 << 20;
 
 /// Writes blocks of `block_size` bytes, sorted by number. Joins neighbours into one write.
-pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, Contents)]) -> Result<()> {
+pub fn write_in_place(
+    device: &dyn Device,
+    block_size: u32,
+    blocks: &[(BlockNo, impl AsRef<[u8]>)],
+) -> Result<()> {
     let size = block_size as usize;
     let mut rest = blocks;
     while let Some((first, _)) = rest.first() {
@@ -17,10 +21,10 @@ pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, 
         let (adjacent, later) = rest.split_at(run);
         let offset = first.offset(block_size);
         if let [(_, data)] = adjacent {
-            device.write_at(offset, data)?;
+            device.write_at(offset, data.as_ref())?;
         } else {
             let mut bytes = Vec::with_capacity(run * size);
-            adjacent.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
+            adjacent.iter().for_each(|(_, data)| bytes.extend_from_slice(data.as_ref()));
             device.write_at(offset, &bytes)?;
         }
         rest = later;

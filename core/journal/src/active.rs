@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Buffer, Contents};
+use ivers_block::{Buffer, Contents, Unit};
 
 use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 
-/// A committed block, with its newest committed contents.
+/// A committed buffer, with its newest committed contents.
 pub(crate) struct ActiveBuffer {
     /// Pins the buffer: the block on the device is stale.
     pub _buffer: Arc<Buffer>,
@@ -30,22 +30,22 @@ pub(crate) struct ActiveObject {
 /// The active items of a log. They change only under the lock of the log.
 #[derive(Default)]
 pub(crate) struct Active {
-    pub buffers: BTreeMap<BlockNo, ActiveBuffer>,
+    pub buffers: BTreeMap<Unit, ActiveBuffer>,
     objects: BTreeMap<ObjectId, ActiveObject>,
-    /// The objects that have a place, by block.
-    places: BTreeSet<(BlockNo, ObjectId)>,
-    /// Blocks that are in place, with the newest LSN at which the log after its tail still holds them.
-    in_log: BTreeMap<BlockNo, Lsn>,
+    /// The objects that have a place, by unit.
+    places: BTreeSet<(Unit, ObjectId)>,
+    /// Units that are in place, with the newest LSN at which the log after its tail still holds them.
+    in_log: BTreeMap<Unit, Lsn>,
     /// Intents that recovery found and the driver has not adopted.
     pub unadopted: BTreeMap<ObjectId, Lsn>,
 }
 
 impl Active {
     /// The items that recovery left in the log.
-    pub fn after_recovery(intents: Vec<(ObjectId, Lsn)>, blocks: Vec<(BlockNo, Lsn)>) -> Self {
+    pub fn after_recovery(intents: Vec<(ObjectId, Lsn)>, units: Vec<(Unit, Lsn)>) -> Self {
         let mut in_log = BTreeMap::new();
-        for (block, lsn) in blocks {
-            let newest = in_log.entry(block).or_insert(lsn);
+        for (unit, lsn) in units {
+            let newest = in_log.entry(unit).or_insert(lsn);
             *newest = lsn.max(*newest);
         }
         Self { in_log, unadopted: intents.into_iter().collect(), ..Self::default() }
@@ -55,17 +55,22 @@ impl Active {
         self.objects.contains_key(&id)
     }
 
-    /// True if the log holds contents of `block` that a replay would restore.
-    pub fn log_holds(&self, block: BlockNo) -> bool {
-        self.buffers.contains_key(&block)
-            || self.in_log.contains_key(&block)
-            || self.objects_in(block).next().is_some()
+    /// The bytes of an object with a place.
+    pub fn patch(&self, id: ObjectId) -> Option<&Patch> {
+        self.objects.get(&id)?.patch.as_ref()
     }
 
-    /// The objects that lie in `block`.
-    pub fn objects_in(&self, block: BlockNo) -> impl Iterator<Item = (ObjectId, &ActiveObject)> {
-        let first = (block, ObjectId { kind: 0, number: 0 });
-        let last = (block, ObjectId { kind: u32::MAX, number: u64::MAX });
+    /// True if the log holds contents of `unit` that a replay would restore.
+    pub fn log_holds(&self, unit: &Unit) -> bool {
+        self.buffers.contains_key(unit)
+            || self.in_log.contains_key(unit)
+            || self.objects_in(unit).next().is_some()
+    }
+
+    /// The objects that lie in `unit`.
+    pub fn objects_in(&self, unit: &Unit) -> impl Iterator<Item = (ObjectId, &ActiveObject)> {
+        let first = (unit.clone(), ObjectId { kind: 0, number: 0 });
+        let last = (unit.clone(), ObjectId { kind: u32::MAX, number: u64::MAX });
         self.places.range(first..=last).map(|&(_, id)| (id, &self.objects[&id]))
     }
 
@@ -78,7 +83,7 @@ impl Active {
     pub fn insert_object(&mut self, id: ObjectId, object: ActiveObject) {
         self.finish_object(id);
         if let Some(patch) = &object.patch {
-            self.places.insert((patch.block, id));
+            self.places.insert((patch.unit.clone(), id));
         }
         self.objects.insert(id, object);
     }
@@ -88,7 +93,7 @@ impl Active {
         self.unadopted.remove(&id);
         let object = self.remove_object(id)?;
         if let Some(patch) = &object.patch {
-            let newest = self.in_log.entry(patch.block).or_insert(object.lsn);
+            let newest = self.in_log.entry(patch.unit.clone()).or_insert(object.lsn);
             *newest = object.lsn.max(*newest);
         }
         Some(object)
@@ -97,15 +102,15 @@ impl Active {
     fn remove_object(&mut self, id: ObjectId) -> Option<ActiveObject> {
         let object = self.objects.remove(&id)?;
         if let Some(patch) = &object.patch {
-            self.places.remove(&(patch.block, id));
+            self.places.remove(&(patch.unit.clone(), id));
         }
         Some(object)
     }
 
-    /// Removes a block that a committed transaction freed: it is not written.
-    pub fn revoke(&mut self, block: BlockNo) {
-        self.buffers.remove(&block);
-        self.in_log.remove(&block);
+    /// Removes a unit that a committed transaction freed: it is not written.
+    pub fn revoke(&mut self, unit: &Unit) {
+        self.buffers.remove(unit);
+        self.in_log.remove(unit);
     }
 
     /// The smallest LSN of the intents, and one of the intents that have it.
@@ -123,41 +128,40 @@ impl Active {
         lsns
     }
 
-    /// The blocks to write in place so that no item that has a place is older than `target`; all of them if
+    /// The units to write in place so that no item that has a place is older than `target`; all of them if
     /// `target` is `None`.
-    pub fn blocks_before(&self, target: Option<Lsn>) -> BTreeSet<BlockNo> {
+    pub fn units_before(&self, target: Option<Lsn>) -> BTreeSet<Unit> {
         let older = |lsn| target.is_none_or(|target| lsn < target);
-        let buffers = self.buffers.iter().filter(|(_, b)| older(b.lsn)).map(|(&block, _)| block);
-        let objects =
-            self.places.iter().filter(|(_, id)| older(self.objects[id].lsn)).map(|&(block, _)| block);
-        buffers.chain(objects).collect()
+        let buffers = self.buffers.iter().filter(|(_, b)| older(b.lsn)).map(|(unit, _)| unit);
+        let objects = self.places.iter().filter(|(_, id)| older(self.objects[id].lsn)).map(|(unit, _)| unit);
+        buffers.chain(objects).cloned().collect()
     }
 
     /// The smallest LSN of the items, not counting those in `in_place`.
-    pub fn tail_without(&self, in_place: &BTreeSet<BlockNo>) -> Option<Lsn> {
-        let buffers = self.buffers.iter().filter(|(block, _)| !in_place.contains(block)).map(|(_, b)| b.lsn);
+    pub fn tail_without(&self, in_place: &BTreeSet<Unit>) -> Option<Lsn> {
+        let buffers = self.buffers.iter().filter(|(unit, _)| !in_place.contains(*unit)).map(|(_, b)| b.lsn);
         let objects = self
             .objects
             .values()
-            .filter(|o| o.patch.as_ref().is_none_or(|p| !in_place.contains(&p.block)))
+            .filter(|o| o.patch.as_ref().is_none_or(|p| !in_place.contains(&p.unit)))
             .map(|o| o.lsn);
         buffers.chain(objects).chain(self.unadopted.values().copied()).min()
     }
 
-    /// Removes the items of blocks that were written in place, after the tail moved to `tail`. Returns the
+    /// Removes the items of units that were written in place, after the tail moved to `tail`. Returns the
     /// objects among them.
-    pub fn remove_written(&mut self, blocks: &BTreeSet<BlockNo>, tail: Option<Lsn>) -> Vec<ActiveObject> {
+    pub fn remove_written(&mut self, units: &BTreeSet<Unit>, tail: Option<Lsn>) -> Vec<ActiveObject> {
         let mut objects = Vec::new();
-        for &block in blocks {
-            let ids: Vec<ObjectId> = self.objects_in(block).map(|(id, _)| id).collect();
+        for unit in units {
+            let ids: Vec<ObjectId> = self.objects_in(unit).map(|(id, _)| id).collect();
             let first = objects.len();
             objects.extend(ids.into_iter().filter_map(|id| self.remove_object(id)));
             let newest = objects[first..].iter().map(|o| o.lsn).max();
-            let newest = newest.max(self.buffers.remove(&block).map(|b| b.lsn));
+            let newest = newest.max(self.buffers.remove(unit).map(|b| b.lsn));
             if let (Some(tail), Some(lsn)) = (tail, newest)
                 && lsn >= tail
             {
-                self.in_log.insert(block, lsn);
+                self.in_log.insert(unit.clone(), lsn);
             }
         }
         self.in_log.retain(|_, lsn| tail.is_some_and(|tail| *lsn >= tail));

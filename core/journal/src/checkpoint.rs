@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Buffer, Contents, write_in_place};
+use ivers_block::{Buffer, Contents, Unit, write_in_place};
 
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
@@ -23,7 +23,7 @@ impl Inner {
     /// caller holds the lock of the log: commits wait, handles do not.
     pub fn push(&self, log: &mut dyn LogFormat, keep: u64) -> Result<Option<ObjectId>> {
         // The active items change only under the log's lock: those collected here are the ones removed below.
-        let (mut blocks, tail, written) = {
+        let (mut units, tail, written) = {
             let state = self.state.lock();
             state.check()?;
             let active = &state.active;
@@ -32,26 +32,25 @@ impl Inner {
             } else {
                 active.lsns().into_iter().find(|&lsn| log.used_from(lsn) <= keep)
             };
-            let written = active.blocks_before(target);
+            let written = active.units_before(target);
             let tail = active.tail_without(&written);
-            let data = |block| active.buffers.get(block).map(|b| (*block, b.lsn, b.data.clone()));
+            let data = |unit: &Unit| active.buffers.get(unit).map(|b| (unit.clone(), b.lsn, b.data.clone()));
             (written.iter().filter_map(data).collect::<Vec<_>>(), tail, written)
         };
         if written.is_empty() && log.free() == log.capacity() {
             return Ok(None);
         }
-        // The blocks stay in memory until they are written: a reader must not load the older bytes.
+        // The buffers stay in memory until they are written: a reader must not load the older bytes.
         let mut _pinned = Vec::new();
         if !self.state.lock().active.has_no_places() {
-            _pinned = self.patch_blocks(&written, &mut blocks)?;
+            _pinned = self.patch_units(&written, &mut units)?;
         }
-        let mut in_place: Vec<(BlockNo, Contents)> = Vec::with_capacity(blocks.len());
-        for (block, lsn, mut data) in blocks {
-            if let Some(hook) = &self.options.write_hook {
-                hook.0(block, lsn, data.make_mut());
-            }
-            in_place.push((block, data));
+        if let Some(hook) = &self.options.write_hook {
+            units.iter_mut().for_each(|(unit, lsn, data)| hook.0(unit, *lsn, data.make_mut()));
         }
+        let mut in_place: Vec<_> = units.iter().flat_map(|(unit, _, data)| unit.split(data)).collect();
+        // The blocks of a unit may be anywhere.
+        in_place.sort_by_key(|(block, _)| *block);
         if !in_place.is_empty() {
             write_in_place(&**self.cache.device(), self.cache.block_size(), &in_place)?;
             self.cache.device().flush()?;
@@ -68,43 +67,47 @@ impl Inner {
     }
 
     /// Puts the newest committed version of each object in `written` into the bytes to write and into the
-    /// cached buffer. Adds the blocks that have no active buffer. Returns buffers to keep during the write.
-    fn patch_blocks(
+    /// cached buffer. Adds the units that have no active buffer. Returns buffers to keep during the write.
+    fn patch_units(
         &self,
-        written: &BTreeSet<BlockNo>,
-        blocks: &mut Vec<(BlockNo, Lsn, Contents)>,
+        written: &BTreeSet<Unit>,
+        units: &mut Vec<(Unit, Lsn, Contents)>,
     ) -> Result<Vec<Arc<Buffer>>> {
         let mut pinned = Vec::new();
-        for &block in written {
-            if self.state.lock().active.objects_in(block).next().is_none() {
+        for unit in written {
+            let (has_objects, all_end) = {
+                let state = self.state.lock();
+                let mut objects = state.active.objects_in(unit).peekable();
+                (objects.peek().is_some(), objects.all(|(id, _)| state.is_finishing(id)))
+            };
+            if !has_objects {
                 continue;
             }
-            let buffer = self.cache.get(block)?;
-            let at = match blocks.binary_search_by_key(&block, |b| b.0) {
+            // If all objects end, the blocks may be part of another unit already.
+            let buffer = if all_end { None } else { Some(self.cache.get_unit(unit)?) };
+            let at = match units.binary_search_by(|(other, ..)| other.cmp(unit)) {
                 Ok(at) => at,
                 Err(at) => {
                     // The cached buffer may contain changes that are not committed. The device has the newest
                     // committed version.
-                    let mut data = vec![0; self.cache.block_size() as usize];
-                    let offset = block.offset(self.cache.block_size());
-                    self.cache.device().read_at(offset, &mut data)?;
-                    blocks.insert(at, (block, 0, Contents::new(data, self.cache.budget())));
+                    let data = self.cache.read_device(unit)?;
+                    units.insert(at, (unit.clone(), 0, data));
                     at
                 }
             };
-            let (_, lsn, data) = &mut blocks[at];
+            let (_, lsn, data) = &mut units[at];
             let state = self.state.lock();
-            for (id, object) in state.active.objects_in(block) {
+            for (id, object) in state.active.objects_in(unit) {
                 let Some(patch) = &object.patch else { continue };
                 patch.apply(data.make_mut());
                 *lsn = object.lsn.max(*lsn);
                 // The bytes of an object that ends may have a new use already.
-                if !state.is_finishing(id) {
+                if let Some(buffer) = buffer.as_ref().filter(|_| !state.is_finishing(id)) {
                     buffer.modify(|bytes| patch.apply(bytes));
                 }
             }
             drop(state);
-            pinned.push(buffer);
+            pinned.extend(buffer);
         }
         Ok(pinned)
     }

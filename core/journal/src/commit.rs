@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Buffer};
+use ivers_block::{Buffer, Unit};
 use ivers_sync::{Held, rank};
 
 use crate::active::{ActiveBuffer, ActiveObject};
@@ -21,7 +21,7 @@ struct Closed {
     /// Objects of earlier transactions that this one finishes.
     finished: Vec<ObjectId>,
     log: LogTransaction,
-    forgotten: Vec<BlockNo>,
+    forgotten: Vec<Unit>,
     callbacks: Vec<Callback>,
 }
 
@@ -202,8 +202,11 @@ impl Inner {
     /// Handles did not reserve it. So it must not come from what they and the intents reserved.
     fn space_for_repeats(&self, log: &dyn LogFormat, transaction: &LogTransaction) -> u64 {
         let state = self.state.lock();
-        let active = transaction.items.iter().filter_map(|item| state.active.buffers.get(&item.block));
-        let charge: u64 = active.map(|active| self.costs.of_buffer(&active.ranges)).sum();
+        let active = |item: &LogItem| {
+            let active = state.active.buffers.get(&item.unit)?;
+            Some(self.costs.of_buffer(item.unit.len(), &active.ranges))
+        };
+        let charge: u64 = transaction.items.iter().filter_map(active).sum();
         if charge == 0 {
             return 0;
         }
@@ -216,7 +219,7 @@ impl Inner {
     fn repeat_ranges(&self, log: &mut LogTransaction) {
         let state = self.state.lock();
         for item in &mut log.items {
-            let Some(active) = state.active.buffers.get(&item.block) else { continue };
+            let Some(active) = state.active.buffers.get(&item.unit) else { continue };
             active.ranges.iter().for_each(|range| add_range(&mut item.ranges, range.clone()));
         }
     }
@@ -233,15 +236,15 @@ impl Inner {
                 state.intents.remove(&id);
             }
         }
-        for &block in &written.revokes {
-            state.active.revoke(block);
+        for unit in &written.revokes {
+            state.active.revoke(unit);
         }
         for (id, LoggedObject { object, patch, .. }) in objects {
             state.active.insert_object(id, ActiveObject { object, patch, lsn, tid });
         }
         for (item, buffer) in written.items.into_iter().zip(buffers) {
             let active = ActiveBuffer { _buffer: buffer, data: item.data, ranges: item.ranges, lsn };
-            state.active.buffers.insert(item.block, active);
+            state.active.buffers.insert(item.unit, active);
         }
         state.committing.clear();
         state.committing_objects.clear();
@@ -252,14 +255,15 @@ impl Inner {
         drop(state);
         clean.into_iter().for_each(|active| active.object.clean(active.tid));
         // A block that is in use again is referenced by its user or by the running transaction.
-        forgotten.into_iter().for_each(|block| self.cache.forget_unused(block));
+        forgotten.iter().for_each(|unit| self.cache.forget_unused(unit));
         callbacks.into_iter().for_each(|f| f());
         self.state_changed.notify_all();
         self.commit_done.notify_all();
     }
 
     fn needs_checkpoint(&self, log: &dyn LogFormat) -> bool {
-        let kept = self.state.lock().active.buffers.len() as u64 * u64::from(self.cache.block_size());
+        let kept: u64 =
+            self.state.lock().active.buffers.values().map(|buffer| buffer.data.len() as u64).sum();
         let used = log.capacity().saturating_sub(log.free());
         kept > self.options.checkpoint_bytes || used * 100 > log.capacity() * self.options.checkpoint_percent
     }
@@ -288,22 +292,21 @@ impl Inner {
 /// Takes snapshots of what `running` changed.
 fn close(state: &mut State, running: Running) -> Closed {
     let mut items: Vec<_> = running.items.into_iter().collect();
-    items.sort_unstable_by_key(|(block, _)| *block);
+    items.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     let mut buffers = Vec::with_capacity(items.len());
     let mut log = LogTransaction { items: Vec::with_capacity(items.len()), ..LogTransaction::default() };
     log.revokes = running.revokes;
-    for (block, item) in items {
-        log.items.push(LogItem { block, ranges: item.ranges, data: item.buffer.snapshot() });
+    for (unit, item) in items {
+        log.items.push(LogItem { unit, ranges: item.ranges, data: item.buffer.snapshot() });
         buffers.push(item.buffer);
     }
     if !state.active.has_no_places() || !running.objects.is_empty() {
         patch_snapshots(state, &mut log.items, &running.objects, &running.finished);
     }
-    state.committing = log.items.iter().map(|i| i.block).collect();
+    state.committing = log.items.iter().map(|i| i.unit.clone()).collect();
     for (&id, LoggedObject { record, patch, .. }) in &running.objects {
-        let place = patch.as_ref().map(|patch| patch.block);
-        state.committing_objects.insert(id, place);
-        let kind = place.map_or(RecordKind::Intent, RecordKind::Placed);
+        state.committing_objects.insert(id, patch.clone());
+        let kind = patch.as_ref().map_or(RecordKind::Intent, |patch| RecordKind::Placed(patch.unit.clone()));
         log.objects.push(ObjectRecord { id, kind, bytes: record.clone() });
     }
     let finished: Vec<ObjectId> = running.finished.keys().copied().collect();
@@ -325,7 +328,7 @@ fn close(state: &mut State, running: Running) -> Closed {
     }
 }
 
-/// Puts the newest version of each object into the snapshot of its block: in the buffer it is only after a
+/// Puts the newest version of each object into the snapshot of its unit: in the buffer it is only after a
 /// push, but a record of the buffer or a write in place may include the object's bytes.
 fn patch_snapshots(
     state: &State,
@@ -335,12 +338,12 @@ fn patch_snapshots(
 ) {
     for item in &mut *items {
         let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
-        for (_, active) in state.active.objects_in(item.block).filter(|(id, _)| stays(id)) {
+        for (_, active) in state.active.objects_in(&item.unit).filter(|(id, _)| stays(id)) {
             active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
         }
     }
     for patch in objects.values().filter_map(|object| object.patch.as_ref()) {
-        if let Ok(at) = items.binary_search_by_key(&patch.block, |item| item.block) {
+        if let Ok(at) = items.binary_search_by(|item| item.unit.cmp(&patch.unit)) {
             patch.apply(items[at].data.make_mut());
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ivers_block::{BlockNo, Buffer, BufferCache};
+use ivers_block::{BlockNo, Buffer, BufferCache, Unit};
 use ivers_sync::{Condvar, Held, RankedMutex, rank};
 
 use crate::active::Active;
@@ -36,7 +36,7 @@ pub struct JournalOptions {
     pub(crate) write_hook: Option<WriteHook>,
 }
 
-type Hook = dyn Fn(BlockNo, Lsn, &mut [u8]) + Send + Sync;
+type Hook = dyn Fn(&[BlockNo], Lsn, &mut [u8]) + Send + Sync;
 
 /// See [`JournalOptions::with_write_hook`].
 #[derive(Clone)]
@@ -80,11 +80,15 @@ impl JournalOptions {
         self
     }
 
-    /// Sets a function that sees every block before it is written in place, to stamp it with the LSN of its
-    /// newest change and with a checksum. What it changes is not logged, and not in the cached buffer.
+    /// Sets a function that sees every buffer, with its blocks, before it is written in place, to stamp it
+    /// with the LSN of its newest change and with a checksum. What it changes is not logged, and not in the
+    /// cached buffer. In no-journal mode the LSN is 0.
     ///
     /// It runs with the log locked. It must not use the journal.
-    pub fn with_write_hook(mut self, hook: impl Fn(BlockNo, Lsn, &mut [u8]) + Send + Sync + 'static) -> Self {
+    pub fn with_write_hook(
+        mut self,
+        hook: impl Fn(&[BlockNo], Lsn, &mut [u8]) + Send + Sync + 'static,
+    ) -> Self {
         self.write_hook = Some(WriteHook(Arc::new(hook)));
         self
     }
@@ -103,9 +107,9 @@ pub struct JournalStats {
     pub journal_blocks: u64,
     /// The same in bytes.
     pub journal_bytes: u64,
-    /// Filesystem blocks that transactions changed.
+    /// Buffers that transactions changed.
     pub items: u64,
-    /// Revokes written.
+    /// Revoked units written.
     pub revokes: u64,
     /// Checkpoints that emptied the log.
     pub checkpoints: u64,
@@ -131,10 +135,10 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// A block with more changed ranges than this is logged from its first changed byte to its last.
+/// A buffer with more changed ranges than this is logged from its first changed byte to its last.
 const MAX_RANGES: usize = 32;
 
-/// One block in the running transaction.
+/// One buffer in the running transaction.
 pub(crate) struct Item {
     pub buffer: Arc<Buffer>,
     pub ranges: Vec<Range<u32>>,
@@ -184,10 +188,10 @@ pub(crate) struct Running {
     /// A commit waits for the open handles. No new handle may join.
     pub locked: bool,
     pub started: Instant,
-    pub items: HashMap<BlockNo, Item>,
-    pub revokes: BTreeSet<BlockNo>,
-    /// Blocks freed by this transaction. The cache drops them after the commit.
-    pub forgotten: HashSet<BlockNo>,
+    pub items: HashMap<Unit, Item>,
+    pub revokes: BTreeSet<Unit>,
+    /// Units freed by this transaction. The cache drops them after the commit.
+    pub forgotten: HashSet<Unit>,
     pub objects: BTreeMap<ObjectId, LoggedObject>,
     /// Objects of earlier transactions that this one finishes, with their done records.
     pub finished: BTreeMap<ObjectId, Option<Arc<[u8]>>>,
@@ -216,10 +220,10 @@ impl Running {
 #[derive(Default)]
 pub(crate) struct State {
     pub running: Option<Running>,
-    /// Blocks of the transaction that a commit writes to the log.
-    pub committing: HashSet<BlockNo>,
-    /// Objects of that transaction, with the blocks in which they lie.
-    pub committing_objects: BTreeMap<ObjectId, Option<BlockNo>>,
+    /// Buffers of the transaction that a commit writes to the log.
+    pub committing: HashSet<Unit>,
+    /// Objects of that transaction, with their patches; `None` for an intent.
+    pub committing_objects: BTreeMap<ObjectId, Option<Patch>>,
     /// Objects of earlier transactions that it finishes.
     pub committing_finished: Vec<ObjectId>,
     /// Log space of that transaction.
@@ -295,7 +299,15 @@ impl Journal {
     /// Returns a journal in no-journal mode. Changes mark buffers dirty, and a commit writes them in place
     /// and flushes. A crash may leave any mix of old and new blocks.
     pub fn none(cache: Arc<BufferCache>) -> Self {
-        Self { inner: Arc::new(Self::inner(cache, None, JournalOptions::default(), u64::MAX)) }
+        Self::none_with(cache, JournalOptions::default())
+    }
+
+    /// As [`none`](Self::none), with the write hook of `options`: the cache calls it.
+    pub fn none_with(cache: Arc<BufferCache>, options: JournalOptions) -> Self {
+        if let Some(WriteHook(hook)) = options.write_hook.clone() {
+            cache.set_place_hook(Box::new(move |unit, bytes| hook(unit, 0, bytes)));
+        }
+        Self { inner: Arc::new(Self::inner(cache, None, options, u64::MAX)) }
     }
 
     /// As [`none`](Self::none), with a thread that commits changes about `interval` after they were made.
@@ -320,7 +332,7 @@ impl Journal {
             limit -= limit.div_ceil(8);
         }
         // Eight blocks that changed in whole.
-        let least = 8 * costs.of_buffer(std::slice::from_ref(&(0..cache.block_size())));
+        let least = 8 * costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         if limit < least {
             return Err(JournalError::TooLarge { charge: least, limit });
         }
@@ -340,7 +352,7 @@ impl Journal {
         if let Some(log) = &log {
             (costs, capacity, overhead) = (log.costs(), log.capacity(), log.space_for_charge(limit) - limit);
             let live = log.live();
-            state.active = Active::after_recovery(live.intents, live.blocks);
+            state.active = Active::after_recovery(live.intents, live.units);
             state.pinned = state.active.oldest_intent().map_or(0, |(lsn, _)| log.used_from(lsn));
         }
         Inner {
@@ -539,42 +551,44 @@ impl Inner {
     pub fn add_item(&self, tid: Tid, buffer: &Arc<Buffer>, range: Range<u32>) {
         let mut state = self.state.lock();
         let running = running_of(&mut state, tid);
-        let block = buffer.block();
-        // The block is in use again. A revoke in the same transaction would keep it from being replayed.
-        let is_reused = running.forgotten.remove(&block);
-        if running.revokes.remove(&block) {
-            running.charge -= self.costs.revoke;
+        let unit = buffer.unit();
+        // The unit is in use again. A revoke in the same transaction would keep it from being replayed.
+        let is_reused = running.forgotten.remove(unit);
+        if running.revokes.remove(unit) {
+            running.charge -= self.costs.of_revoke(unit);
         }
-        let item = running.items.entry(block).or_insert_with(|| {
-            running.charge += self.costs.buffer;
-            Item { buffer: buffer.clone(), ranges: Vec::new(), charge: self.costs.buffer }
+        let item = running.items.entry(unit.clone()).or_insert_with(|| {
+            let charge = self.costs.of_buffer(unit.len(), &[]);
+            running.charge += charge;
+            Item { buffer: buffer.clone(), ranges: Vec::new(), charge }
         });
         if !Arc::ptr_eq(&item.buffer, buffer) {
             item.buffer = buffer.clone();
         }
-        // Older records of a reused block may be replayed: the new record must cover them.
-        add_range(&mut item.ranges, if is_reused { 0..self.cache.block_size() } else { range });
+        // Older records of a reused unit may be replayed: the new record must cover them.
+        add_range(&mut item.ranges, if is_reused { 0..self.cache.len_of(unit) } else { range });
         if self.costs.has_ranges() {
-            let charge = self.costs.of_buffer(&item.ranges);
+            let charge = self.costs.of_buffer(unit.len(), &item.ranges);
             running.charge = running.charge - item.charge + charge;
             item.charge = charge;
         }
     }
 
-    /// Records that `block` was freed in the running transaction `tid`.
-    pub fn forget(&self, tid: Tid, block: BlockNo) {
+    /// Records that `unit` was freed in the running transaction `tid`.
+    pub fn forget(&self, tid: Tid, unit: &Unit) {
         let mut state = self.state.lock();
-        let in_log = state.committing.contains(&block)
-            || state.committing_objects.values().any(|place| *place == Some(block))
-            || state.active.log_holds(block);
-        let objects = state.objects_in(block);
+        let is_here = |patch: &Option<Patch>| patch.as_ref().is_some_and(|patch| patch.unit == *unit);
+        let in_log = state.committing.contains(unit)
+            || state.committing_objects.values().any(is_here)
+            || state.active.log_holds(unit);
+        let objects = state.objects_in(unit);
         let running = running_of(&mut state, tid);
-        if let Some(item) = running.items.remove(&block) {
+        if let Some(item) = running.items.remove(unit) {
             running.charge -= item.charge;
         }
-        running.forgotten.insert(block);
-        if in_log && running.revokes.insert(block) {
-            running.charge += self.costs.revoke;
+        running.forgotten.insert(unit.clone());
+        if in_log && running.revokes.insert(unit.clone()) {
+            running.charge += self.costs.of_revoke(unit);
         }
         objects.into_iter().for_each(|id| self.finish_in(&mut state, tid, id, None));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, Contents};
+use ivers_block::{Contents, Unit};
 
 use crate::{ObjectId, Result};
 
@@ -16,7 +16,7 @@ pub type Lsn = u64;
 /// adds the charges up without a call into the encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
-    /// A buffer, without its ranges. At least 1.
+    /// A block of a buffer, without its ranges. At least 1.
     pub buffer: u64,
     /// A range, without its bytes. 0, like `byte`, if the encoding logs whole blocks.
     pub range: u64,
@@ -24,7 +24,7 @@ pub struct Costs {
     pub byte: u64,
     /// An object, without the bytes of its record. `None` if the encoding refuses objects.
     pub object: Option<u64>,
-    /// A revoke.
+    /// A block of a revoke.
     pub revoke: u64,
 }
 
@@ -37,10 +37,15 @@ impl Costs {
         self.range + self.byte > 0
     }
 
-    /// The charge of a buffer with these changed ranges.
-    pub fn of_buffer(&self, ranges: &[Range<u32>]) -> u64 {
+    /// The charge of a buffer of `blocks` blocks with these changed ranges.
+    pub fn of_buffer(&self, blocks: usize, ranges: &[Range<u32>]) -> u64 {
         let bytes: u64 = ranges.iter().map(|r| u64::from(r.end - r.start)).sum();
-        self.buffer + self.range * ranges.len() as u64 + self.byte * bytes
+        self.buffer * blocks as u64 + self.range * ranges.len() as u64 + self.byte * bytes
+    }
+
+    /// The charge of the revoke of a unit.
+    pub fn of_revoke(&self, unit: &Unit) -> u64 {
+        self.revoke * unit.len() as u64
     }
 
     /// The charge of an object with a record of `bytes` bytes.
@@ -49,14 +54,14 @@ impl Costs {
     }
 }
 
-/// One block changed by a transaction.
+/// One buffer changed by a transaction.
 #[derive(Debug, Clone)]
 pub struct LogItem {
-    /// The block number on the filesystem's device.
-    pub block: BlockNo,
+    /// Its blocks on the filesystem's device.
+    pub unit: Unit,
     /// Bytes that changed, sorted, neither overlapping nor adjacent. An encoding may round them up.
     pub ranges: Vec<Range<u32>>,
-    /// The whole block as the transaction left it.
+    /// The whole buffer as the transaction left it.
     pub data: Contents,
 }
 
@@ -72,10 +77,10 @@ pub struct ObjectRecord {
 }
 
 /// What a record says about its object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordKind {
-    /// The newest version of an object that lies in this block. A revoke of the block includes the object.
-    Placed(BlockNo),
+    /// The newest version of an object that lies in this unit. A revoke of the unit includes the object.
+    Placed(Unit),
     /// The object is an intent.
     Intent,
     /// The object, an intent, is done.
@@ -85,10 +90,10 @@ pub enum RecordKind {
 /// The contents of one transaction.
 #[derive(Debug, Default)]
 pub struct LogTransaction {
-    /// Changed blocks, sorted by number, each once.
+    /// Changed buffers, sorted by unit, each once.
     pub items: Vec<LogItem>,
-    /// Blocks whose earlier log records must not be replayed. None of them is among the items.
-    pub revokes: BTreeSet<BlockNo>,
+    /// Units whose earlier log records must not be replayed. None of them is among the items.
+    pub revokes: BTreeSet<Unit>,
     /// Records of objects, at most one of each. Always empty if the encoding refuses objects.
     pub objects: Vec<ObjectRecord>,
 }
@@ -104,8 +109,8 @@ impl LogTransaction {
 pub struct LiveLog {
     /// The intents without a done record, with the LSN of their newest record.
     pub intents: Vec<(ObjectId, Lsn)>,
-    /// The blocks that a replay from the tail would write, with an LSN of each such record.
-    pub blocks: Vec<(BlockNo, Lsn)>,
+    /// The units that a replay from the tail would write, with an LSN of each such record.
+    pub units: Vec<(Unit, Lsn)>,
 }
 
 /// Log space that a write took.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ivers_block::{BlockNo, Buffer};
+use ivers_block::{BlockNo, Buffer, Unit};
 use ivers_sync::Held;
 
 use crate::engine::{Callback, running_of};
@@ -58,25 +58,25 @@ impl Handle {
     /// The caller excludes other changes of the same bytes. Readers see the buffer as it was before or after
     /// the change. `f` must not use the journal.
     pub fn modify<R>(&self, buffer: &Arc<Buffer>, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.add(buffer, 0..self.journal.cache().block_size());
+        self.add(buffer, 0..self.journal.cache().len_of(buffer.unit()));
         let result = buffer.modify(f);
         self.done(buffer);
         result
     }
 
     /// Changes a range of a buffer as part of the transaction. `f` gets only that range. An encoding may log
-    /// only that range: a block with a new use must be changed in whole once. More than 32 ranges of a block
+    /// only that range: a buffer with a new use must be changed in whole once. More than 32 ranges of a buffer
     /// are logged, and charged, from the first changed byte to the last.
     ///
     /// # Panics
-    /// If the range does not lie inside the block.
+    /// If the range does not lie inside the buffer.
     pub fn modify_range<R>(
         &self,
         buffer: &Arc<Buffer>,
         range: Range<usize>,
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
-        assert!(range.start <= range.end && range.end <= self.journal.cache().block_size() as usize);
+        assert!(range.start <= range.end && range.end <= self.journal.cache().len_of(buffer.unit()) as usize);
         self.add(buffer, range.start as u32..range.end as u32);
         let result = buffer.modify(|bytes| f(&mut bytes[range]));
         self.done(buffer);
@@ -101,11 +101,20 @@ impl Handle {
     /// Finish an intent after [`restart`](Self::restart) or in a handle of
     /// [`begin_finishing`](Journal::begin_finishing). [`begin`](Journal::begin) may wait for the intent.
     ///
+    /// In no-journal mode the object is put into its buffer at once; an intent is not logged.
+    ///
     /// Fails if the encoding does not carry objects.
     ///
     /// # Panics
-    /// If the object's place does not lie inside one block.
+    /// If the object's place does not lie inside its unit.
     pub fn log_object(&self, object: &Arc<dyn LogObject>) -> Result<()> {
+        if self.journal.is_none() {
+            let Some(patch) = object.patch() else { return Ok(()) };
+            let buffer = self.journal.cache().get_unit(&patch.unit)?;
+            buffer.modify(|bytes| patch.apply(bytes));
+            buffer.mark_dirty();
+            return Ok(());
+        }
         let is_intent = self.journal.inner.log_object(self.tid, object)?;
         if is_intent {
             self.own_state.borrow_mut().intents.push(object.id());
@@ -133,10 +142,15 @@ impl Handle {
     /// Do not reuse the block before [`on_commit`](Self::on_commit) reports the commit. The exception is
     /// reuse as metadata of this journal, which cancels the revoke.
     pub fn forget(&self, block: BlockNo) {
+        self.forget_unit(&block.into());
+    }
+
+    /// As [`forget`](Self::forget), for a unit as it was logged.
+    pub fn forget_unit(&self, unit: &Unit) {
         if self.journal.is_none() {
-            self.journal.cache().forget(block);
+            self.journal.cache().forget_unit(unit);
         } else {
-            self.journal.inner.forget(self.tid, block);
+            self.journal.inner.forget(self.tid, unit);
         }
     }
 
@@ -146,10 +160,11 @@ impl Handle {
         if !self.journal.is_none() {
             let mut state = self.journal.inner.state.lock();
             let running = running_of(&mut state, self.tid);
-            if running.revokes.remove(&block) {
-                running.charge -= self.journal.inner.costs.revoke;
+            let unit = Unit::from(block);
+            if running.revokes.remove(&unit) {
+                running.charge -= self.journal.inner.costs.of_revoke(&unit);
             }
-            running.forgotten.remove(&block);
+            running.forgotten.remove(&unit);
         }
     }
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ivers_block::BlockNo;
+use ivers_block::Unit;
 use ivers_sync::{Held, rank};
 
 use crate::active::ActiveObject;
 use crate::engine::{Inner, LoggedObject, State, running_of};
-use crate::{Handle, Journal, JournalError, LogObject, ObjectId, Result, Tid};
+use crate::{Handle, Journal, JournalError, LogObject, ObjectId, Patch, Result, Tid};
 
 /// The log space that the journal keeps for an intent.
 pub(crate) struct FinishReservation {
@@ -18,13 +18,13 @@ pub(crate) struct FinishReservation {
 }
 
 impl State {
-    /// The objects in `block` that are in the log or in a transaction.
-    pub fn objects_in(&self, block: BlockNo) -> Vec<ObjectId> {
-        let is_here = |place: Option<BlockNo>| place == Some(block);
+    /// The objects in `unit` that are in the log or in a transaction.
+    pub fn objects_in(&self, unit: &Unit) -> Vec<ObjectId> {
+        let is_here = |patch: &Option<Patch>| patch.as_ref().is_some_and(|patch| patch.unit == *unit);
         let running = self.running.iter().flat_map(|running| &running.objects);
-        let running = running.filter(|(_, o)| is_here(o.patch.as_ref().map(|p| p.block)));
-        let committing = self.committing_objects.iter().filter(|(_, place)| is_here(**place));
-        let active = self.active.objects_in(block).map(|(id, _)| id);
+        let running = running.filter(|(_, o)| is_here(&o.patch));
+        let committing = self.committing_objects.iter().filter(|(_, patch)| is_here(patch));
+        let active = self.active.objects_in(unit).map(|(id, _)| id);
         active.chain(committing.map(|(&id, _)| id)).chain(running.map(|(&id, _)| id)).collect()
     }
 
@@ -53,6 +53,12 @@ impl Journal {
         true
     }
 
+    /// Returns the bytes of the newest version of an object that was logged and is not in place: the cached
+    /// buffer of its unit may hold an older one. `None` if the buffer holds the newest one.
+    pub fn newest_patch(&self, id: ObjectId) -> Option<Patch> {
+        self.inner.newest_patch(id)
+    }
+
     /// As [`begin`](Self::begin), for work that finishes the intent `id`. It does not wait for newer intents,
     /// and has log space as long as `credits` are not more than the intent's
     /// [`finish_credits`](LogObject::finish_credits).
@@ -64,6 +70,15 @@ impl Journal {
 }
 
 impl Inner {
+    /// The patch of the newest version of an object that is not in place.
+    fn newest_patch(&self, id: ObjectId) -> Option<Patch> {
+        let state = self.state.lock();
+        let running = state.running.as_ref().and_then(|running| running.objects.get(&id)?.patch.clone());
+        running
+            .or_else(|| state.committing_objects.get(&id).cloned().flatten())
+            .or_else(|| state.active.patch(id).cloned())
+    }
+
     /// True if the log has space for a handle with `credits`, and after it for finishing each intent that is
     /// older than `own`, the intents that the handle continues. Everything but the intents can be pushed.
     ///
@@ -90,8 +105,8 @@ impl Inner {
         }
         let (id, record, patch) = (object.id(), Arc::<[u8]>::from(object.record()), object.patch());
         if let Some(patch) = &patch {
-            let end = patch.offset as usize + patch.bytes.len();
-            assert!(end <= self.cache.block_size() as usize, "an object does not lie inside its block");
+            let len = self.cache.len_of(&patch.unit) as usize;
+            assert!(patch.fits(len), "an object does not lie inside its unit");
         }
         let is_intent = patch.is_none();
         let mut state = self.state.lock();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, Unit};
 
 use crate::{Lsn, Result, Tid};
 
@@ -18,19 +18,29 @@ pub struct ObjectId {
 /// Bytes to write in place for an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// The block that contains the object.
-    pub block: BlockNo,
-    /// The offset of the bytes in the block.
-    pub offset: u32,
-    /// The bytes.
-    pub bytes: Arc<[u8]>,
+    /// The block that contains the object, or the blocks of its buffer.
+    pub unit: Unit,
+    /// The bytes, each with its offset in the unit. What lies between them is not the object's.
+    pub pieces: Vec<(u32, Arc<[u8]>)>,
 }
 
 impl Patch {
-    /// Writes the bytes into the contents of the block.
-    pub(crate) fn apply(&self, contents: &mut [u8]) {
-        let offset = self.offset as usize;
-        contents[offset..offset + self.bytes.len()].copy_from_slice(&self.bytes);
+    /// A patch of one piece.
+    pub fn new(unit: impl Into<Unit>, offset: u32, bytes: impl Into<Arc<[u8]>>) -> Self {
+        Self { unit: unit.into(), pieces: vec![(offset, bytes.into())] }
+    }
+
+    /// Writes the bytes into the contents of the unit.
+    pub fn apply(&self, contents: &mut [u8]) {
+        for (offset, bytes) in &self.pieces {
+            let offset = *offset as usize;
+            contents[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// True if all pieces lie inside a unit of `len` bytes.
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        self.pieces.iter().all(|(offset, bytes)| *offset as usize + bytes.len() <= len)
     }
 }
 

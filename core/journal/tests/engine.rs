@@ -366,6 +366,57 @@ fn a_log_of_blocks_refuses_objects() {
     r.journal.shutdown().unwrap();
 }
 
+#[test]
+fn without_a_log_objects_and_units_are_written_in_place() {
+    use ivers_block::{BlockNo, Unit};
+    use ivers_journal::{LogObject, ObjectId, Patch};
+    struct Object(Unit);
+    impl LogObject for Object {
+        fn id(&self) -> ObjectId {
+            ObjectId { kind: 1, number: 1 }
+        }
+        fn record(&self) -> Vec<u8> {
+            vec![1]
+        }
+        fn patch(&self) -> Option<Patch> {
+            let piece = |byte: u8| [byte; 4].as_slice().into();
+            Some(Patch { unit: self.0.clone(), pieces: vec![(1000, piece(5)), (1022, piece(6))] })
+        }
+    }
+    let device = Arc::new(MemDevice::new(1 << 20));
+    let cache = Arc::new(BufferCache::new(device.clone(), 1024, Arc::new(Budget::unlimited())));
+    let options = JournalOptions::default().with_write_hook(|blocks, lsn, bytes| {
+        assert_eq!(lsn, 0);
+        bytes[0] = blocks.len() as u8;
+    });
+    let journal = Journal::none_with(cache.clone(), options);
+    let unit = Unit::new(&[BlockNo(9), BlockNo(3)]);
+    let handle = journal.begin(1).unwrap();
+    let buffer = cache.new_unit(&unit).unwrap();
+    handle.modify(&buffer, |bytes| bytes.fill(1));
+    let object: Arc<dyn LogObject> = Arc::new(Object(unit.clone()));
+    handle.log_object(&object).unwrap();
+    assert_eq!(journal.newest_patch(object.id()), None, "it is in the buffer");
+    drop(handle);
+    journal.commit_all().unwrap();
+    let mut bytes = vec![0; 2048];
+    device.read_at(BlockNo(9).offset(1024), &mut bytes[..1024]).unwrap();
+    device.read_at(BlockNo(3).offset(1024), &mut bytes[1024..]).unwrap();
+    let mut expected = vec![1; 2048];
+    expected[0] = 2;
+    expected[1000..1004].fill(5);
+    expected[1022..1026].fill(6);
+    assert_eq!(bytes, expected);
+    // A freed unit is not written.
+    let handle = journal.begin(1).unwrap();
+    handle.modify(&buffer, |bytes| bytes.fill(2));
+    handle.forget_unit(&unit);
+    drop(handle);
+    journal.shutdown().unwrap();
+    device.read_at(BlockNo(9).offset(1024), &mut bytes[..1024]).unwrap();
+    assert_eq!(bytes, expected);
+}
+
 /// Debug builds assert the order of locks. In a release build these threads would wait forever, or could.
 #[cfg(debug_assertions)]
 mod lock_order {

@@ -39,13 +39,13 @@ fn open(device: &Arc<dyn Device>) -> ivers_journal::Result<Jbd2Log> {
 
 fn transaction(blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) -> LogTransaction {
     let item = |block| LogItem {
-        block,
+        unit: BlockNo(block).into(),
         ranges: std::iter::once(0..BLOCK as u32).collect(),
         data: vec![fill; BLOCK].into(),
     };
     LogTransaction {
-        items: blocks.map(BlockNo).map(item).collect(),
-        revokes: revokes.iter().copied().map(BlockNo).collect(),
+        items: blocks.map(item).collect(),
+        revokes: revokes.iter().map(|&block| BlockNo(block).into()).collect(),
         ..LogTransaction::default()
     }
 }

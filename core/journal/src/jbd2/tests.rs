@@ -43,14 +43,14 @@ fn open(device: Arc<dyn Device>, blocks: u32) -> crate::Result<Jbd2Log> {
 fn write(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) {
     let items = blocks
         .map(|block| LogItem {
-            block: BlockNo(block),
+            unit: BlockNo(block).into(),
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![fill; BLOCK as usize].into(),
         })
         .collect();
     let transaction = LogTransaction {
         items,
-        revokes: revokes.iter().copied().map(BlockNo).collect(),
+        revokes: revokes.iter().map(|&block| BlockNo(block).into()).collect(),
         ..LogTransaction::default()
     };
     let needed = log.space_for(&transaction);
@@ -206,7 +206,7 @@ fn a_stale_commit_record_does_not_complete_a_new_transaction() {
     // commit record is. The crash comes before the new commit record.
     let items = (501..505)
         .map(|block| LogItem {
-            block: BlockNo(block),
+            unit: BlockNo(block).into(),
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![4; BLOCK as usize].into(),
         })
@@ -289,11 +289,11 @@ fn a_torn_descriptor_without_a_commit_record_ends_the_log() {
         write(&mut log, 500..501, 1, &[]);
         let descriptor = 1 + u64::from(log.head);
         let item = |block| LogItem {
-            block,
+            unit: BlockNo(block).into(),
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![2; BLOCK as usize].into(),
         };
-        let items = (500..600).map(BlockNo).map(item).collect();
+        let items = (500..600).map(item).collect();
         log.write_items(&LogTransaction { items, ..LogTransaction::default() }).unwrap();
         // As tags these bytes are blocks far outside the filesystem, without a last tag.
         dev.write_at(ByteOffset(descriptor * 1024 + 512), &[0xA6; 512]).unwrap();

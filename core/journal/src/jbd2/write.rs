@@ -71,6 +71,20 @@ impl Jbd2Log {
     }
 }
 
+/// The blocks of all items. This log knows single blocks only.
+fn logged_blocks(transaction: &LogTransaction) -> Vec<(BlockNo, Contents)> {
+    let mut blocks = Vec::with_capacity(transaction.items.len());
+    for item in &transaction.items {
+        match &item.unit[..] {
+            [block] => blocks.push((*block, item.data.clone())),
+            _ => {
+                blocks.extend(item.unit.split(&item.data).map(|(block, part)| (block, part.to_vec().into())))
+            }
+        }
+    }
+    blocks
+}
+
 impl LogFormat for Jbd2Log {
     fn name(&self) -> &'static str {
         "jbd2"
@@ -95,7 +109,8 @@ impl LogFormat for Jbd2Log {
 
     fn space_for(&self, transaction: &LogTransaction) -> u64 {
         let layout = Layout::of(&self.sb);
-        let (items, revokes) = (transaction.items.len() as u64, transaction.revokes.len() as u64);
+        let items: u64 = transaction.items.iter().map(|item| item.unit.len() as u64).sum();
+        let revokes: u64 = transaction.revokes.iter().map(|unit| unit.len() as u64).sum();
         items
             + items.div_ceil(layout.tags_per_descriptor() as u64)
             + revokes.div_ceil(layout.revokes_per_block() as u64)
@@ -118,7 +133,10 @@ impl LogFormat for Jbd2Log {
         }
         let layout = Layout::of(&self.sb);
         let sequence = self.next_sequence;
-        let widest = transaction.items.last().map(|i| i.block).max(transaction.revokes.last().copied());
+        let revokes: Vec<BlockNo> =
+            transaction.revokes.iter().flat_map(|unit| unit.iter().copied()).collect();
+        let items = logged_blocks(transaction);
+        let widest = items.iter().map(|(block, _)| *block).max().max(revokes.iter().copied().max());
         if !layout.is_64bit && widest.is_some_and(|block| block > BlockNo(u64::from(u32::MAX))) {
             return Err(JournalError::Incompatible {
                 features: "64bit, which blocks past 2^32 require".into(),
@@ -130,23 +148,22 @@ impl LogFormat for Jbd2Log {
             self.store_superblock(self.head, sequence)?;
         }
         let mut blocks: Vec<Contents> = Vec::new();
-        let revokes: Vec<BlockNo> = transaction.revokes.iter().copied().collect();
         for part in revokes.chunks(layout.revokes_per_block()) {
             blocks.push(layout.revocation(sequence, part).into());
         }
         let mut sum_v1 = !0;
-        for part in transaction.items.chunks(layout.tags_per_descriptor()) {
+        for part in items.chunks(layout.tags_per_descriptor()) {
             let mut tags = Vec::with_capacity(part.len());
             let mut data = Vec::with_capacity(part.len());
-            for item in part {
-                let mut bytes = item.data.clone();
+            for (block, contents) in part {
+                let mut bytes = contents.clone();
                 let mut flags = 0;
                 if bytes.starts_with(&JBD2_MAGIC.to_be_bytes()) {
                     bytes.make_mut()[..4].fill(0);
                     flags = TAG_ESCAPED;
                 }
                 let checksum = if layout.has_tail() { layout.data_checksum(sequence, &bytes) } else { 0 };
-                tags.push(Tag { block: item.block, flags, checksum });
+                tags.push(Tag { block: *block, flags, checksum });
                 data.push(bytes);
             }
             let first = blocks.len();

@@ -66,7 +66,7 @@ impl LogObject for Core {
 
     fn patch(&self) -> Option<Patch> {
         let offset = core_offset(self.core) as u32;
-        Some(Patch { block: BlockNo(self.block), offset, bytes: self.bytes().into() })
+        Some(Patch::new(BlockNo(self.block), offset, self.bytes()))
     }
 
     fn clean(&self, tid: Tid) {

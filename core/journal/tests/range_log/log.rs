@@ -220,9 +220,9 @@ impl RangeLog {
                             replay.buffer(*lsn, *block, *offset, bytes)?;
                         }
                     }
-                    Entry::Object(id, RecordKind::Placed(block), bytes) => {
-                        self.blocks.push((*block, *lsn));
-                        if is_live(*block, *lsn) {
+                    Entry::Object(id, RecordKind::Placed(unit), bytes) => {
+                        self.blocks.push((unit.first(), *lsn));
+                        if is_live(unit.first(), *lsn) {
                             replay.object(*lsn, *id, bytes)?;
                         }
                     }
@@ -261,17 +261,17 @@ fn payload(transaction: &LogTransaction) -> Vec<u8> {
     for item in &transaction.items {
         for range in &item.ranges {
             let bytes = &item.data[range.start as usize..range.end as usize];
-            entry(&mut payload, 1, (item.block.0, u64::from(range.start)), bytes);
+            entry(&mut payload, 1, (item.unit.first().0, u64::from(range.start)), bytes);
         }
     }
-    for block in &transaction.revokes {
-        entry(&mut payload, 2, (block.0, 0), &[]);
+    for unit in &transaction.revokes {
+        entry(&mut payload, 2, (unit.first().0, 0), &[]);
     }
     for object in &transaction.objects {
         let mut bytes = object.bytes.to_vec();
-        let tag = match object.kind {
-            RecordKind::Placed(block) => {
-                bytes.extend_from_slice(&block.0.to_le_bytes());
+        let tag = match &object.kind {
+            RecordKind::Placed(unit) => {
+                bytes.extend_from_slice(&unit.first().0.to_le_bytes());
                 3
             }
             RecordKind::Intent => 4,
@@ -296,7 +296,7 @@ fn parse(mut payload: &[u8], lsn: Lsn) -> Result<Vec<Entry>> {
             2 => Entry::Revoke(BlockNo(first)),
             3 if bytes.len() >= 8 => {
                 let (record, place) = bytes.split_at(bytes.len() - 8);
-                Entry::Object(id, RecordKind::Placed(BlockNo(u64_at(place, 0))), record.to_vec())
+                Entry::Object(id, RecordKind::Placed(BlockNo(u64_at(place, 0)).into()), record.to_vec())
             }
             4 => Entry::Object(id, RecordKind::Intent, bytes.to_vec()),
             5 => Entry::Object(id, RecordKind::Done, bytes.to_vec()),
@@ -342,7 +342,7 @@ impl LogFormat for RangeLog {
 
     fn live(&self) -> LiveLog {
         let intents = self.intents.iter().map(|(&id, (lsn, _))| (id, *lsn)).collect();
-        LiveLog { intents, blocks: self.blocks.clone() }
+        LiveLog { intents, units: self.blocks.iter().map(|(block, lsn)| ((*block).into(), *lsn)).collect() }
     }
 
     fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten> {
