@@ -3,17 +3,14 @@
 use crate::fork::Fork;
 use crate::layout::bytes::number;
 use crate::layout::checksum::DA_BLOCK;
-use crate::layout::raw::{RawDaHeader, RawDaNodeEntry};
+use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, da_header_bytes, hash_entries_start};
+use crate::layout::raw::RawDaNodeEntry;
 use crate::search::partition;
 use crate::volume::{Unit, Whose, Xfs};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::collections::BTreeSet;
-use std::mem::{offset_of, size_of};
-
-/// The most levels of nodes.
-const MAX_DEPTH: usize = 8;
-const NODE_MAGICS: [u16; 2] = [0x3ebe, 0xfebe];
+use std::mem::size_of;
 
 /// Returns the hash of a name.
 pub(crate) fn hash_name(name: &[u8]) -> u32 {
@@ -42,11 +39,6 @@ pub(crate) struct HashBlock {
 }
 
 impl Xfs {
-    /// Bytes of the header that leaves and nodes share.
-    pub(crate) fn da_header_bytes(&self) -> usize {
-        if self.sb.is_v5() { size_of::<RawDaHeader>() } else { offset_of!(RawDaHeader, crc) }
-    }
-
     /// Reads a block of a tree.
     pub(crate) fn hash_block(&self, tree: &HashTree<'_>, at: FileBlock) -> Result<HashBlock> {
         let blocks = self.mapped_blocks(tree.fork, at, tree.unit, tree.ino)?;
@@ -60,7 +52,7 @@ impl Xfs {
     /// Returns the first leaf that may have names with a hash.
     pub(crate) fn hash_leaf(&self, tree: &HashTree<'_>, hash: u32) -> Result<Option<HashBlock>> {
         let (whose, version) = (Whose::Inode(tree.ino), usize::from(!self.sb.is_v5()));
-        let header = self.da_header_bytes();
+        let (header, entries) = (da_header_bytes(&self.sb), hash_entries_start(&self.sb));
         let (mut at, mut level) = (tree.root, None);
         for _ in 0..MAX_DEPTH {
             let found = self.hash_block(tree, at)?;
@@ -80,7 +72,6 @@ impl Xfs {
                 return Err(bad(format!("a node of a hash tree has level {own_level}")));
             }
             level = Some(own_level);
-            let entries = header + if self.sb.is_v5() { 8 } else { 4 };
             let entry = |index: usize| entries + index * size_of::<RawDaNodeEntry>();
             if count == 0 || entry(count) > found.bytes.len() {
                 return Err(bad(format!("a node of a hash tree has {count} entries")));

@@ -3,13 +3,12 @@
 use crate::dir::same_name;
 use crate::geometry_facts::geometry_facts;
 use crate::inode::private_of;
+use crate::layout::attribute::VALUE_MAX;
+use crate::layout::dinode::LINKS_MAX;
 use crate::layout::features::{Features2, Incompat, Version};
 use crate::volume::Xfs;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
-
-/// Link counts have 32 bits; Linux uses 31.
-const LINKS_MAX: u32 = i32::MAX as u32;
 
 fn read_only<T>() -> Result<T> {
     Err(NameError::ReadOnly.into())
@@ -220,7 +219,7 @@ impl BlockMapOps for Xfs {
 
 impl XattrOps for Xfs {
     fn value_max(&self) -> u32 {
-        crate::attr::VALUE_MAX
+        VALUE_MAX
     }
 
     fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {

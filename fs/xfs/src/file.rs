@@ -1,7 +1,7 @@
 //! Contents of files.
 
-use crate::fork::FILE_BLOCKS_END;
 use crate::inode::Dinode;
+use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{Error, MappedRange, RangeKind, Result};

@@ -2,6 +2,7 @@
 
 use crate::btree::MAX_LEVELS;
 use crate::layout::bytes::{number, read};
+use crate::layout::dinode::{FILE_BLOCKS_END, format};
 use crate::layout::raw::{RawBmbtRec, RawBmdrBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::search::last_at_most;
@@ -10,11 +11,6 @@ use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::mem::size_of;
 
-const FORMAT_LOCAL: u8 = 1;
-const FORMAT_EXTENTS: u8 = 2;
-const FORMAT_BTREE: u8 = 3;
-/// The first file block that no extent can have.
-pub(crate) const FILE_BLOCKS_END: u64 = 1 << 54;
 const EXTENT_BYTES: usize = size_of::<RawBmbtRec>();
 
 /// What the blocks of a fork belong to.
@@ -88,19 +84,19 @@ impl Fork {
     /// may be local.
     pub(crate) fn decode(
         sb: &Superblock,
-        format: u8,
+        stored_format: u8,
         space: &[u8],
         extents: u64,
         local_bytes: Option<u64>,
         kind: ForkSpace,
     ) -> std::result::Result<Self, String> {
-        match format {
-            FORMAT_LOCAL => {
+        match stored_format {
+            format::LOCAL => {
                 let len = local_bytes.and_then(|len| usize::try_from(len).ok());
                 let local = len.and_then(|len| space.get(..len)).ok_or("local contents do not fit")?;
                 Ok(Self::Local(local.into()))
             }
-            FORMAT_EXTENTS => {
+            format::EXTENTS => {
                 let bytes = usize::try_from(extents).ok().and_then(|count| count.checked_mul(EXTENT_BYTES));
                 let records = bytes
                     .and_then(|bytes| space.get(..bytes))
@@ -116,7 +112,7 @@ impl Fork {
                 }
                 Ok(Self::Extents(list.into()))
             }
-            FORMAT_BTREE => {
+            format::BTREE => {
                 let raw: RawBmdrBlock = read(space, 0).ok_or("the extent B-tree's root does not fit")?;
                 let (level, records) = (u32::from(raw.bb_level.get()), usize::from(raw.bb_numrecs.get()));
                 let header = size_of::<RawBmdrBlock>();
@@ -128,7 +124,7 @@ impl Fork {
                 let children = (0..records).map(|index| (field(index), field(most + index))).collect();
                 Ok(Self::Btree(TreeRoot { level, children }))
             }
-            _ => Err(format!("a fork has format {format}")),
+            other => Err(format!("a fork has format {other}")),
         }
     }
 

@@ -3,37 +3,13 @@
 use crate::fork::{Fork, ForkSpace};
 use crate::layout::bytes::{MAGIC_INODE, number, read};
 use crate::layout::checksum;
+use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags, flags2, format};
 use crate::layout::features::Incompat;
 use crate::layout::raw::{RawDinode, RawInobtRec, V2_INODE_BYTES};
 use crate::layout::superblock::Superblock;
 use crate::volume::{Whose, Xfs};
 use ivers_vfs::*;
 use std::mem::size_of;
-
-/// Formats of a fork.
-const FORMAT_DEV: u8 = 0;
-
-/// Bits of `di_flags`.
-mod flags {
-    pub const REALTIME: u16 = 0x1;
-    pub const IMMUTABLE: u16 = 0x8;
-    pub const APPEND: u16 = 0x10;
-    pub const SYNC: u16 = 0x20;
-    pub const NOATIME: u16 = 0x40;
-    pub const NODUMP: u16 = 0x80;
-    pub const PROJINHERIT: u16 = 0x200;
-}
-
-/// Bits of `di_flags2`.
-mod flags2 {
-    pub const BIGTIME: u64 = 0x8;
-    pub const NREXT64: u64 = 0x10;
-    pub const METADATA: u64 = 0x20;
-}
-
-/// Seconds before 1970 at which large times begin.
-const BIGTIME_START_SEC: i64 = 1 << 31;
-const NS_PER_SEC: u64 = 1_000_000_000;
 
 /// An inode as it is stored.
 #[derive(Debug)]
@@ -126,16 +102,16 @@ impl Dinode {
         let realtime = raw.di_flags.get() & flags::REALTIME != 0 && kind == FileType::Regular;
         let mut rdev = 0;
         let data = match raw.di_format {
-            FORMAT_DEV if !has_blocks => {
+            format::DEVICE if !has_blocks => {
                 rdev = device_number(number(data, 0, 4).unwrap_or(0) as u32);
                 Fork::None
             }
-            format if has_blocks => {
+            stored if has_blocks => {
                 let local_bytes = (kind != FileType::Regular).then_some(size);
                 let space = if realtime { ForkSpace::Realtime } else { ForkSpace::Data };
-                Fork::decode(sb, format, data, extents, local_bytes, space)?
+                Fork::decode(sb, stored, data, extents, local_bytes, space)?
             }
-            format => return Err(format!("di_format is {format}").into()),
+            other => return Err(format!("di_format is {other}").into()),
         };
         let attrs = match attrs {
             None => Fork::None,
@@ -151,11 +127,11 @@ impl Dinode {
         };
         let time = |field: u64| -> std::result::Result<Timestamp, String> {
             if flags2 & flags2::BIGTIME != 0 {
-                let sec = (field / NS_PER_SEC) as i64 - BIGTIME_START_SEC;
-                return Ok(Timestamp { sec, nsec: (field % NS_PER_SEC) as u32 });
+                let sec = (field / u64::from(NS_PER_SEC)) as i64 - BIGTIME_EPOCH_SEC as i64;
+                return Ok(Timestamp { sec, nsec: (field % u64::from(NS_PER_SEC)) as u32 });
             }
             let (sec, nsec) = ((field >> 32) as u32 as i32, field as u32);
-            if u64::from(nsec) >= NS_PER_SEC {
+            if nsec >= NS_PER_SEC {
                 return Err(format!("a time has {nsec} nanoseconds"));
             }
             Ok(Timestamp { sec: sec.into(), nsec })

@@ -2,16 +2,14 @@
 
 use crate::fork::Fork;
 use crate::inode::Dinode;
+use crate::layout::attribute::remote_header_bytes;
 use crate::layout::bytes::read;
 use crate::layout::checksum::REMOTE;
+use crate::layout::dinode::TARGET_MAX;
 use crate::layout::raw::RawRemoteHeader;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::Result;
-use std::mem::size_of;
-
-/// The longest target in bytes.
-const TARGET_MAX: u64 = 1024;
 
 impl Xfs {
     /// Returns the target of a link: in the inode, or in extents that have a header each in version 5.
@@ -31,7 +29,7 @@ impl Xfs {
     }
 
     fn remote_target(&self, link: &Dinode, size: usize) -> Result<Vec<u8>> {
-        let header = if self.sb.is_v5() { size_of::<RawRemoteHeader>() } else { 0 };
+        let header = remote_header_bytes(&self.sb);
         let (mut target, mut at) = (Vec::with_capacity(size), FileBlock(0));
         while target.len() < size {
             let rest = size - target.len();

@@ -1,28 +1,17 @@
 //! Attributes and their names.
 
+use crate::layout::attribute::{ACL_NAMES, flags, is_acl_name};
 use ivers_block::FileBlock;
-
-/// Bits of an attribute's flags.
-pub(super) mod flags {
-    /// The value is beside the name.
-    pub const LOCAL: u8 = 0x01;
-    pub const ROOT: u8 = 0x02;
-    pub const SECURE: u8 = 0x04;
-    /// A parent pointer: which directory has which name for the inode.
-    pub const PARENT: u8 = 0x08;
-    /// A change was interrupted.
-    pub const INCOMPLETE: u8 = 0x80;
-}
-
-/// The longest value in bytes.
-pub(crate) const VALUE_MAX: u32 = 65536;
-const NAMESPACES: u8 = flags::ROOT | flags::SECURE | flags::PARENT;
 
 /// Prefixes of names and their namespaces.
 const PREFIXES: [(&[u8], u8); 3] = [(b"user.", 0), (b"trusted.", flags::ROOT), (b"security.", flags::SECURE)];
-/// Access control lists: the name that users see, and the stored name in the namespace `ROOT`.
-pub(super) const ACLS: [(&[u8], &[u8]); 2] =
-    [(b"system.posix_acl_access", b"SGI_ACL_FILE"), (b"system.posix_acl_default", b"SGI_ACL_DEFAULT")];
+/// The names of access control lists that users see, in the order of `ACL_NAMES`.
+const SHOWN_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// Whether a name that users see is that of an access control list.
+pub(super) fn is_shown_acl(name: &[u8]) -> bool {
+    SHOWN_ACLS.contains(&name)
+}
 
 /// Where the value of an attribute is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +34,7 @@ pub(super) struct Attribute {
 
 impl Attribute {
     pub(super) fn is(&self, namespace: u8, name: &[u8]) -> bool {
-        self.flags & (NAMESPACES | flags::INCOMPLETE) == namespace && self.name == name
+        self.flags & (flags::NAMESPACES | flags::INCOMPLETE) == namespace && self.name == name
     }
 
     /// The name that users see; `None` for parent pointers and for attributes that an interrupted change
@@ -54,10 +43,10 @@ impl Attribute {
         if self.flags & flags::INCOMPLETE != 0 {
             return None;
         }
-        let namespace = self.flags & NAMESPACES;
-        let acl = ACLS.iter().find(|(_, stored)| namespace == flags::ROOT && self.name == *stored);
-        if let Some((shown, _)) = acl {
-            return Some(shown.to_vec());
+        let namespace = self.flags & flags::NAMESPACES;
+        if is_acl_name(namespace, &self.name) {
+            let nth = ACL_NAMES.iter().position(|stored| self.name == *stored)?;
+            return Some(SHOWN_ACLS[nth].to_vec());
         }
         let (prefix, _) = PREFIXES.iter().find(|(_, of)| *of == namespace)?;
         Some([*prefix, &self.name].concat())
@@ -66,8 +55,8 @@ impl Attribute {
 
 /// Splits a name into namespace and stored name.
 pub(super) fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
-    if let Some((_, stored)) = ACLS.iter().find(|(shown, _)| *shown == name) {
-        return Some((flags::ROOT, stored));
+    if let Some(nth) = SHOWN_ACLS.iter().position(|shown| *shown == name) {
+        return Some((flags::ROOT, ACL_NAMES[nth]));
     }
     let stored = |(prefix, namespace): &(&'static [u8], u8)| Some((*namespace, name.strip_prefix(*prefix)?));
     PREFIXES.iter().find_map(stored).filter(|(_, rest)| !rest.is_empty())

@@ -1,9 +1,11 @@
 //! Blocks of attributes, and values in blocks of their own.
 
-use super::attribute::{Attribute, VALUE_MAX, Value, check_name, flags};
+use super::attribute::{Attribute, Value, check_name};
 use crate::inode::Dinode;
+use crate::layout::attribute::{VALUE_MAX, attr_entries_start, flags, remote_header_bytes};
 use crate::layout::bytes::{number, read};
 use crate::layout::checksum::REMOTE;
+use crate::layout::directory::da_header_bytes;
 use crate::layout::raw::{RawAttrLeafEntry, RawRemoteHeader};
 use crate::search::partition;
 use crate::volume::Xfs;
@@ -11,8 +13,6 @@ use ivers_block::FileBlock;
 use ivers_vfs::Result;
 use std::mem::size_of;
 
-/// Bytes from the shared header to the entries: counts, free space, and padding in version 5.
-const COUNTS_BYTES: [usize; 2] = [24, 20];
 const ENTRY_BYTES: usize = size_of::<RawAttrLeafEntry>();
 
 /// A block of attributes, sorted by hash.
@@ -59,8 +59,7 @@ impl Table<'_> {
 
 impl Xfs {
     pub(super) fn attribute_table<'a>(&self, bytes: &'a [u8]) -> std::result::Result<Table<'a>, String> {
-        let header = self.da_header_bytes();
-        let entries = header + COUNTS_BYTES[usize::from(!self.sb.is_v5())];
+        let (header, entries) = (da_header_bytes(&self.sb), attr_entries_start(&self.sb));
         let count = number(bytes, header, 2).unwrap_or(0) as usize;
         if entries + count * ENTRY_BYTES > bytes.len() {
             return Err(format!("a block of attributes has {count} entries"));
@@ -73,7 +72,7 @@ impl Xfs {
         if len > VALUE_MAX {
             return Err(self.corrupt(format!("the value of an attribute has {len} bytes"), inode.whose()));
         }
-        let (len, header) = (len as usize, if self.sb.is_v5() { size_of::<RawRemoteHeader>() } else { 0 });
+        let (len, header) = (len as usize, remote_header_bytes(&self.sb));
         let each = self.sb.block_size as usize - header;
         let blocks = self.mapped_blocks(&inode.attrs, first, len.div_ceil(each) as u64, inode.ino)?;
         let mut value = Vec::with_capacity(len);

@@ -8,16 +8,12 @@ mod short;
 use crate::da::{HashTree, hash_name};
 use crate::fork::Fork;
 use crate::inode::Dinode;
+use crate::layout::attribute::LEAF_MAGICS;
 use crate::volume::Xfs;
-use attribute::{ACLS, Attribute, Value, split_name};
+use attribute::{Attribute, Value, is_shown_acl, split_name};
 use ivers_block::FileBlock;
 use ivers_vfs::{NameError, Result};
 use std::collections::BTreeSet;
-
-/// Magics of a block of attributes, in version 5 and 4.
-const LEAF_MAGICS: [u16; 2] = [0x3bee, 0xfbee];
-
-pub(crate) use attribute::VALUE_MAX;
 
 /// Returns whether a stored access control list can be read.
 pub(crate) fn is_access_list(stored: &[u8]) -> bool {
@@ -88,7 +84,7 @@ impl Xfs {
             Value::Here(value) => value,
             Value::Remote { block, len } => self.remote_value(inode, block, len)?,
         };
-        if ACLS.iter().any(|(shown, _)| *shown == name) {
+        if is_shown_acl(name) {
             return acl::from_disk(&value)
                 .ok_or_else(|| self.corrupt("an access control list is invalid", inode.whose()));
         }

@@ -1,29 +1,23 @@
 //! Extended attributes in all forms, and parent pointers.
 
-use super::fork::{Mapped, Which, format, place_in};
+use super::fork::{Mapped, Which, place_in};
 use super::hashtree::{HashWalk, Leaf};
 use super::state::{Checker, Slot};
 use crate::attr::is_access_list;
 use crate::da::hash_name;
+use crate::layout::attribute::{
+    LEAF_MAGICS, VALUE_MAX, attr_entries_start, flags, is_acl_name, remote_header_bytes,
+};
 use crate::layout::bytes::{number, read};
 use crate::layout::checksum::REMOTE;
+use crate::layout::dinode::format;
+use crate::layout::directory::da_header_bytes;
 use crate::layout::raw::{RawAttrLeafEntry, RawRemoteHeader};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::BTreeSet;
 use std::mem::size_of;
 
-/// Bits of an attribute's flags.
-mod flags {
-    pub const LOCAL: u8 = 0x01;
-    pub const ROOT: u8 = 0x02;
-    pub const SECURE: u8 = 0x04;
-    pub const PARENT: u8 = 0x08;
-    pub const INCOMPLETE: u8 = 0x80;
-}
-
-const LEAF_MAGICS: [u64; 2] = [0x3bee, 0xfbee];
-const VALUE_MAX: u64 = 65536;
 const ENTRY_BYTES: usize = size_of::<RawAttrLeafEntry>();
 
 /// An attribute as it is stored.
@@ -94,7 +88,7 @@ impl Checker {
     /// Checks name, flags and value of an attribute.
     fn check_attribute(&mut self, ino: u64, place: &Place, attribute: &Attribute<'_>) {
         let Attribute { flags: set, name, value } = *attribute;
-        let namespace = set & (flags::ROOT | flags::SECURE | flags::PARENT);
+        let namespace = set & flags::NAMESPACES;
         let known = flags::LOCAL | flags::ROOT | flags::SECURE | flags::INCOMPLETE;
         let known = known | if self.has_parents() { flags::PARENT } else { 0 };
         if set & !known != 0 || namespace.count_ones() > 1 {
@@ -117,8 +111,7 @@ impl Checker {
         if name.is_empty() || name.contains(&0) {
             self.bad("xattr-invalid", place.clone(), "an attribute has an invalid name");
         }
-        let is_list = namespace == flags::ROOT && matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT");
-        if is_list && value.is_some_and(|value| !is_access_list(value)) {
+        if is_acl_name(namespace, name) && value.is_some_and(|value| !is_access_list(value)) {
             self.bad("access-list-invalid", place.clone(), "an access control list is invalid");
         }
     }
@@ -131,8 +124,7 @@ impl Checker {
         remote: &mut Remote,
     ) -> Result<Option<u32>> {
         let (bytes, place) = (leaf.bytes, place_in(mapped.ino, leaf.block));
-        let v5 = self.sb.is_v5();
-        let (counts, entries) = if v5 { (56, 80) } else { (12, 32) };
+        let (counts, entries) = (da_header_bytes(&self.sb), attr_entries_start(&self.sb));
         let field = |at, len| number(bytes, at, len).unwrap_or(0);
         let count = field(counts, 2) as usize;
         let (used, first_used) = (field(counts + 2, 2) as usize, field(counts + 4, 2) as usize);
@@ -190,14 +182,14 @@ impl Checker {
             if !is_local {
                 let (block, len) = (field(at, 4), field(at + 4, 4));
                 let complete = set & flags::INCOMPLETE == 0;
-                if len > VALUE_MAX || (complete && (block == 0 || len == 0)) {
+                if len > VALUE_MAX.into() || (complete && (block == 0 || len == 0)) {
                     self.bad(
                         "xattr-invalid",
                         place.clone(),
                         format!("a value has {len} bytes at block {block}"),
                     );
                 } else if complete {
-                    let list = set & flags::ROOT != 0 && matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT");
+                    let list = is_acl_name(set & flags::NAMESPACES, name);
                     remote.values.push((block as u32, len as u32, list));
                     self.charge(remote.values.capacity() * size_of::<(u32, u32, bool)>())?;
                 }
@@ -243,7 +235,7 @@ impl Checker {
         mut seen: BTreeSet<u64>,
         values: Vec<(u32, u32, bool)>,
     ) -> Result<()> {
-        let header = if self.sb.is_v5() { size_of::<RawRemoteHeader>() } else { 0 };
+        let header = remote_header_bytes(&self.sb);
         let each = self.sb.block_size as usize - header;
         for (first, len, is_list) in values {
             let (len, mut value) = (len as usize, Vec::new());

@@ -1,24 +1,22 @@
 //! Directories: data blocks, the hash index, the index of free space.
 
 use super::dir_data::DataBlock;
-use super::fork::{Mapped, Which, format, place_in};
+use super::fork::{Mapped, Which, place_in};
 use super::hashtree::{HashWalk, Leaf};
-use super::listing::{ADDRESS_UNIT, Listing, NO_BEST, read_hashes};
+use super::listing::{Listing, read_hashes};
 use super::names::Reading;
 use super::state::{Checker, Slot, kind};
 use crate::dir::name_hash;
 use crate::layout::bytes::number;
 use crate::layout::checksum::{DA_BLOCK, DIR_DATA};
+use crate::layout::dinode::format;
+use crate::layout::directory::{
+    ADDRESS_UNIT, FREE_MAGICS, FREE_OFFSET, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, NO_BEST, SPACE_END,
+    da_header_bytes, data_start, dir_unit, entry_bytes, hash_entries_start,
+};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::BTreeSet;
-
-/// The byte of the fork at which the hashes start, and the index of free space.
-const LEAF_OFFSET: u64 = 1 << 35;
-const FREE_OFFSET: u64 = 1 << 36;
-const SPACE_END: u64 = 3 << 35;
-const LEAF1_MAGICS: [u64; 2] = [0x3df1, 0xd2f1];
-const LEAFN_MAGICS: [u64; 2] = [0x3dff, 0xd2ff];
 
 impl Checker {
     /// Checks all directories.
@@ -59,7 +57,7 @@ impl Checker {
         let each = if large > 0 { 8 } else { 4 };
         let Some(parent) = number(bytes, 2, each) else { return };
         let has_type = self.sb.has_ftype();
-        let start = if self.sb.is_v5() { 64 } else { 16 };
+        let start = data_start(&self.sb) as u64;
         let (mut at, mut least, mut names) = (2 + each, start + 2 * 16, BTreeSet::new());
         let mut wide = u64::from(parent > u64::from(u32::MAX));
         let mut is_cut = false;
@@ -79,7 +77,7 @@ impl Checker {
                 let what = format!("an entry has the offset {offset}, which is out of order");
                 self.bad("directory-entry-invalid", place.clone(), what);
             }
-            least = offset + self.entry_bytes(name_len) as u64;
+            least = offset + entry_bytes(&self.sb, name_len) as u64;
             wide += u64::from(child > u64::from(u32::MAX));
             let file_type = if has_type { byte(after) } else { None };
             if !names.insert(name) || matches!(name, b"." | b"..") {
@@ -105,17 +103,8 @@ impl Checker {
         self.count_dots(ino, parent);
     }
 
-    /// Bytes of an entry in a data block.
-    pub(super) fn entry_bytes(&self, name_len: usize) -> usize {
-        (8 + 1 + name_len + usize::from(self.sb.has_ftype()) + 2).next_multiple_of(ADDRESS_UNIT as usize)
-    }
-
-    fn dir_unit(&self) -> u64 {
-        u64::from(self.sb.dir_block_size / self.sb.block_size)
-    }
-
     fn check_long_form(&mut self, slot: &Slot, reading: Reading, mapped: &Mapped) -> Result<()> {
-        let (unit, size) = (self.dir_unit(), u64::from(self.sb.dir_block_size));
+        let (unit, size) = (dir_unit(&self.sb), u64::from(self.sb.dir_block_size));
         let block_of = |byte: u64| byte / u64::from(self.sb.block_size);
         let (leaf_at, free_at, end) = (block_of(LEAF_OFFSET), block_of(FREE_OFFSET), block_of(SPACE_END));
         let data_end = mapped.extents.iter().rfind(|extent| extent.file_block.0 < leaf_at);
@@ -191,7 +180,7 @@ impl Checker {
         leaf_at: u64,
         free_at: u64,
     ) -> Result<bool> {
-        let (unit, version) = (self.dir_unit(), usize::from(!self.sb.is_v5()));
+        let (unit, version) = (dir_unit(&self.sb), usize::from(!self.sb.is_v5()));
         let ino = mapped.ino;
         let Some(blocks) = mapped.blocks(self, leaf_at, unit) else {
             if mapped.sound && listing.sound {
@@ -200,7 +189,7 @@ impl Checker {
             return Ok(false);
         };
         let root = self.blocks(&blocks)?;
-        if number(&root, 8, 2) == Some(LEAF1_MAGICS[version]) {
+        if number(&root, 8, 2) == Some(LEAF1_MAGICS[version].into()) {
             let block = blocks.first().copied().unwrap_or_default();
             let place = place_in(ino, block);
             self.check_identity(&root, &DA_BLOCK, "the leaf of the directory", &place, ino);
@@ -233,7 +222,7 @@ impl Checker {
 
     /// Collects the entries of a leaf.
     fn read_leaf(&mut self, listing: &mut Listing, leaf: &Leaf<'_>, ino: u64) -> Result<Option<u32>> {
-        let (header, entries) = if self.sb.is_v5() { (56, 64) } else { (12, 16) };
+        let (header, entries) = (da_header_bytes(&self.sb), hash_entries_start(&self.sb));
         let field = |at, len| number(leaf.bytes, at, len).unwrap_or(0);
         let (count, stale) = (field(header, 2) as usize, field(header + 2, 2));
         let place = place_in(ino, leaf.block);
@@ -269,9 +258,9 @@ impl Checker {
     }
 
     fn check_free_index(&mut self, mapped: &Mapped, listing: &Listing, free_at: u64) -> Result<()> {
-        let (unit, v5) = (self.dir_unit(), self.sb.is_v5());
+        let (unit, v5) = (dir_unit(&self.sb), self.sb.is_v5());
         let (first, header) = if v5 { (48, 64) } else { (4, 16) };
-        let magic = if v5 { b"XDF3" } else { b"XD2F" };
+        let magic = FREE_MAGICS[usize::from(!v5)];
         let most = (self.sb.dir_block_size as usize - header) / 2;
         let mut stored = Vec::new();
         let needed = (listing.bests.len() as u64).div_ceil(most as u64);
@@ -329,7 +318,7 @@ impl Checker {
     /// Looks for names that are there twice, among those with one hash.
     fn check_repeated_names(&mut self, mapped: &Mapped, listing: &mut Listing) -> Result<()> {
         listing.entries.sort_unstable();
-        let (unit, size) = (self.dir_unit(), u64::from(self.sb.dir_block_size));
+        let (unit, size) = (dir_unit(&self.sb), u64::from(self.sb.dir_block_size));
         let mut kept: Option<(u64, Vec<u8>)> = None;
         for same in listing.entries.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
             let mut names = BTreeSet::new();
@@ -379,7 +368,7 @@ impl Checker {
             return Ok(());
         }
         let mapped = self.mapped(&slot, Which::Data)?;
-        let unit = self.dir_unit();
+        let unit = dir_unit(&self.sb);
         let leaf_at = LEAF_OFFSET / u64::from(self.sb.block_size);
         for extent in mapped.extents.iter().filter(|extent| extent.file_block.0 < leaf_at) {
             for at in (extent.file_block.0..extent.file_block.0 + extent.len).step_by(unit as usize) {

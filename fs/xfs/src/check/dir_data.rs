@@ -1,17 +1,17 @@
 //! Data blocks of directories: entries and free ranges, one after the other.
 
 use super::fork::{Mapped, place_in};
-use super::listing::{ADDRESS_UNIT, Listing, read_hashes};
+use super::listing::{Listing, read_hashes};
 use super::state::Checker;
 use crate::layout::bytes::number;
 use crate::layout::checksum::DIR_DATA;
+use crate::layout::directory::{
+    ADDRESS_UNIT, BLOCK_MAGICS, DATA_MAGICS, FREE_TAG, data_start, entry_bytes, ftype,
+};
 use crate::layout::raw::RawDirBlockTail;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::mem::size_of;
-
-/// Starts a free range.
-const FREE_TAG: u64 = 0xFFFF;
 
 /// An entry.
 pub(super) struct Entry<'a> {
@@ -41,9 +41,8 @@ pub(super) struct Found {
 
 impl<'a> DataBlock<'a> {
     pub(super) fn of(checker: &Checker, bytes: &'a [u8]) -> Self {
-        let v5 = checker.sb.is_v5();
-        let is_block_form = bytes.starts_with(if v5 { b"XDB3" } else { b"XD2B" });
-        let start = if v5 { 64 } else { 16 };
+        let is_block_form = bytes.starts_with(BLOCK_MAGICS[usize::from(!checker.sb.is_v5())]);
+        let start = data_start(&checker.sb);
         let (mut stop, mut hashes) = (bytes.len(), 0);
         if is_block_form {
             let tail = bytes.len() - size_of::<RawDirBlockTail>();
@@ -58,7 +57,7 @@ impl<'a> DataBlock<'a> {
         let name_len = usize::from(*bytes.get(at + 8)?);
         let name = bytes.get(at + 9..at + 9 + name_len)?;
         let file_type = if checker.sb.has_ftype() { Some(*bytes.get(at + 9 + name_len)?) } else { None };
-        let len = checker.entry_bytes(name_len);
+        let len = entry_bytes(&checker.sb, name_len);
         let entry = Entry { at, child: number(bytes, at, 8)?, name, file_type };
         (number(bytes, at + len - 2, 2) == Some(at as u64)).then_some((entry, len))
     }
@@ -98,7 +97,7 @@ impl Checker {
         let v5 = self.sb.is_v5();
         let data = DataBlock::of(self, &bytes);
         listing.set_best(nth as usize, 0);
-        let magic = bytes.starts_with(if v5 { b"XDD3" } else { b"XD2D" });
+        let magic = bytes.starts_with(DATA_MAGICS[usize::from(!v5)]);
         let alone = nth == 0
             && mapped.extents.last().is_some_and(|last| {
                 last.file_block.0 + last.len == u64::from(self.sb.dir_block_size / self.sb.block_size)
@@ -183,7 +182,7 @@ impl Checker {
     }
 
     fn check_dot_type(&mut self, entry: &Entry<'_>, place: &Place) {
-        if entry.file_type.is_some_and(|found| found != super::state::kind::DIRECTORY) {
+        if entry.file_type.is_some_and(|found| found != ftype::DIRECTORY) {
             self.bad("filetype-wrong", place.clone(), "the entry . or .. has not the type of a directory");
         }
     }

@@ -4,33 +4,14 @@ use super::mapping::{ATTRIBUTES, Owner, TREE, UNWRITTEN};
 use super::state::{Checker, Slot};
 use super::tree::Walk;
 use crate::btree::MAX_LEVELS;
-use crate::fork::{Extent, FILE_BLOCKS_END};
+use crate::fork::Extent;
 use crate::layout::bytes::{number, read};
+use crate::layout::dinode::{FILE_BLOCKS_END, flags, flags2, format};
 use crate::layout::features::Incompat;
 use crate::layout::raw::{RawBmdrBlock, RawDinode, V2_INODE_BYTES};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::mem::{offset_of, size_of};
-
-/// Formats of a fork.
-pub(super) mod format {
-    pub(in crate::check) const DEVICE: u8 = 0;
-    pub(in crate::check) const LOCAL: u8 = 1;
-    pub(in crate::check) const EXTENTS: u8 = 2;
-    pub(in crate::check) const BTREE: u8 = 3;
-}
-
-/// Bits of `di_flags2`.
-pub(super) mod flags2 {
-    pub(in crate::check) const DAX: u64 = 0x1;
-    pub(in crate::check) const REFLINK: u64 = 0x2;
-    pub(in crate::check) const COW_EXTENT_SIZE: u64 = 0x4;
-    pub(in crate::check) const BIGTIME: u64 = 0x8;
-    pub(in crate::check) const NREXT64: u64 = 0x10;
-    pub(in crate::check) const ALL: u64 = 0x1F;
-}
-
-pub(super) const REALTIME: u16 = 0x1;
 
 /// A fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +103,7 @@ impl Slot {
     }
 
     fn is_realtime(&self) -> bool {
-        self.raw.di_flags.get() & REALTIME != 0 && self.is_kind(0o100000)
+        self.raw.di_flags.get() & flags::REALTIME != 0 && self.is_kind(0o100000)
     }
 }
 

@@ -4,15 +4,13 @@ use super::fork::{Mapped, place_in};
 use super::state::Checker;
 use crate::layout::bytes::number;
 use crate::layout::checksum::DA_BLOCK;
+use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, da_header_bytes, hash_entries_start};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::BTreeSet;
 
-/// The most levels of nodes.
-const MAX_DEPTH: u64 = 8;
 /// Is to the left of the first block of a level.
 const NO_BLOCK: u64 = u64::MAX;
-const NODE_MAGICS: [u64; 2] = [0x3ebe, 0xfebe];
 
 /// A leaf: its bytes, its file block, its device block.
 pub(super) struct Leaf<'a> {
@@ -29,19 +27,19 @@ pub(super) struct HashWalk<'a> {
     /// Filesystem blocks of a block of the tree.
     pub(super) unit: u64,
     /// Magics of a leaf, in version 5 and 4.
-    pub(super) leaf_magics: [u64; 2],
+    pub(super) leaf_magics: [u16; 2],
     /// What the tree belongs to, for findings.
     pub(super) name: &'static str,
     /// File blocks that were visited.
     pub(super) seen: BTreeSet<u64>,
     /// The block to the left on each level, and its right neighbour; `None` if that is not known.
-    left: [Option<(u64, u64)>; MAX_DEPTH as usize + 1],
+    left: [Option<(u64, u64)>; MAX_DEPTH + 1],
     pub(super) sound: bool,
 }
 
 impl<'a> HashWalk<'a> {
-    pub(super) fn new(mapped: &'a Mapped, unit: u64, leaf_magics: [u64; 2], name: &'static str) -> Self {
-        let left = [Some((NO_BLOCK, 0)); MAX_DEPTH as usize + 1];
+    pub(super) fn new(mapped: &'a Mapped, unit: u64, leaf_magics: [u16; 2], name: &'static str) -> Self {
+        let left = [Some((NO_BLOCK, 0)); MAX_DEPTH + 1];
         Self { mapped, unit, leaf_magics, name, seen: BTreeSet::new(), left, sound: true }
     }
 
@@ -79,19 +77,21 @@ impl<'a> HashWalk<'a> {
         let block = blocks.first().copied().unwrap_or_default();
         let (place, v5) = (place_in(ino, block), checker.sb.is_v5());
         let version = usize::from(!v5);
-        let header = if v5 { 56 } else { 12 };
+        let header = da_header_bytes(&checker.sb);
         let field = |at, len| number(&bytes, at, len).unwrap_or(0);
-        let magic = field(8, 2);
+        let magic = field(8, 2) as u16;
         let (count, own_level) = (field(header, 2) as usize, field(header + 2, 2));
         let is_leaf = magic == self.leaf_magics[version];
-        let entries = if v5 { 64 } else { 16 };
+        let entries = hash_entries_start(&checker.sb);
         let what = if is_leaf && level.is_none_or(|level| level == 0) {
             None
         } else if is_leaf {
             Some(format!("a leaf of {} is where a node should be", self.name))
         } else if magic != NODE_MAGICS[version] {
             Some(format!("a block of {} has the magic {magic:#06x}", self.name))
-        } else if !(1..=MAX_DEPTH).contains(&own_level) || level.is_some_and(|level| level != own_level) {
+        } else if !(1..=MAX_DEPTH as u64).contains(&own_level)
+            || level.is_some_and(|level| level != own_level)
+        {
             Some(format!("a node of {} has level {own_level}", self.name))
         } else if count == 0 || entries + count * 8 > bytes.len() {
             Some(format!("a node of {} has {count} entries", self.name))
@@ -128,7 +128,7 @@ impl<'a> HashWalk<'a> {
 
     fn lost(&mut self, level: Option<u64>) {
         self.sound = false;
-        let levels = level.map_or(MAX_DEPTH as usize, |level| level as usize);
+        let levels = level.map_or(MAX_DEPTH, |level| level as usize);
         self.left[..=levels].fill(None);
     }
 

@@ -1,33 +1,15 @@
 //! The scan of all inodes: cores, forks, attributes, link targets.
 
-use super::fork::{REALTIME, Which, flags2, format};
+use super::fork::Which;
 use super::state::{CHUNK_INODES, Checker, Dir, Slot, kind};
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, number};
 use crate::layout::checksum::checksum;
+use crate::layout::dinode::{EXTENT_MAX, LINKS_MAX, NS_PER_SEC, TARGET_MAX, flags, flags2, format};
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::raw::RawDinode;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::mem::offset_of;
-
-const NS_PER_SEC: u32 = 1_000_000_000;
-const LINK_MAX_BYTES: u64 = 1024;
-/// Links that an inode can have.
-const LINKS_MAX: u32 = i32::MAX as u32;
-
-/// Bits of `di_flags`.
-mod flags {
-    /// The bitmap of the realtime device has its new form.
-    pub const REALTIME_BITMAP: u16 = 0x4;
-    pub const EXTENT_SIZE: u16 = 0x800;
-    pub const EXTENT_SIZE_INHERITED: u16 = 0x1000;
-    /// Only directories have them.
-    pub const OF_DIRECTORIES: u16 = 0x100 | 0x200 | 0x400 | EXTENT_SIZE_INHERITED;
-    pub const ALL: u16 = 0x7FFF;
-}
-
-/// The longest extent in blocks.
-const EXTENT_MAX: u32 = (1 << 21) - 1;
 
 /// The type of an inode as directory entries have it.
 fn type_of(mode: u16) -> Option<u8> {
@@ -121,7 +103,8 @@ impl Checker {
             return self.bad("inode-in-use-marked-free", slot.place(), what);
         }
         let v3 = raw.di_version == 3;
-        let hints = flags::EXTENT_SIZE | flags::EXTENT_SIZE_INHERITED | flags::REALTIME_BITMAP | REALTIME;
+        let hints =
+            flags::EXTENT_SIZE | flags::EXTENT_SIZE_INHERITED | flags::REALTIME_BITMAP | flags::REALTIME;
         let wrong = [
             (raw.di_nlink.get() != 0, "di_nlink", u64::from(raw.di_nlink.get())),
             (raw.di_nblocks.get() != 0, "di_nblocks", raw.di_nblocks.get()),
@@ -223,12 +206,12 @@ impl Checker {
         field(self, set & !flags::ALL != 0, "di_flags", set.into());
         field(self, !is_dir && set & flags::OF_DIRECTORIES != 0, "di_flags", set.into());
         field(self, !is_file && set & flags::EXTENT_SIZE != 0, "di_flags", set.into());
-        field(self, set & REALTIME != 0 && self.sb.realtime_blocks == 0, "di_flags", set.into());
+        field(self, set & flags::REALTIME != 0 && self.sb.realtime_blocks == 0, "di_flags", set.into());
         let hinted = set & (flags::EXTENT_SIZE | flags::EXTENT_SIZE_INHERITED) != 0;
         let extent_size = raw.di_extsize.get();
         let group = u64::from(self.sb.ag_blocks);
         let is_size = |size: u32| {
-            size > 0 && size <= EXTENT_MAX && (u64::from(size) <= group / 2 || set & REALTIME != 0)
+            size > 0 && size <= EXTENT_MAX && (u64::from(size) <= group / 2 || set & flags::REALTIME != 0)
         };
         field(
             self,
@@ -243,7 +226,7 @@ impl Checker {
             let wrong = set2 & !flags2::ALL != 0
                 || feature(flags2::BIGTIME, incompat.contains(Incompat::BIGTIME))
                 || feature(flags2::NREXT64, incompat.contains(Incompat::NREXT64))
-                || feature(flags2::REFLINK, reflink && is_file && set & REALTIME == 0)
+                || feature(flags2::REFLINK, reflink && is_file && set & flags::REALTIME == 0)
                 || feature(flags2::COW_EXTENT_SIZE, reflink && (is_file || is_dir))
                 || feature(flags2::DAX, is_file || is_dir);
             field(self, wrong, "di_flags2", set2);
@@ -308,7 +291,7 @@ impl Checker {
             kind::REGULAR => size <= i64::MAX as u64,
             kind::DIRECTORY if raw.di_format == format::LOCAL => size >= 6,
             kind::DIRECTORY => size > 0 && size.is_multiple_of(unit) && size <= 1 << 35,
-            kind::SYMLINK => (1..=LINK_MAX_BYTES).contains(&size),
+            kind::SYMLINK => (1..=TARGET_MAX).contains(&size),
             _ => size == 0,
         };
         if !is_size {

@@ -1,19 +1,20 @@
 //! Targets of symbolic links.
 
-use super::fork::{Which, format, place_in};
+use super::fork::{Which, place_in};
 use super::state::{Checker, Slot};
+use crate::layout::attribute::remote_header_bytes;
 use crate::layout::bytes::read;
 use crate::layout::checksum::REMOTE;
+use crate::layout::dinode::{TARGET_MAX, format};
 use crate::layout::raw::RawRemoteHeader;
 use ivers_vfs::Result;
-use std::mem::size_of;
 
 impl Checker {
     pub(super) fn check_link(&mut self, slot: &Slot) -> Result<()> {
         let size = slot.raw.di_size.get() as usize;
         let target = match slot.format(Which::Data) {
             format::LOCAL => slot.space(Which::Data).get(..size).map(<[u8]>::to_vec),
-            _ => self.remote_target(slot, size.min(1024))?,
+            _ => self.remote_target(slot, size.min(TARGET_MAX as usize))?,
         };
         if target.is_some_and(|target| target.contains(&0)) {
             self.bad("link-target-invalid", slot.place(), "the target of the link has a zero byte");
@@ -23,7 +24,7 @@ impl Checker {
 
     fn remote_target(&mut self, slot: &Slot, size: usize) -> Result<Option<Vec<u8>>> {
         let v5 = self.sb.is_v5();
-        let header = if v5 { size_of::<RawRemoteHeader>() } else { 0 };
+        let header = remote_header_bytes(&self.sb);
         let mapped = self.mapped(slot, Which::Data)?;
         let mut target = Vec::new();
         for extent in &mapped.extents {

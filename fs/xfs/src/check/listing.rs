@@ -2,11 +2,7 @@
 
 use super::names::Reading;
 use crate::layout::bytes::number;
-
-/// Addresses are in units of this many bytes.
-pub(super) const ADDRESS_UNIT: u64 = 8;
-/// The best of a data block that does not exist.
-pub(super) const NO_BEST: u16 = 0xFFFF;
+use crate::layout::directory::NO_BEST;
 
 /// Names, hashes and free space of one directory.
 pub(super) struct Listing {

@@ -2,11 +2,9 @@
 
 use super::state::{Checker, kind};
 use crate::layout::bytes::number;
+use crate::layout::directory::ftype;
 use ivers_vfs::check::Place;
 use std::hash::{DefaultHasher, Hash, Hasher};
-
-/// The type of an overlay's whiteout, which is a character device.
-const WHITEOUT: u8 = 8;
 
 /// A directory that is being read.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +52,7 @@ impl Checker {
             self.bad("name-of-hidden-inode", place.clone(), what);
         }
         let real = found & kind::TYPE;
-        let is_type = |stored: u8| stored == real || (stored == WHITEOUT && real == kind::CHAR);
+        let is_type = |stored: u8| stored == real || (stored == ftype::WHITEOUT && real == kind::CHAR);
         if let Some(stored) = file_type.filter(|stored| real != kind::UNKNOWN && !is_type(*stored)) {
             let what = format!("the entry {:?} has type {stored}, its inode has type {real}", shown());
             self.bad("filetype-wrong", place.clone(), what);

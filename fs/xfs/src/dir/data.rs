@@ -1,17 +1,15 @@
 //! Data blocks of directories: entries and free space, one after the other.
 
-use super::entry::{ADDRESS_UNIT, Entry, check_name, file_type};
+use super::entry::{Entry, check_name, file_type};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::checksum::DIR_DATA;
+use crate::layout::directory::{
+    ADDRESS_UNIT, BLOCK_MAGICS, DATA_MAGICS, FREE_TAG, data_start, dir_unit, entry_bytes,
+};
 use crate::volume::{Unit, Xfs};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
-
-/// Starts a range of free space.
-const FREE_TAG: u64 = 0xFFFF;
-const DATA_MAGICS: [&[u8; 4]; 2] = [b"XDD3", b"XD2D"];
-const BLOCK_MAGICS: [&[u8; 4]; 2] = [b"XDB3", b"XD2B"];
 
 /// A data block whose header is checked.
 pub(super) struct DataBlock {
@@ -28,7 +26,7 @@ impl DataBlock {
 
     /// Decodes the entry at an offset.
     pub(super) fn entry_at(&self, xfs: &Xfs, at: usize) -> std::result::Result<Entry<'_>, String> {
-        if at < xfs.data_start() || number(&self.bytes, at, 2) == Some(FREE_TAG) {
+        if at < data_start(&xfs.sb) || number(&self.bytes, at, 2) == Some(FREE_TAG) {
             return Err(format!("there is no entry at offset {at}"));
         }
         self.next(xfs, at, self.bytes.len())?.0.ok_or_else(|| format!("there is no entry at offset {at}"))
@@ -52,8 +50,7 @@ impl DataBlock {
             let has_type = xfs.sb.has_ftype();
             let kind =
                 if has_type { file_type(*bytes.get(at + 9 + name_len).ok_or_else(cut)?) } else { None };
-            // Inode number, length, name, type and the offset of the entry itself, padded.
-            let len = (8 + 1 + name_len + usize::from(has_type) + 2).next_multiple_of(ADDRESS_UNIT as usize);
+            let len = entry_bytes(&xfs.sb, name_len);
             (len, Some(Entry { ino, name, kind, address: at as u64 / ADDRESS_UNIT }))
         };
         let tag = number(bytes, (at + len).wrapping_sub(2), 2);
@@ -70,7 +67,7 @@ impl DataBlock {
 impl Xfs {
     /// Reads a data block of a directory by its number.
     pub(super) fn data_block(&self, dir: &Dinode, number: u64) -> Result<DataBlock> {
-        let unit = self.dir_unit();
+        let unit = dir_unit(&self.sb);
         let blocks = self.mapped_blocks(&dir.data, FileBlock(number.saturating_mul(unit)), unit, dir.ino)?;
         let bytes = self.unit(&blocks, &DIR_DATA, dir.whose())?;
         let block = blocks.first().copied().unwrap_or_default();

@@ -1,16 +1,8 @@
 //! Entries of directories.
 
-use crate::layout::raw::RawDirDataHeader;
-use crate::volume::Xfs;
+use crate::layout::directory::ftype;
 use ivers_vfs::{DirEntry, FileType, Ino};
-use std::mem::size_of;
 use std::ops::ControlFlow;
-
-/// Addresses are in units of this many bytes.
-pub(super) const ADDRESS_UNIT: u64 = 8;
-
-/// The header of a data block in version 4: magic and the largest free ranges.
-const V4_HEADER_BYTES: usize = 4 + 12;
 
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,14 +25,13 @@ impl Entry<'_> {
 /// The type that an entry has for its inode.
 pub(super) fn file_type(stored: u8) -> Option<FileType> {
     Some(match stored {
-        1 => FileType::Regular,
-        2 => FileType::Directory,
-        // A whiteout is a character device.
-        3 | 8 => FileType::CharDevice,
-        4 => FileType::BlockDevice,
-        5 => FileType::Fifo,
-        6 => FileType::Socket,
-        7 => FileType::Symlink,
+        ftype::REGULAR => FileType::Regular,
+        ftype::DIRECTORY => FileType::Directory,
+        ftype::CHAR | ftype::WHITEOUT => FileType::CharDevice,
+        ftype::BLOCK => FileType::BlockDevice,
+        ftype::FIFO => FileType::Fifo,
+        ftype::SOCKET => FileType::Socket,
+        ftype::SYMLINK => FileType::Symlink,
         _ => return None,
     })
 }
@@ -51,15 +42,4 @@ pub(super) fn check_name(name: &[u8]) -> std::result::Result<(), String> {
         return Err("an entry has an invalid name".into());
     }
     Ok(())
-}
-
-impl Xfs {
-    /// Offset of the first entry in a data block.
-    pub(super) fn data_start(&self) -> usize {
-        if self.sb.is_v5() { size_of::<RawDirDataHeader>() } else { V4_HEADER_BYTES }
-    }
-
-    pub(super) fn dir_unit(&self) -> u64 {
-        u64::from(self.sb.dir_block_size / self.sb.block_size)
-    }
 }

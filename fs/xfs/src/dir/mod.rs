@@ -18,11 +18,15 @@ use crate::da::HashTree;
 use crate::fork::Fork;
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
+use crate::layout::directory::{
+    ADDRESS_UNIT, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, da_header_bytes, data_start, dir_unit,
+    hash_entries_start,
+};
 use crate::layout::raw::{RawDirBlockTail, RawDirLeafEntry};
 use crate::search::partition;
 use crate::volume::Xfs;
 use data::DataBlock;
-use entry::{ADDRESS_UNIT, Emit, Entry};
+use entry::{Emit, Entry};
 use ivers_block::FileBlock;
 use ivers_vfs::{FileType, Result};
 use std::mem::size_of;
@@ -31,12 +35,7 @@ pub(crate) use names::hash as name_hash;
 pub(crate) use names::same_name;
 use names::{hash, matches};
 
-/// The byte of the fork at which the hashes start.
-const LEAF_OFFSET: u64 = 1 << 35;
 const LEAF_ENTRY_BYTES: usize = size_of::<RawDirLeafEntry>();
-/// Magics of the one leaf of a leaf directory, and of the leaves of a node directory.
-const LEAF1_MAGICS: [u16; 2] = [0x3df1, 0xd2f1];
-const LEAFN_MAGICS: [u16; 2] = [0x3dff, 0xd2ff];
 
 impl Xfs {
     /// Returns the inode that a directory has for a name.
@@ -70,14 +69,13 @@ impl Xfs {
     /// Finds a name in a leaf or node directory.
     fn find_by_hash(&self, dir: &Dinode, name: &[u8], wanted: u32) -> Result<Option<u64>> {
         let root = FileBlock(LEAF_OFFSET / u64::from(self.sb.block_size));
-        let unit = self.dir_unit();
+        let unit = dir_unit(&self.sb);
         let tree = |leaf_magics| HashTree { ino: dir.ino, fork: &dir.data, root, unit, leaf_magics };
         let version = usize::from(!self.sb.is_v5());
         let magic = number(&self.hash_block(&tree(LEAFN_MAGICS), root)?.bytes, 8, 2).unwrap_or(0) as u16;
         let tree = tree(if magic == LEAF1_MAGICS[version] { LEAF1_MAGICS } else { LEAFN_MAGICS });
         let Some(leaf) = self.hash_leaf(&tree, wanted)? else { return Ok(None) };
-        let header = self.da_header_bytes();
-        let entries = header + if self.sb.is_v5() { 8 } else { 4 };
+        let (header, entries) = (da_header_bytes(&self.sb), hash_entries_start(&self.sb));
         // `Some(None)`: the hashes that follow are larger.
         let found = self.each_leaf_from(&tree, leaf, |leaf| {
             let count = number(&leaf.bytes, header, 2).unwrap_or(0) as usize;
@@ -133,7 +131,7 @@ impl Xfs {
         let tail = block.bytes.len() - size_of::<RawDirBlockTail>();
         let count = number(&block.bytes, tail, 4).unwrap_or(0) as usize;
         let leaf = count.checked_mul(LEAF_ENTRY_BYTES).and_then(|bytes| tail.checked_sub(bytes));
-        match leaf.filter(|leaf| *leaf >= self.data_start()) {
+        match leaf.filter(|leaf| *leaf >= data_start(&self.sb)) {
             Some(leaf) => Ok((count, leaf)),
             None => {
                 let what = format!("a block directory has {count} entries");
@@ -152,7 +150,7 @@ impl Xfs {
     pub(crate) fn list(&self, dir: &Dinode, cursor: u64, emit: &mut Emit<'_>) -> Result<()> {
         if let Fork::Local(bytes) = &dir.data {
             let short = self.short_form(dir, bytes)?;
-            let start = self.data_start() as u64 / ADDRESS_UNIT;
+            let start = data_start(&self.sb) as u64 / ADDRESS_UNIT;
             let kind = Some(FileType::Directory);
             let dots = [
                 Entry { ino: dir.ino, name: b".", kind, address: start },
@@ -169,16 +167,16 @@ impl Xfs {
         let mut block = cursor.saturating_mul(ADDRESS_UNIT) / size;
         let end = dir.attr.size.min(LEAF_OFFSET).div_ceil(size);
         while block < end {
-            let mapping = self.map(&dir.data, FileBlock(block * self.dir_unit()), dir.ino)?;
+            let mapping = self.map(&dir.data, FileBlock(block * dir_unit(&self.sb)), dir.ino)?;
             if mapping.block.is_none() {
-                block += (mapping.len / self.dir_unit()).max(1);
+                block += (mapping.len / dir_unit(&self.sb)).max(1);
                 continue;
             }
             let data = self.data_block(dir, block)?;
             let stop =
                 if data.is_block_form() { self.block_form_leaf(dir, &data)?.1 } else { data.bytes.len() };
             let first = block * size / ADDRESS_UNIT;
-            let mut at = self.data_start();
+            let mut at = data_start(&self.sb);
             while at < stop {
                 let item = data.next(self, at, stop);
                 let (entry, len) = item.map_err(|what| self.corrupt_block(what, dir.whose(), data.block))?;

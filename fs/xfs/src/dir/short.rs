@@ -1,8 +1,9 @@
 //! Directories in the inode.
 
-use super::entry::{ADDRESS_UNIT, Entry, check_name, file_type};
+use super::entry::{Entry, check_name, file_type};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
+use crate::layout::directory::{ADDRESS_UNIT, data_start};
 use crate::volume::Xfs;
 use ivers_vfs::Result;
 
@@ -14,7 +15,7 @@ pub(super) struct ShortForm<'a> {
 }
 
 impl<'a> ShortForm<'a> {
-    fn decode(bytes: &'a [u8], has_type: bool, data_start: usize) -> std::result::Result<Self, String> {
+    fn decode(bytes: &'a [u8], has_type: bool, first: usize) -> std::result::Result<Self, String> {
         let cut = || "the entries end past the directory".to_owned();
         let byte = |at: usize| bytes.get(at).copied().ok_or_else(cut);
         let count = usize::from(byte(0)?);
@@ -23,7 +24,7 @@ impl<'a> ShortForm<'a> {
         let mut at = 2 + ino_bytes;
         let mut entries: Vec<Entry<'a>> = Vec::with_capacity(count);
         // `.` and `..` take 16 bytes each.
-        let mut least = (data_start as u64 + 32) / ADDRESS_UNIT;
+        let mut least = (first as u64 + 32) / ADDRESS_UNIT;
         for _ in 0..count {
             let name_len = usize::from(byte(at)?);
             let offset = number(bytes, at + 1, 2).ok_or_else(cut)?;
@@ -50,7 +51,7 @@ impl<'a> ShortForm<'a> {
 
 impl Xfs {
     pub(super) fn short_form<'a>(&self, dir: &Dinode, bytes: &'a [u8]) -> Result<ShortForm<'a>> {
-        ShortForm::decode(bytes, self.sb.has_ftype(), self.data_start())
+        ShortForm::decode(bytes, self.sb.has_ftype(), data_start(&self.sb))
             .map_err(|what| self.corrupt(what, dir.whose()))
     }
 }

@@ -3,8 +3,11 @@
 //! Sources: "XFS Algorithms & Data Structures" (its field names are used here), the kernel's documentation of
 //! XFS, and images that mkfs.xfs and Linux made.
 
+pub(crate) mod attribute;
 pub(crate) mod bytes;
 pub mod checksum;
+pub(crate) mod dinode;
+pub(crate) mod directory;
 pub mod features;
 pub mod raw;
 pub mod superblock;

@@ -1,6 +1,7 @@
 //! Conversions between what is logged of an inode and what is stored.
 
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
+use crate::layout::dinode::flags2;
 use crate::layout::raw::{RawBmdrBlock, RawDinode, RawLongBlock};
 use std::mem::{offset_of, size_of};
 
@@ -32,8 +33,6 @@ const CORE_NUMBERS: [(usize, usize); 23] = [
     (152, 8),
 ];
 const CORE_TIMES: [usize; 4] = [32, 40, 48, 144];
-const FLAG_BIGTIME: u64 = 0x8;
-const FLAG_NREXT64: u64 = 0x10;
 
 /// Converts the core of an inode from the byte order of the log. `None` if it is none of version 3.
 pub(super) fn native_core(logged: &[u8]) -> Option<[u8; size_of::<RawDinode>()]> {
@@ -45,12 +44,12 @@ pub(super) fn native_core(logged: &[u8]) -> Option<[u8; size_of::<RawDinode>()]>
     if raw.di_magic.get() != MAGIC_INODE || raw.di_version != 3 {
         return None;
     }
-    let flags2 = raw.di_flags2.get();
-    if flags2 & FLAG_NREXT64 != 0 {
+    let set = raw.di_flags2.get();
+    if set & flags2::NREXT64 != 0 {
         core[offset_of!(RawDinode, di_pad)..][..8].reverse();
     }
     for at in CORE_TIMES {
-        if flags2 & FLAG_BIGTIME != 0 {
+        if set & flags2::BIGTIME != 0 {
             core[at..at + 8].reverse();
         } else {
             core[at..at + 4].reverse();

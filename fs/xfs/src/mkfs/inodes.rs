@@ -4,6 +4,7 @@ use super::geometry::Plan;
 use super::options::MkfsOptions;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO};
 use crate::layout::checksum::seal_inode;
+use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags, flags2, format};
 use crate::layout::features::Incompat;
 use crate::layout::raw::RawDinode;
 use zerocopy::{FromZeros, IntoBytes};
@@ -12,17 +13,6 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(super) const USED: u32 = 3;
 const S_IFDIR: u16 = 0o040_000;
 const S_IFREG: u16 = 0o100_000;
-/// `di_format`: the fork is in the inode.
-const FORMAT_LOCAL: u8 = 1;
-/// `di_format`: the fork is a list of extents.
-const FORMAT_EXTENTS: u8 = 2;
-/// `XFS_DIFLAG_NEWRTBM`: the bitmap's access time is not a time.
-const FLAG_NEW_BITMAP: u16 = 0x4;
-const FLAG2_BIGTIME: u64 = 0x8;
-const FLAG2_NREXT64: u64 = 0x10;
-/// Seconds from the first large time, in 1901, to 1970.
-const BIGTIME_EPOCH: u64 = 1 << 31;
-const NS_PER_S: u64 = 1_000_000_000;
 
 /// The blocks of the chunk. `first` is the number of its first inode, which is the root directory.
 pub(super) fn chunk(plan: &Plan, options: &MkfsOptions, first: u64) -> Vec<u8> {
@@ -51,21 +41,21 @@ fn inode(options: &MkfsOptions, root: u64, index: u32) -> Vec<u8> {
         let has = |flag| options.features.has_incompat(flag);
         let now = stored_time(options.timestamp, has(Incompat::BIGTIME)).into();
         (raw.di_atime, raw.di_mtime, raw.di_ctime, raw.di_crtime) = (now, now, now, now);
-        let mut flags2 = 0;
+        let mut set = 0;
         if has(Incompat::BIGTIME) {
-            flags2 |= FLAG2_BIGTIME;
+            set |= flags2::BIGTIME;
         }
         if has(Incompat::NREXT64) {
-            flags2 |= FLAG2_NREXT64;
+            set |= flags2::NREXT64;
         }
-        raw.di_flags2 = flags2.into();
+        raw.di_flags2 = set.into();
         raw.di_changecount = 1.into();
-        raw.di_aformat = FORMAT_EXTENTS;
+        raw.di_aformat = format::EXTENTS;
     }
     match index {
         0 => {
             raw.di_mode = (S_IFDIR | 0o755).into();
-            raw.di_format = FORMAT_LOCAL;
+            raw.di_format = format::LOCAL;
             raw.di_nlink = 2.into();
             (raw.di_uid, raw.di_gid) = (options.root_owner.0.into(), options.root_owner.1.into());
             // No entries, none of them with a number of 64 bits; the parent is the directory itself.
@@ -74,13 +64,13 @@ fn inode(options: &MkfsOptions, root: u64, index: u32) -> Vec<u8> {
         }
         1..USED => {
             raw.di_mode = S_IFREG.into();
-            raw.di_format = FORMAT_EXTENTS;
+            raw.di_format = format::EXTENTS;
             raw.di_nlink = 1.into();
         }
         _ => {}
     }
     if index == 1 {
-        raw.di_flags = FLAG_NEW_BITMAP.into();
+        raw.di_flags = flags::REALTIME_BITMAP.into();
         // It counts changes of the bitmap.
         raw.di_atime = stored_time(0, options.features.has_incompat(Incompat::BIGTIME)).into();
     }
@@ -90,7 +80,7 @@ fn inode(options: &MkfsOptions, root: u64, index: u32) -> Vec<u8> {
 /// A time as stored: nanoseconds since 1901, or seconds and nanoseconds of 32 bits each.
 fn stored_time(seconds: u32, bigtime: bool) -> u64 {
     match bigtime {
-        true => (u64::from(seconds) + BIGTIME_EPOCH) * NS_PER_S,
+        true => (u64::from(seconds) + BIGTIME_EPOCH_SEC) * u64::from(NS_PER_SEC),
         false => u64::from(seconds) << 32,
     }
 }
