@@ -71,6 +71,7 @@ mod active;
 mod checkpoint;
 mod commit;
 mod commit_thread;
+mod commits;
 mod engine;
 mod error;
 mod format;
@@ -79,6 +80,7 @@ mod intents;
 pub mod jbd2;
 mod object;
 
+pub use commits::{Changes, Commits, LastChange};
 pub use engine::{Journal, JournalOptions, JournalStats, Tid};
 pub use error::{JournalError, Result};
 pub use format::{

@@ -2,11 +2,9 @@
 
 use crate::fs::{Ext4Inode, private_of};
 use ivers_block::{BlockNo, Buffer};
-use ivers_journal::{Journal, JournalError};
-use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_journal::{Changes, Commits, Journal, JournalError, LastChange};
 use ivers_vfs::{Error, Inode, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) fn journal_error(error: JournalError) -> Error {
     match error {
@@ -21,50 +19,8 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
     }
 }
 
-/// Numbers the changes, so that an fsync without new changes costs nothing.
-///
-/// A change gets its number when it is complete: data after the write returned, a transaction when its handle
-/// ends. A commit that begins later makes it durable, because the commit waits for open handles and flushes.
-/// So every change up to the number read *before* a commit is durable after it. All orderings are SeqCst:
-/// this is not a hot path, and SeqCst needs no further argument.
-#[derive(Debug, Default)]
-struct Changes {
-    newest: AtomicU64,
-    durable: AtomicU64,
-}
-
-impl Changes {
-    fn next(&self) -> u64 {
-        self.newest.fetch_add(1, Ordering::SeqCst) + 1
-    }
-}
-
-/// The newest change of one inode.
-#[derive(Debug, Default)]
-pub struct LastChange {
-    /// The number of its newest change.
-    number: AtomicU64,
-    /// The newest transaction that changed it, or the names in it.
-    tid: AtomicU64,
-}
-
-impl LastChange {
-    fn note(&self, number: u64) {
-        self.number.fetch_max(number, Ordering::SeqCst);
-    }
-
-    fn note_tid(&self, tid: u64) {
-        self.tid.fetch_max(tid, Ordering::SeqCst);
-    }
-}
-
 /// The journal, or the lack of one.
-pub(crate) struct Transactions {
-    journal: Journal,
-    changes: Arc<Changes>,
-    /// Held by the fsync that commits. The others wait for it and find their changes durable.
-    turn: RankedMutex<rank::BeforeHandle, ()>,
-}
+pub(crate) struct Transactions(Commits);
 
 /// One handle. Dropping it ends it; its changes commit with the journal's next commit.
 pub struct Handle {
@@ -77,108 +33,93 @@ pub struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.changed {
-            let number = self.changes.next();
-            for inode in &self.inodes {
-                inode.last_change.note(number);
-                inode.last_change.note_tid(self.inner.tid());
-            }
+            let inodes = self.inodes.iter().map(|inode| &inode.last_change);
+            self.changes.transaction_ends(self.inner.tid(), inodes);
         }
     }
 }
 
 impl Transactions {
     pub(crate) fn new(journal: Journal) -> Self {
-        Self { journal, changes: Arc::default(), turn: RankedMutex::default() }
+        Self(Commits::new(journal))
+    }
+
+    fn journal(&self) -> &Journal {
+        self.0.journal()
     }
 
     pub(crate) fn begin(&self, credits: u32) -> Result<Handle> {
-        let inner = self.journal.begin(credits.min(self.journal.max_credits())).map_err(journal_error)?;
-        Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new() })
+        let inner = self.journal().begin(credits.min(self.max_credits())).map_err(journal_error)?;
+        Ok(Handle { inner, changes: self.0.changes().clone(), changed: false, inodes: Vec::new() })
     }
 
     /// Whether a transaction takes effect as a whole: there is a journal.
     pub(crate) fn is_atomic(&self) -> bool {
-        !self.journal.is_none()
+        !self.journal().is_none()
     }
 
     /// The most blocks that one transaction may change.
     pub(crate) fn max_credits(&self) -> u32 {
-        self.journal.max_credits()
+        self.journal().max_credits()
     }
 
     /// Makes every change durable. This thread must hold no handle.
     pub(crate) fn commit(&self) -> Result<()> {
-        let number = self.changes.newest.load(Ordering::SeqCst);
-        self.journal.commit_all().map_err(journal_error)?;
-        self.changes.durable.fetch_max(number, Ordering::SeqCst);
-        Ok(())
+        self.0.commit().map_err(journal_error)
     }
 
     /// Makes every change durable and writes it in place.
     pub(crate) fn commit_in_place(&self) -> Result<()> {
         self.commit()?;
-        self.journal.checkpoint_all().map_err(journal_error)
+        self.journal().checkpoint_all().map_err(journal_error)
     }
 
     /// Makes the changes of an inode durable, or all changes if `inode` is `None`. Writes and flushes nothing
     /// if they are durable already.
     pub(crate) fn commit_changes(&self, inode: Option<&LastChange>) -> Result<()> {
-        let newest = inode.map_or(&self.changes.newest, |inode| &inode.number).load(Ordering::SeqCst);
-        let is_durable = || newest <= self.changes.durable.load(Ordering::SeqCst) && !self.is_aborted();
-        if is_durable() {
-            return Ok(());
-        }
-        let _turn = self.turn.lock();
-        if is_durable() { Ok(()) } else { self.commit() }
+        self.0.commit_changes(inode).map_err(journal_error)
     }
 
-    /// Makes the logged changes of an inode durable, and of the names in it, but not its data. Costs no flush
-    /// beside the commit's, and nothing if another commit has covered the change.
+    /// Makes the logged changes of an inode durable, and of the names in it, but not its data.
     pub(crate) fn commit_logged(&self, inode: &LastChange) -> Result<()> {
-        if self.journal.is_none() {
-            return self.commit_changes(Some(inode));
-        }
-        self.journal.commit(inode.tid.load(Ordering::SeqCst)).map_err(journal_error)
+        self.0.commit_logged(inode).map_err(journal_error)
     }
 
-    /// Starts the record of an inode that was just loaded: any change so far may have been to that inode.
+    /// Starts the record of an inode that was just loaded.
     pub(crate) fn loaded(&self) -> LastChange {
-        let last = LastChange::default();
-        last.note(self.changes.newest.load(Ordering::SeqCst));
-        last.note_tid(self.journal.newest_tid());
-        last
+        self.0.loaded()
     }
 
     /// Records that data of an inode was written to the device, in part or whole.
     pub(crate) fn data_written(&self, inode: &LastChange) {
-        inode.note(self.changes.next());
+        self.0.changes().data_written(inode);
     }
 
     /// Commits, writes everything in place and empties the log.
     pub(crate) fn shutdown(&self) -> Result<()> {
-        if self.journal.is_none() { self.commit() } else { self.journal.shutdown().map_err(journal_error) }
+        if self.is_atomic() { self.journal().shutdown().map_err(journal_error) } else { self.commit() }
     }
 
     /// Aborts the journal: nothing more becomes durable.
     pub(crate) fn abort(&self, cause: &Error) {
         // Immediately: a commit may be waiting only for the handle that has just ended.
-        self.journal.abort(cause);
+        self.journal().abort(cause);
         log::error!("the journal is aborted: {cause}; repair the cause and mount again");
     }
 
     /// Whether the journal was aborted.
     pub(crate) fn is_aborted(&self) -> bool {
-        self.journal.is_aborted()
+        self.journal().is_aborted()
     }
 
     /// Why the journal was aborted, if it was.
     pub(crate) fn aborted(&self) -> Option<String> {
-        self.journal.aborted().map(|cause| format!("the journal was aborted: {cause}"))
+        self.journal().aborted().map(|cause| format!("the journal was aborted: {cause}"))
     }
 
     /// Blocks and bytes written to the log.
     pub(crate) fn log_written(&self) -> (u64, u64) {
-        let stats = self.journal.stats();
+        let stats = self.journal().stats();
         (stats.journal_blocks, stats.journal_bytes)
     }
 }
