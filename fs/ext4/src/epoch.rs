@@ -3,10 +3,8 @@
 
 use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::layout::raw::RawSuperblock;
-use ivers_vfs::epoch::{EpochRecord, Found, base_of, decide};
-use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::epoch::Found;
 use ivers_vfs::{EpochOps, Inode, Result};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Name index of `trusted.`.
 const INDEX_TRUSTED: u8 = 4;
@@ -14,22 +12,6 @@ const INDEX_TRUSTED: u8 = 4;
 const NAME: &[u8] = b"ivers.epoch";
 /// Blocks that storing the record may change: inode, attribute block, bitmap, descriptor, superblock.
 const CREDITS: u32 = 16;
-
-/// The epoch of this mount.
-#[derive(Debug, Default)]
-pub(crate) struct Epoch {
-    /// The base that is added to counters: the epoch, shifted.
-    base: AtomicU64,
-    /// The epoch in the record. It is higher than the served one after a 32-bit counter has overflowed, or if
-    /// no change attribute is served.
-    stored: RankedMutex<rank::Leaf, u64>,
-    /// The reason why no change attribute is served.
-    missing: RankedMutex<rank::Leaf, Option<String>>,
-    is_missing: AtomicBool,
-    stays_open: AtomicBool,
-    /// The fingerprint of the superblock as unmount will leave it.
-    fingerprint: RankedMutex<rank::Leaf, [u8; 16]>,
-}
 
 /// The superblock fields that reveal a foreign writer.
 pub(crate) fn foreign_fields(raw: &RawSuperblock) -> [u32; 4] {
@@ -43,39 +25,6 @@ pub(crate) fn fingerprint(fields: [u32; 4]) -> [u8; 16] {
         place.copy_from_slice(&field.to_le_bytes());
     }
     bytes
-}
-
-impl Epoch {
-    pub(crate) fn base(&self) -> u64 {
-        self.base.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn missing(&self) -> Option<String> {
-        self.missing.lock().clone()
-    }
-
-    pub(crate) fn is_missing(&self) -> bool {
-        self.is_missing.load(Ordering::Acquire)
-    }
-
-    /// Leaves the record OPEN at unmount: the next mount raises the epoch.
-    pub(crate) fn keep_open(&self) {
-        self.stays_open.store(true, Ordering::Release);
-    }
-
-    /// Serves no change attribute from now on.
-    pub(crate) fn stop_serving(&self, why: impl Into<String>) {
-        let why = why.into();
-        log::warn!("no change attribute: {why}");
-        self.serve_nothing(why);
-    }
-
-    /// Does the same without a warning.
-    pub(crate) fn serve_nothing(&self, why: impl Into<String>) {
-        let why = why.into();
-        *self.missing.lock() = Some(why);
-        self.is_missing.store(true, Ordering::Release);
-    }
 }
 
 impl Ext4 {
@@ -105,18 +54,7 @@ impl Ext4 {
             trust_foreign,
             read_only: self.read_only.is_some(),
         };
-        let decision = match decide(&found) {
-            Ok(decision) => decision,
-            Err(why) => {
-                self.epoch.stop_serving(format!(
-                    "{why}; to start over, remove the attribute trusted.ivers.epoch from the root"
-                ));
-                return Ok(());
-            }
-        };
-        if let Some(why) = decision.raised {
-            log::info!("{}: epoch {}: {why}", self.place, decision.epoch);
-        }
+        let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(()) };
         let epoch = match (&self.read_only, value.is_some()) {
             // No record exists: the values that readers see are below those that the first writable mount
             // will serve.
@@ -129,9 +67,7 @@ impl Ext4 {
             }
             _ => decision.epoch,
         };
-        self.epoch.base.store(base_of(epoch), Ordering::Release);
-        *self.epoch.stored.lock() = epoch;
-        *self.epoch.fingerprint.lock() = found.fingerprint;
+        self.epoch.serve(epoch, found.fingerprint);
         if self.read_only.is_none() {
             let stored = self.begin(CREDITS).and_then(|mut h| self.store_epoch(&mut h, &root, true));
             if let Err(error) = stored.and_then(|()| self.journal.commit()) {
@@ -142,25 +78,15 @@ impl Ext4 {
     }
 
     fn store_epoch(&self, h: &mut Handle, root: &Inode, open: bool) -> Result<()> {
-        let epoch = *self.epoch.stored.lock();
-        let fingerprint = *self.epoch.fingerprint.lock();
-        let record = EpochRecord { open, uuid: self.sb.uuid, epoch, fingerprint };
+        let record = self.epoch.record(self.sb.uuid, open);
         self.xattr_set_raw(h, root, INDEX_TRUSTED, NAME, Some(&record.encode()))?;
         self.log_attributes(h, root)
     }
 
     /// Raises the epoch that the next mount starts from, in the caller's transaction.
     pub(crate) fn raise_stored_epoch(&self, h: &mut Handle) -> Result<()> {
-        if self.epoch.missing().is_some() {
+        if !self.epoch.raise_stored() {
             return Ok(());
-        }
-        {
-            let mut stored = self.epoch.stored.lock();
-            if base_of(*stored) != self.epoch.base() {
-                // It is already above the served epoch.
-                return Ok(());
-            }
-            *stored += 1;
         }
         let root = self.epoch_root()?;
         self.store_epoch(h, &root, true)
@@ -169,10 +95,10 @@ impl Ext4 {
     /// Records that the session is CLOSED, after everything else is durable. `foreign` holds the superblock
     /// fields as unmount will leave them.
     pub(crate) fn close_epoch(&self, foreign: [u32; 4]) -> Result<()> {
-        if self.epoch.is_missing() || self.epoch.stays_open.load(Ordering::Acquire) {
+        if !self.epoch.closes() {
             return Ok(());
         }
-        *self.epoch.fingerprint.lock() = fingerprint(foreign);
+        self.epoch.set_fingerprint(fingerprint(foreign));
         let root = self.epoch_root()?;
         let mut h = self.begin(CREDITS)?;
         self.store_epoch(&mut h, &root, false)?;

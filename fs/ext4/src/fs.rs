@@ -1,7 +1,6 @@
 //! The opened filesystem, and the data that the driver keeps with every inode.
 
 use crate::balloc::InodeAlloc;
-use crate::epoch::Epoch;
 use crate::groups::Groups;
 use crate::layout::csum::crc32c;
 use crate::layout::inode::inode_seed;
@@ -16,7 +15,7 @@ use crate::transaction::Transactions;
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_journal::LastChange;
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Error, Inode, NameError, Result, Timestamp};
+use ivers_vfs::{Error, Inode, NameError, Result, ServedEpoch, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -41,7 +40,7 @@ pub struct Ext4 {
     /// How it was closed before this open, for people.
     pub closed_before: &'static str,
     pub(crate) journal: Transactions,
-    pub(crate) epoch: Epoch,
+    pub(crate) epoch: ServedEpoch,
     pub(crate) orphans: Orphans,
     pub(crate) reservation_windows: ReservationWindows,
     pub(crate) system_zone: SystemZone,

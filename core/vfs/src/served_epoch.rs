@@ -1,0 +1,141 @@
+//! The epoch that a mount serves, for drivers that keep an [epoch record](crate::epoch).
+
+use crate::epoch::{Decision, EpochRecord, Found, base_of, decide};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{RankedMutex, rank};
+
+/// The epoch of a mount, and what the record says or will say.
+#[derive(Debug, Default)]
+pub struct ServedEpoch {
+    /// The base that is added to counters: the epoch, shifted.
+    base: AtomicU64,
+    /// The epoch in the record. It is higher than the served one after [`ServedEpoch::raise_stored`], or if
+    /// no change attribute is served.
+    stored: RankedMutex<rank::Leaf, u64>,
+    /// The reason why no change attribute is served.
+    missing: RankedMutex<rank::Leaf, Option<String>>,
+    is_missing: AtomicBool,
+    stays_open: AtomicBool,
+    /// What shows a foreign writer, as unmount will leave it.
+    fingerprint: RankedMutex<rank::Leaf, [u8; 16]>,
+}
+
+impl ServedEpoch {
+    /// Decides the epoch from what a driver found, and logs why it rose. `None`: the record is invalid, and
+    /// no change attribute is served.
+    pub fn decide(&self, found: &Found<'_>, place: &str) -> Option<Decision> {
+        match decide(found) {
+            Ok(decision) => {
+                if let Some(why) = decision.raised {
+                    log::info!("{place}: epoch {}: {why}", decision.epoch);
+                }
+                Some(decision)
+            }
+            Err(why) => {
+                self.stop_serving(format!(
+                    "{why}; to start over, remove the attribute trusted.ivers.epoch from the root"
+                ));
+                None
+            }
+        }
+    }
+
+    /// Serves this epoch from now on.
+    pub fn serve(&self, epoch: u64, fingerprint: [u8; 16]) {
+        self.base.store(base_of(epoch), Ordering::Release);
+        *self.stored.lock() = epoch;
+        *self.fingerprint.lock() = fingerprint;
+    }
+
+    /// What is added to counters.
+    pub fn base(&self) -> u64 {
+        self.base.load(Ordering::Acquire)
+    }
+
+    /// Why no change attribute is served, if so.
+    pub fn missing(&self) -> Option<String> {
+        self.missing.lock().clone()
+    }
+
+    /// Whether no change attribute is served.
+    pub fn is_missing(&self) -> bool {
+        self.is_missing.load(Ordering::Acquire)
+    }
+
+    /// Leaves the record OPEN at unmount: the next mount raises the epoch.
+    pub fn keep_open(&self) {
+        self.stays_open.store(true, Ordering::Release);
+    }
+
+    /// Whether unmount writes a CLOSED record.
+    pub fn closes(&self) -> bool {
+        !self.is_missing() && !self.stays_open.load(Ordering::Acquire)
+    }
+
+    /// Serves no change attribute from now on.
+    pub fn stop_serving(&self, why: impl Into<String>) {
+        let why = why.into();
+        log::warn!("no change attribute: {why}");
+        self.serve_nothing(why);
+    }
+
+    /// Does the same without a warning.
+    pub fn serve_nothing(&self, why: impl Into<String>) {
+        *self.missing.lock() = Some(why.into());
+        self.is_missing.store(true, Ordering::Release);
+    }
+
+    /// Sets what shows a foreign writer, as unmount leaves it.
+    pub fn set_fingerprint(&self, fingerprint: [u8; 16]) {
+        *self.fingerprint.lock() = fingerprint;
+    }
+
+    /// Raises the epoch of the record above the served one. False: it is above already, or nothing is served.
+    pub fn raise_stored(&self) -> bool {
+        if self.is_missing() {
+            return false;
+        }
+        let mut stored = self.stored.lock();
+        let raises = base_of(*stored) == self.base();
+        *stored += u64::from(raises);
+        raises
+    }
+
+    /// The record to store.
+    pub fn record(&self, uuid: [u8; 16], open: bool) -> EpochRecord {
+        let epoch = *self.stored.lock();
+        let fingerprint = *self.fingerprint.lock();
+        EpochRecord { open, uuid, epoch, fingerprint }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raised_record_is_above_the_served_epoch_once() {
+        let epoch = ServedEpoch::default();
+        epoch.serve(7, [1; 16]);
+        assert!(epoch.raise_stored() && !epoch.raise_stored());
+        assert_eq!((epoch.record([2; 16], true).epoch, epoch.base()), (8, base_of(7)));
+        epoch.stop_serving("a test");
+        assert!(!epoch.closes() && !epoch.raise_stored() && epoch.missing().is_some());
+    }
+
+    #[test]
+    fn an_invalid_record_serves_nothing() {
+        let epoch = ServedEpoch::default();
+        let found = Found {
+            record: Some(&[1, 2, 3]),
+            uuid: [0; 16],
+            fingerprint: [0; 16],
+            clean: true,
+            trust_foreign: false,
+            read_only: false,
+        };
+        assert!(epoch.decide(&found, "image").is_none() && epoch.is_missing());
+        let decision = epoch.decide(&Found { record: None, ..found }, "image");
+        assert_eq!(decision, Some(Decision { epoch: 1, raised: None }));
+    }
+}
