@@ -4,14 +4,15 @@
 use anyhow::{Context, Result, bail};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use crate::checkers::{Ran, copy_image, ivers_check, run_limited};
 use crate::target_dir;
 
 /// The page that the comparison is written to.
 const PAGE: &str = "docs/results/check.md";
 /// How long a checker may take for one image, in seconds.
-const LIMIT_S: &str = "20";
+const LIMIT_S: u32 = 20;
 
 /// The verdict of a checker, or of a test.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -75,20 +76,9 @@ impl Row {
     }
 }
 
-/// Runs a checker. Returns its exit code, or `None` if it did not end in time, and what it printed.
-fn run_limited(words: &[&str], image: &Path) -> Result<(Option<i32>, String)> {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", LIMIT_S]).args(words).arg(image).stdin(Stdio::null());
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    let text = [output.stdout, output.stderr].concat();
-    // timeout(1) ends with 124, or 137 if the program had to be killed.
-    let code = output.status.code().filter(|code| ![124, 137].contains(code));
-    Ok((code, String::from_utf8_lossy(&text).into_owned()))
-}
-
 /// The verdict of `e2fsck -fn`. Its exit code can be 0 although it asks whether to mend something.
 fn e2fsck(image: &Path) -> Result<(Verdict, String)> {
-    let (code, text) = run_limited(&["e2fsck", "-fn"], image)?;
+    let Ran { code, text } = run_limited(LIMIT_S, &["e2fsck", "-fn"], image)?;
     let asks = |line: &str| line.contains("? no") && !line.contains("Optimize? no");
     let verdict = match code {
         None => Verdict::None,
@@ -103,18 +93,15 @@ fn e2fsck(image: &Path) -> Result<(Verdict, String)> {
 /// The verdict of `e2fsck -fn` after a recovery, on a copy.
 fn e2fsck_recovered(image: &Path) -> Result<Verdict> {
     let copy = image.with_extension("recovered");
-    let copied = Command::new("cp").arg("--sparse=always").args([image, &copy]).status()?;
-    if !copied.success() {
-        bail!("cannot copy {}", image.display());
-    }
-    run_limited(&["e2fsck", "-fy", "-E", "journal_only"], &copy)?;
+    copy_image(image, &copy)?;
+    run_limited(LIMIT_S, &["e2fsck", "-fy", "-E", "journal_only"], &copy)?;
     let verdict = e2fsck(&copy);
     std::fs::remove_file(&copy)?;
     Ok(verdict?.0)
 }
 
 fn fsck_fat(image: &Path) -> Result<Verdict> {
-    Ok(match run_limited(&["fsck.fat", "-n"], image)?.0 {
+    Ok(match run_limited(LIMIT_S, &["fsck.fat", "-n"], image)?.code {
         None => Verdict::None,
         Some(0) => Verdict::Clean,
         Some(_) => Verdict::Damaged,
@@ -158,19 +145,13 @@ fn images(dir: &Path) -> Result<Vec<(PathBuf, Image)>> {
 
 fn compare(ivers: &Path, image: Image) -> Result<Row> {
     let path = &image.path;
-    let ivers = ivers.to_string_lossy();
-    let (code, text) = run_limited(&[&ivers, "check", "--json"], path)?;
+    let (Ran { code, text }, codes) = ivers_check(LIMIT_S, &ivers.to_string_lossy(), path)?;
     let ours = match code {
         Some(0) => Verdict::Clean,
         Some(4) => Verdict::Damaged,
         Some(8) => Verdict::Failed,
         code => bail!("{}: ivers check ended with {code:?}: {text}", image.name),
     };
-    // The last line is the summary; after an error there is none.
-    let summary: serde_json::Value =
-        text.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let listed = summary["codes"].as_array().into_iter().flatten();
-    let codes: Vec<_> = listed.filter_map(|one| Some(one["code"].as_str()?.to_owned())).collect();
     let mut recovered = false;
     let theirs = match image.kind {
         Kind::Fat => fsck_fat(path)?,

@@ -5,20 +5,21 @@
 //! overwritten in several ways with a right checksum. Then random bits of its block are inverted. STEP takes
 //! one of so many images.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ivers_oracle::LoopMount;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use crate::checkers::{Ran, copy_image, ivers_check, run_limited};
 use crate::target_dir;
 
 /// The page that the comparison is written to.
 const PAGE: &str = "docs/results/check-xfs.md";
 /// How long a checker may take for one image, in seconds.
-const LIMIT_S: &str = "30";
+const LIMIT_S: u32 = 30;
 /// What `fuzz` of xfs_db can do to a field.
 const VERBS: [&str; 7] = ["zeroes", "ones", "firstbit", "middlebit", "lastbit", "add", "sub"];
 /// Fields of one structure that are damaged.
@@ -165,11 +166,10 @@ fn make(dir: &Path, name: &str, args: &[&str]) -> Result<Base> {
 }
 
 fn xfs_db(image: &Path, flags: &[&str], commands: &[String]) -> Result<String> {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", LIMIT_S, "xfs_db"]).args(flags).stdin(Stdio::null());
-    commands.iter().for_each(|one| _ = command.args(["-c", one]));
-    let output = command.arg(image).output().context("cannot run xfs_db")?;
-    Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    let mut words = vec!["xfs_db"];
+    words.extend(flags);
+    words.extend(commands.iter().flat_map(|one| ["-c", one]));
+    Ok(run_limited(LIMIT_S, &words, image)?.text)
 }
 
 /// The names of the fields of a structure, as `print` shows them.
@@ -200,29 +200,15 @@ fn fields(base: &Base, commands: &[String]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Runs a checker; returns its exit code, or `None` if it did not end in time, and what it printed.
-fn run_limited(words: &[&str], image: &Path) -> Result<(Option<i32>, String)> {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", LIMIT_S]).args(words).arg(image).stdin(Stdio::null());
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    let text = [output.stdout, output.stderr].concat();
-    let code = output.status.code().filter(|code| ![124, 137].contains(code));
-    Ok((code, String::from_utf8_lossy(&text).into_owned()))
-}
-
 fn compare(ivers: &str, image: &Path, target: &str, damage: &str) -> Result<Row> {
-    let (code, text) = run_limited(&[ivers, "check", "--json"], image)?;
+    let (Ran { code, text }, codes) = ivers_check(LIMIT_S, ivers, image)?;
     let ours = match code {
         Some(0) => Some(false),
         Some(4) => Some(true),
         Some(8) => None,
         code => bail!("{target}, {damage}: ivers check ended with {code:?}: {text}"),
     };
-    let summary: serde_json::Value =
-        text.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let listed = summary["codes"].as_array().into_iter().flatten();
-    let codes = listed.filter_map(|one| Some(one["code"].as_str()?.to_owned())).collect();
-    let (code, said) = run_limited(&["xfs_repair", "-n"], image)?;
+    let Ran { code, text: said } = run_limited(LIMIT_S, &["xfs_repair", "-n"], image)?;
     let theirs = match code {
         Some(0) => Some(false),
         Some(1) => Some(true),
@@ -237,11 +223,6 @@ fn complaints(said: &str) -> String {
         ["Phase", "        -", "No modify", "- ", "Cannot get host", "Repair may fail", "the image and"];
     let lines = said.lines().filter(|line| !usual.iter().any(|start| line.starts_with(start)));
     lines.take(3).collect::<Vec<_>>().join("; ")
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let done = Command::new("cp").args(["--reflink=auto", "--sparse=always"]).args([from, to]).status()?;
-    if done.success() { Ok(()) } else { bail!("cannot copy {}", from.display()) }
 }
 
 fn run(step: usize, only: Option<&str>) -> Result<bool> {
@@ -262,8 +243,8 @@ fn run(step: usize, only: Option<&str>) -> Result<bool> {
             if !nth.is_multiple_of(step) || only.is_some_and(|only| !target.contains(only)) {
                 return Ok(());
             }
-            copy(&base.image, &image)?;
-            let said = xfs_db(&image, &["-x"], commands)?;
+            copy_image(&base.image, &image)?;
+            xfs_db(&image, &["-x"], commands)?;
             // A field that is not there, or has that value already.
             if std::fs::read(&image)? == undamaged {
                 return Ok(());
@@ -272,7 +253,6 @@ fn run(step: usize, only: Option<&str>) -> Result<bool> {
             if row.theirs == Some(true) && row.ours != Some(true) {
                 println!("{target}: {damage}: they: {}; we {:?}", complaints(&row.said), row.ours);
             }
-            drop(said);
             rows.push(row);
             Ok(())
         };

@@ -4,6 +4,7 @@ mod bench;
 mod book;
 mod check_corpus;
 mod check_xfs;
+mod checkers;
 mod demo;
 mod dist;
 mod fuzz;
