@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use ivers_block::{ByteOffset, Device, Fault, FaultDevice, FileDevice, MemDevice, OpenMode};
 use ivers_oracle::LoopMount;
-use ivers_oracle::kernel::can_loop_mount;
+use ivers_oracle::kernel::{can_loop_mount, kernel_knows};
 use ivers_xfs::mkfs::{MkfsOptions, mkfs as make};
 use ivers_xfs::set_label;
 use std::sync::Arc;
@@ -75,9 +75,7 @@ fn a_dirty_log_is_refused() {
     if !can_loop_mount() || !ivers_oracle::have_programs(&["xfs_io"]) {
         return;
     }
-    let known = std::fs::read_to_string("/proc/filesystems").unwrap();
-    if !known.lines().any(|line| line.ends_with("\txfs")) {
-        ivers_oracle::skipped("the kernel has no XFS");
+    if !kernel_knows("xfs") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use ivers_block::{
     ByteOffset, CountedDevice, Device, FaultDevice, FileDevice, IoCounts, MemDevice, OpenMode,
 };
 use ivers_oracle::LoopMount;
-use ivers_oracle::kernel::can_loop_mount;
+use ivers_oracle::kernel::{can_loop_mount, kernel_knows};
 use ivers_vfs::Error;
 use ivers_xfs::mkfs::{Features, MkfsOptions, MkfsReport, mkfs as make, plan};
 use rand::rngs::SmallRng;
@@ -292,9 +292,7 @@ fn the_kernel_writes_to_new_filesystems() {
     if !have_xfsprogs() || !can_loop_mount() {
         return;
     }
-    let known = std::fs::read_to_string("/proc/filesystems").unwrap();
-    if !known.lines().any(|line| line.ends_with("\txfs")) {
-        ivers_oracle::skipped("the kernel has no XFS");
+    if !kernel_knows("xfs") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

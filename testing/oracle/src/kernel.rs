@@ -21,6 +21,17 @@ pub fn can_loop_mount() -> bool {
     can
 }
 
+/// Returns whether the kernel has a driver for this type of filesystem, under its name in /proc/filesystems.
+/// Says so if a test is skipped for that.
+pub fn kernel_knows(fs_type: &str) -> bool {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let knows = known.lines().any(|line| line.split('\t').next_back() == Some(fs_type));
+    if !knows {
+        crate::skipped(&format!("the kernel has no {fs_type}"));
+    }
+    knows
+}
+
 /// An image mounted by the kernel; unmounted when dropped.
 pub struct LoopMount {
     dir: Option<TempDir>,
