@@ -3,46 +3,20 @@
 
 mod common;
 
+use common::small::{Damager, change_sealed, make_small};
 use common::*;
-use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_vfs::*;
-use ivers_xfs::layout::checksum::{SelfDescription, seal_inode};
 use ivers_xfs::{OpenOptions, Xfs};
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A small image: mkfs.xfs makes it with a flag for testers.
-const BYTES: u64 = 40 << 20;
 const BLOCK: usize = 4096;
 
-/// Makes a small image with entries of every kind.
 fn image(args: &[&str]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(BYTES).unwrap();
-    let source = dir.path().join("source");
-    std::fs::write(&source, vec![b'f'; 10_000]).unwrap();
-    let mut text = "/\n0 0\nd--755 0 0\n".to_owned();
-    let file = |name: &str| format!("{name} ---644 0 0 {}\n", source.display());
-    text += &file("file");
-    text += "short l--777 0 0 target\n";
-    text += "null c--600 0 0 1 3\n";
-    for (name, count) in [("few", 5), ("block", 60), ("leaf", 250), ("node", 1100)] {
-        text += &format!("{name} d--755 0 0\n");
-        let link = |number: usize| format!("entry-{number}-{} l--777 0 0 x\n", "n".repeat(number % 40));
-        (0..count).for_each(|number| text += &link(number));
-        text += "$\n";
-    }
-    text += "$\n";
-    let proto = dir.path().join("proto");
-    std::fs::write(&proto, text).unwrap();
-    let mut all = vec!["--unsupported", "-q", "-f", "-K", "-d", "agcount=2", "-l", "size=13m"];
-    all.extend(args);
-    all.extend(["-p", proto.to_str().unwrap(), path.to_str().unwrap()]);
-    ivers_oracle::run("mkfs.xfs", &all).unwrap();
+    make_small(&path, args);
     std::fs::read(&path).unwrap()
 }
 
@@ -55,14 +29,7 @@ fn blocks_with(bytes: &[u8], offset: usize, magics: &[&[u8]]) -> Vec<usize> {
 /// Damages the structure at an offset, and makes its checksum right again.
 fn damaged(bytes: &[u8], at: usize, len: usize, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let structure = &mut bytes[at..at + len];
-    let kind = SelfDescription::of(structure);
-    let lsn = kind.and_then(|kind| kind.lsn(structure)).unwrap_or(0);
-    change(structure);
-    match kind {
-        Some(kind) => kind.seal(structure, lsn),
-        None => seal_inode(structure),
-    }
+    change_sealed(&mut bytes[at..at + len], change);
     bytes
 }
 
@@ -128,26 +95,26 @@ fn each_damaged_structure_is_named() {
     };
     let inode =
         |path: &str, at: usize, value: &'static [u8]| damaged(&good, inode_at(path), 512, put(at, value));
-    fails("magic of an inode", &inode("/file", 0, &[0, 0]), "magic");
-    fails("its number", &inode("/file", 152, &[0, 0, 0, 0, 0, 0, 0, 7]), "names 7 as its number");
-    fails("its mode", &inode("/file", 2, &[0xF0, 0]), "di_mode");
-    fails("its format", &inode("/file", 5, &[9]), "format 9");
-    fails("its extents", &inode("/file", 76, &[0, 0, 1, 0]), "256 extents");
-    fails("its extent", &inode("/file", 176, &[0xFF; 16]), "extent");
-    fails("its fork", &inode("/file", 82, &[0xFF]), "di_forkoff");
-    fails("its size", &inode("/file", 56, &[0xFF; 8]), "di_size");
+    fails("magic of an inode", &inode("/a", 0, &[0, 0]), "magic");
+    fails("its number", &inode("/a", 152, &[0, 0, 0, 0, 0, 0, 0, 7]), "names 7 as its number");
+    fails("its mode", &inode("/a", 2, &[0xF0, 0]), "di_mode");
+    fails("its format", &inode("/a", 5, &[9]), "format 9");
+    fails("its extents", &inode("/a", 76, &[0, 0, 1, 0]), "256 extents");
+    fails("its extent", &inode("/a", 176, &[0xFF; 16]), "extent");
+    fails("its fork", &inode("/a", 82, &[0xFF]), "di_forkoff");
+    fails("its size", &inode("/a", 56, &[0xFF; 8]), "di_size");
     fails("short form", &inode("/few", 176, &[200]), "past the directory");
     fails("a name", &inode("/few", 176 + 6 + 3, b"/"), "invalid name");
     fails("short link", &inode("/short", 176, &[0]), "target");
     fails("block directory", &inode("/block", 56, &[0, 0, 0, 0, 0, 0, 0x20, 0]), "another size");
     let mut flipped = good.clone();
-    flipped[inode_at("/file") + 40] ^= 1;
+    flipped[inode_at("/a") + 40] ^= 1;
     fails("inode", &flipped, "bad checksum of the inode");
 
-    for (name, at) in
-        [("block", blocks_with(&good, 0, &[b"XDB3"])), ("data", blocks_with(&good, 0, &[b"XDD3"]))]
-    {
-        let at = at[0];
+    for (name, magic) in [("block", b"XDB3"), ("data", b"XDD3")] {
+        // The first block of a directory: it starts with the entry `.`, whose length stays right.
+        let is_first = |at: &usize| good[at + 64 + 8..].starts_with(b"\x01.");
+        let at = blocks_with(&good, 0, &[magic]).into_iter().find(is_first).unwrap();
         fails(name, &damaged(&good, at, BLOCK, put(40, &[0, 0, 0, 0, 0, 0, 0, 9])), "names 9 as its owner");
         fails(name, &damaged(&good, at, BLOCK, put(64 + 8, &[255])), "wrong length or tag");
         fails(name, &damaged(&good, at, BLOCK, put(64 + 8, &[0])), "invalid name");
@@ -225,48 +192,12 @@ fn a_damaged_log_is_refused() {
     assert!(open(&bytes).is_ok(), "a log of zeros is empty");
 }
 
-/// Damages structures at random and walks what is left.
+/// Damages structures at random, data of the log less often, and walks what is left.
 fn mutate(bytes: &[u8], seed: u64, log: std::ops::Range<usize>) {
-    let base: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(bytes));
-    let used: Vec<usize> = (0..bytes.len())
-        .step_by(512)
-        .filter(|at| bytes[*at..at + 512].iter().any(|byte| *byte != 0))
-        .collect();
     let seconds: u64 = std::env::var("IVERS_MUTATE_S").map_or(4, |text| text.parse().unwrap());
-    let (begin, mut random, mut rounds) = (Instant::now(), SmallRng::seed_from_u64(seed), 0u32);
+    let (begin, mut damager, mut rounds) = (Instant::now(), Damager::new(bytes, log, seed), 0u32);
     while begin.elapsed() < Duration::from_secs(seconds) {
-        let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.clone()));
-        for _ in 0..random.random_range(1..6) {
-            let sector = used[random.random_range(0..used.len())];
-            // Structures are damaged more often than data of the log.
-            if log.contains(&sector) && random.random_bool(0.7) {
-                continue;
-            }
-            let unit = [512, 1024, BLOCK][random.random_range(0..3)];
-            let at = sector / unit * unit;
-            let mut structure = vec![0; unit];
-            device.read_at(ByteOffset(at as u64), &mut structure).unwrap();
-            let kind = SelfDescription::of(&structure);
-            for _ in 0..random.random_range(1..5) {
-                let place = random.random_range(0..unit);
-                let value =
-                    [0, 0xFF, 0x80, random.random(), structure[place] ^ 1 << random.random_range(0..8)];
-                structure[place] = value[random.random_range(0..value.len())];
-            }
-            if random.random_bool(0.9) {
-                match kind {
-                    Some(kind) => kind.seal(&mut structure, 1 << 32),
-                    None if structure.starts_with(b"IN") => {
-                        structure
-                            .chunks_mut(512)
-                            .filter(|inode| inode.starts_with(b"IN"))
-                            .for_each(seal_inode);
-                    }
-                    None => {}
-                }
-            }
-            device.write_at(ByteOffset(at as u64), &structure).unwrap();
-        }
+        let device = damager.damage();
         let one = Instant::now();
         if let Ok(vfs) = mount_device(device) {
             walk_all(&vfs);
@@ -326,10 +257,10 @@ fn dirty_image(dir: &Path) -> Option<Vec<u8>> {
     let mounted = ivers_oracle::LoopMount::new(&path, "").unwrap();
     let root = mounted.path();
     for number in 0..200 {
-        xattr::set(root.join("file"), format!("user.{number}"), &vec![7; number * 3]).unwrap();
+        xattr::set(root.join("a"), format!("user.{number}"), &vec![7; number * 3]).unwrap();
         std::fs::write(root.join(format!("few/{number}")), vec![1; number * 50]).unwrap();
     }
-    xattr::set(root.join("file"), "user.large", &[8; 20_000]).unwrap();
+    xattr::set(root.join("a"), "user.large", &[8; 20_000]).unwrap();
     (0..60).for_each(|number| std::fs::remove_file(root.join(format!("few/{}", number * 3))).unwrap());
     ivers_oracle::run("xfs_io", ["-x", "-c", "shutdown -f", root.to_str().unwrap()]).unwrap();
     mounted.unmount().unwrap();

@@ -2,15 +2,14 @@
 
 mod common;
 
+use common::small::{Damager, change_sealed, make_small};
 use common::*;
-use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
+use ivers_block::MemDevice;
 use ivers_oracle::each_defect_is_found;
 use ivers_vfs::Cred;
 use ivers_vfs::check::Memory;
 use ivers_xfs::check::check;
-use ivers_xfs::layout::checksum::{SelfDescription, seal_inode};
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use ivers_xfs::layout::checksum::SelfDescription;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,31 +31,11 @@ fn codes(image: &[u8]) -> BTreeSet<&'static str> {
     found.counts().keys().copied().collect()
 }
 
-/// Makes an image with a file, link and directory of each form, and attributes of each form.
+/// Makes a small image with attributes of each form.
 fn make(args: &[&str]) -> Image {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(40 << 20).unwrap();
-    let source = dir.path().join("source");
-    std::fs::write(&source, vec![b'f'; 10_000]).unwrap();
-    let mut text = "/\n0 0\nd--755 0 0\n".to_owned();
-    let file = |name: &str| format!("{name} ---644 0 0 {}\n", source.display());
-    ["a", "b", "c", "attrs", "remote"].iter().for_each(|name| text += &file(name));
-    text += "short l--777 0 0 target\nnull c--600 0 0 1 3\npipe p--600 0 0\n";
-    for (name, count) in [("few", 5), ("block", 60), ("leaf", 250), ("node", 1100)] {
-        text += &format!("{name} d--755 0 0\n");
-        for number in 0..count {
-            text += &format!("entry-{number}-{} l--777 0 0 x\n", "n".repeat(number % 40));
-        }
-        text += "sub d--755 0 0\n$\n$\n";
-    }
-    text += "$\n";
-    let proto = dir.path().join("proto");
-    std::fs::write(&proto, text).unwrap();
-    let mut all = vec!["--unsupported", "-q", "-f", "-K", "-d", "agcount=2", "-l", "size=13m"];
-    all.extend(args);
-    all.extend(["-p", proto.to_str().unwrap(), path.to_str().unwrap()]);
-    ivers_oracle::run("mkfs.xfs", &all).unwrap();
+    make_small(&path, args);
     // xfs_db crashes where it sets attributes of version 4.
     if !args.contains(&"crc=0") {
         add_attributes(&path);
@@ -85,14 +64,7 @@ impl Image {
 
     /// Changes the structure of `len` bytes at `at`, and makes its checksum right again.
     fn change(&mut self, at: usize, len: usize, change: impl FnOnce(&mut [u8])) {
-        let structure = &mut self.bytes[at..at + len];
-        let kind = SelfDescription::of(structure);
-        let lsn = kind.and_then(|kind| kind.lsn(structure)).unwrap_or(0);
-        change(structure);
-        match kind {
-            Some(kind) => kind.seal(structure, lsn),
-            None => seal_inode(structure),
-        }
+        change_sealed(&mut self.bytes[at..at + len], change);
     }
 
     fn put(&mut self, (at, len): (usize, usize), field: usize, value: &[u8]) {
@@ -371,33 +343,9 @@ fn mutated_images_end_in_findings() {
     let rounds = std::env::var("IVERS_MUTATIONS").map_or(MUTATIONS, |text| text.parse().unwrap());
     for (seed, args) in [(1, &["-m", "rmapbt=1"][..]), (2, &["-b", "size=1024"]), (3, &["-m", "crc=0"])] {
         let image = make(args);
-        let used: Vec<usize> = (0..image.bytes.len())
-            .step_by(SECTOR)
-            .filter(|at| image.bytes[*at..at + SECTOR].iter().any(|byte| *byte != 0))
-            .collect();
-        let base: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image.bytes));
-        let mut random = SmallRng::seed_from_u64(seed);
+        let mut damager = Damager::new(&image.bytes, 0..0, seed);
         for _ in 0..rounds / 3 {
-            let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.clone()));
-            for _ in 0..random.random_range(1..6) {
-                let unit = [SECTOR, 1024, BLOCK][random.random_range(0..3)];
-                let at = used[random.random_range(0..used.len())] / unit * unit;
-                let mut bytes = vec![0; unit];
-                device.read_at(ByteOffset(at as u64), &mut bytes).unwrap();
-                let kind = SelfDescription::of(&bytes);
-                for _ in 0..random.random_range(1..5) {
-                    let place = random.random_range(0..unit);
-                    let value =
-                        [0, 0xFF, 0x80, random.random(), bytes[place] ^ 1 << random.random_range(0..8)];
-                    bytes[place] = value[random.random_range(0..value.len())];
-                }
-                match kind {
-                    Some(kind) if random.random_bool(0.9) => kind.seal(&mut bytes, 1 << 32),
-                    None if bytes.starts_with(b"IN") => bytes.chunks_mut(INODE).for_each(seal_inode),
-                    _ => {}
-                }
-                device.write_at(ByteOffset(at as u64), &bytes).unwrap();
-            }
+            let device = damager.damage();
             let _ = check(device, Memory::unlimited(), "image");
         }
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod fill;
+pub mod small;
 
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_oracle::have_programs;
