@@ -5,20 +5,21 @@ use std::collections::HashMap;
 /// Components of a path that is shown.
 const MAX_DEPTH: usize = 256;
 
-/// Finds the directories that the root does not lead to. `parents` has each directory and its parent, sorted
-/// by directory; the root is its own parent. Returns each once that starts such a part of the tree, and
-/// whether it is in a circle.
-pub fn unreachable(parents: &[(u64, u64)], root: u64) -> Vec<(u64, bool)> {
+/// Finds the directories that the root does not lead to. `dirs` is sorted by inode number. `ends` returns the
+/// number of a directory and that of its parent; it is called several times for each directory. Returns one
+/// directory of each part of the tree that is cut off, and whether it is in a circle.
+pub fn unreachable<D, I: Copy + Ord>(dirs: &[D], ends: impl Fn(&D) -> (I, I), root: I) -> Vec<(I, bool)> {
     const LOST: usize = usize::MAX;
     const FOUND: usize = usize::MAX - 1;
     // The walk upwards that last came by, plus one.
-    let mut marks = vec![0usize; parents.len()];
+    let mut marks = vec![0usize; dirs.len()];
     let mut wrong = Vec::new();
-    for start in 0..parents.len() {
+    for start in 0..dirs.len() {
         let (mut trail, mut at) = (Vec::new(), start);
         let end = loop {
+            let (ino, parent) = ends(&dirs[at]);
             if marks[at] == start + 1 {
-                wrong.push((parents[at].0, true));
+                wrong.push((ino, true));
                 break LOST;
             }
             if matches!(marks[at], LOST | FOUND) {
@@ -26,11 +27,10 @@ pub fn unreachable(parents: &[(u64, u64)], root: u64) -> Vec<(u64, bool)> {
             }
             trail.push(at);
             marks[at] = start + 1;
-            let (ino, parent) = parents[at];
             if ino == root {
                 break FOUND;
             }
-            match parents.binary_search_by_key(&parent, |(ino, _)| *ino) {
+            match dirs.binary_search_by_key(&parent, |dir| ends(dir).0) {
                 Ok(parent) => at = parent,
                 Err(_) => {
                     wrong.push((ino, false));
@@ -51,23 +51,27 @@ pub struct PathFinder {
 }
 
 impl PathFinder {
-    /// Looks for the paths of `inodes`. `parents` has each directory and its parent, sorted by directory.
-    /// `None` if there are no inodes.
-    pub fn new(inodes: impl IntoIterator<Item = u64>, parents: &[(u64, u64)], root: u64) -> Option<Self> {
+    /// Looks for the paths of `inodes`. `parent_of` returns the parent of a directory. `None` if there are no
+    /// inodes.
+    pub fn new(
+        inodes: impl IntoIterator<Item = u64>,
+        parent_of: impl Fn(u64) -> Option<u64>,
+        root: u64,
+    ) -> Option<Self> {
         let names = inodes.into_iter().map(|ino| (ino, None)).collect();
         let mut finder = Self { root, names };
         let inodes: Vec<u64> = finder.names.keys().copied().collect();
-        inodes.into_iter().for_each(|ino| finder.want(ino, parents));
+        inodes.into_iter().for_each(|ino| finder.want(ino, &parent_of));
         (!finder.names.is_empty()).then_some(finder)
     }
 
     /// Looks for the names of a directory and of those above it.
-    fn want(&mut self, ino: u64, parents: &[(u64, u64)]) {
+    fn want(&mut self, ino: u64, parent_of: impl Fn(u64) -> Option<u64>) {
         let mut at = ino;
         for _ in 0..MAX_DEPTH {
             self.names.entry(at).or_default();
-            match parents.binary_search_by_key(&at, |(ino, _)| *ino) {
-                Ok(index) if at != self.root => at = parents[index].1,
+            match parent_of(at) {
+                Some(parent) if at != self.root => at = parent,
                 _ => break,
             }
         }
@@ -75,10 +79,10 @@ impl PathFinder {
 
     /// Call it when all entries were added once. If it returns true, add them once more: the names of the
     /// directories above files are missing.
-    pub fn is_incomplete(&mut self, parents: &[(u64, u64)]) -> bool {
+    pub fn is_incomplete(&mut self, parent_of: impl Fn(u64) -> Option<u64>) -> bool {
         let before = self.names.len();
         let dirs: Vec<u64> = self.names.values().flatten().map(|(dir, _)| *dir).collect();
-        dirs.into_iter().for_each(|dir| self.want(dir, parents));
+        dirs.into_iter().for_each(|dir| self.want(dir, &parent_of));
         self.names.len() > before
     }
 
@@ -117,19 +121,20 @@ mod tests {
     fn lost_directories_and_circles_are_found() {
         // 1 is the root; 2 below it; 3 below nothing; 4 below 3; 5 and 6 below each other.
         let parents = [(1, 1), (2, 1), (3, 9), (4, 3), (5, 6), (6, 5)];
-        let found = unreachable(&parents, 1);
+        let found = unreachable(&parents, |dir| *dir, 1);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(
             found.contains(&(3, false)) && found.iter().any(|(ino, circle)| [5, 6].contains(ino) && *circle)
         );
-        assert_eq!(unreachable(&[(1, 1), (2, 1)], 1), []);
+        assert_eq!(unreachable(&[(1, 1), (2, 1)], |dir| *dir, 1), []);
     }
 
     #[test]
     fn inodes_have_paths() {
-        let parents = [(1, 1), (2, 1), (5, 2), (6, 5)];
-        assert!(PathFinder::new([], &parents, 1).is_none());
-        let mut finder = PathFinder::new([1, 5, 7, 8], &parents, 1).unwrap();
+        let parents = HashMap::from([(1, 1), (2, 1), (5, 2), (6, 5)]);
+        let parent_of = |ino: u64| parents.get(&ino).copied();
+        assert!(PathFinder::new([], parent_of, 1).is_none());
+        let mut finder = PathFinder::new([1, 5, 7, 8], parent_of, 1).unwrap();
         let entries =
             [(1, 2, &b"a"[..]), (1, 1, b"."), (2, 5, b"b"), (2, 5, b"c"), (6, 7, b"file"), (2, 8, b"d")];
         let scan = |finder: &mut PathFinder| {
@@ -137,9 +142,9 @@ mod tests {
         };
         scan(&mut finder);
         // The directory of 7 was not looked for.
-        assert!(finder.is_incomplete(&parents));
+        assert!(finder.is_incomplete(parent_of));
         scan(&mut finder);
-        assert!(!finder.is_incomplete(&parents));
+        assert!(!finder.is_incomplete(parent_of));
         let paths = [1, 5, 7, 8].map(|ino| finder.path(ino));
         assert_eq!(
             paths.each_ref().map(Option::as_deref),

@@ -24,8 +24,7 @@ impl Checker {
             let what = format!("the root says that its parent is {dotdot}");
             self.bad("root-invalid", Place::inode(root), what);
         }
-        let parents: Vec<(u64, u64)> = self.dirs.iter().map(|dir| (dir.ino, dir.parent)).collect();
-        for (ino, in_circle) in unreachable(&parents, root) {
+        for (ino, in_circle) in unreachable(&self.dirs, |dir| (dir.ino, dir.parent), root) {
             if self.kind(ino) & (kind::ORPHAN | kind::HIDDEN) != 0 || (self.names_unsound && !in_circle) {
                 continue;
             }
@@ -93,13 +92,17 @@ impl Checker {
     pub(super) fn add_paths(&mut self) -> Result<()> {
         let parents: Vec<(u64, u64)> = self.dirs.iter().map(|dir| (dir.ino, dir.parent)).collect();
         let inodes = self.found.kept().iter().take(MAX_PATHS).filter_map(|finding| finding.place.inode);
-        let Some(mut finder) = PathFinder::new(inodes, &parents, self.sb.root) else { return Ok(()) };
+        let parent_of = |ino: u64| {
+            let at = parents.binary_search_by_key(&ino, |(ino, _)| *ino).ok()?;
+            Some(parents[at].1)
+        };
+        let Some(mut finder) = PathFinder::new(inodes, parent_of, self.sb.root) else { return Ok(()) };
         // Once more for the directories above files. A damaged tree can always have more of them.
         for _ in 0..3 {
             for (dir, _) in &parents {
                 self.each_entry(*dir, &mut |child, name| finder.add(*dir, child, name))?;
             }
-            if !finder.is_incomplete(&parents) {
+            if !finder.is_incomplete(parent_of) {
                 break;
             }
         }
