@@ -314,6 +314,12 @@ struct Level {
     names: Vec<Vec<u8>>,
 }
 
+/// Creates another hard link to a file that was created.
+fn link(vfs: &Vfs, filler: &mut Filler, file: Option<&InodeHandle>, path: &[u8]) -> Result<()> {
+    let file = file.context("a hard link to a file that was not created")?.get(vfs)?;
+    filler.link(&names_of(path)?, &file)
+}
+
 /// Creates what the other thread found.
 fn create_all(
     vfs: &Vfs,
@@ -345,13 +351,8 @@ fn create_all(
                 (path, created.map(|created| open = Some((created, member, id))))
             }
             Found::Link(path, id) => {
-                let link = || {
-                    let file =
-                        linked.get(&id).context("a hard link to a file that was not created")?.get(vfs)?;
-                    filler.link(&names_of(&path)?, &file)
-                };
-                let done = { link }();
                 files += 1;
+                let done = link(vfs, filler, linked.get(&id), &path);
                 (path, done)
             }
             Found::Data(offset, data) => {

@@ -138,135 +138,172 @@ fn write_smallest(args: &Args, new: &NewFilesystem, filling: &mut Filling) -> Re
     })
 }
 
+/// Where the filesystem is made, as the arguments and the file say.
+struct Place {
+    name: String,
+    /// There is no file yet.
+    is_new: bool,
+    /// A block device or a partition.
+    has_fixed_size: bool,
+    /// The length of the file, in bytes.
+    old_len: u64,
+    /// The length that it will have, in bytes; 0 if the files decide.
+    new_len: u64,
+    /// As small as the files fit.
+    is_auto: bool,
+}
+
+impl Place {
+    /// Checks the arguments about the place.
+    fn new(args: &Args) -> Result<Self> {
+        let name = args.image.display().to_string();
+        let is_auto = args.size.as_deref() == Some("auto");
+        let size = match args.size.as_deref().filter(|_| !is_auto) {
+            None => None,
+            Some(text) => Some(
+                parse_size(text)
+                    .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
+            ),
+        };
+        let image = ImageName::parse(&args.image);
+        let found = std::fs::metadata(&image.file).ok();
+        if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+            return Err(usage(format!("{name} is a directory")));
+        }
+        let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+        let has_fixed_size = is_device || image.partition.is_some();
+        // Opening a FIFO would wait for its other end.
+        if found.as_ref().is_some_and(|meta| !meta.is_file()) && !is_device {
+            return Err(usage(format!("{name} is neither a file nor a block device")));
+        }
+        let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
+        if is_auto && args.filling.from.is_none() {
+            return Err(usage("--size auto: only with --from"));
+        }
+        if args.size.is_some() && has_fixed_size {
+            return Err(usage(format!("{name} has a fixed size; remove --size")));
+        }
+        if is_auto && old_len > 0 {
+            return Err(usage(format!(
+                "{name} is not empty, and --size auto creates a file; remove {name} first"
+            )));
+        }
+        match (&found, size) {
+            (None, None) if is_auto => {}
+            (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
+            (Some(_), Some(size)) if size < old_len => {
+                return Err(usage(format!("{name} has {old_len} bytes: --size cannot shrink a file")));
+            }
+            _ => {}
+        }
+        let is_new = found.is_none() && !args.image.is_symlink();
+        Ok(Self { name, is_new, has_fixed_size, old_len, new_len: size.unwrap_or(old_len), is_auto })
+    }
+
+    /// Whether the new filesystem starts in a file without contents.
+    fn is_empty_file(&self) -> bool {
+        self.old_len == 0 && !self.has_fixed_size
+    }
+}
+
+/// Makes the filesystem and fills it.
+fn make(
+    args: &Args,
+    place: &Place,
+    new: &NewFilesystem,
+    mut filling: Option<Filling>,
+) -> Result<(Made, Option<FillOutcome>)> {
+    if let Some(filling) = filling.as_mut().filter(|_| place.is_auto) {
+        let (made, outcome) = write_smallest(args, new, filling)?;
+        return Ok((made, Some(outcome)));
+    }
+    let grows = place.new_len > place.old_len && !place.has_fixed_size;
+    let made = write(args, new, grows.then_some(place.new_len), place.old_len > 0)?;
+    let outcome = fill(args, place, filling).inspect_err(|_| {
+        if !place.is_new {
+            erase_incomplete(args);
+        }
+    })?;
+    Ok((made, outcome))
+}
+
+/// Fills the filesystem. It is an error if the files do not fit.
+fn fill(args: &Args, place: &Place, filling: Option<Filling>) -> Result<Option<FillOutcome>> {
+    interrupt::check()?;
+    let Some(mut filling) = filling else { return Ok(None) };
+    let outcome = filling.fill(&args.image, false)?;
+    match &outcome.full {
+        Some(why) => {
+            let how = if place.has_fixed_size { "the size is fixed" } else { "choose a larger --size" };
+            Err(failure(FAILED, format!("{}: {why}; {how}", place.name)))
+        }
+        None => Ok(Some(outcome)),
+    }
+}
+
+/// Erases a filesystem that has only some of the files: it must not look whole.
+fn erase_incomplete(args: &Args) {
+    let erased = open_to_format(&args.image).and_then(|device| {
+        // Copies of a superblock must not look like the rest of a whole one.
+        let _ = device.discard(ByteOffset(0), device.size_bytes());
+        erase_head(&device)
+    });
+    if let Err(error) = erased {
+        let name = args.image.display();
+        warn(format_args!("{name}: the incomplete filesystem stays: {}", line(&error)));
+    }
+}
+
+/// Prints what was made.
+fn print_made(args: &Args, made: Made, outcome: Option<&FillOutcome>, json: bool) -> Result<()> {
+    if !json {
+        let files = outcome.map_or(String::new(), |outcome| format!(", {} files", outcome.files));
+        return print::line(format_args!("{}: {}{files}", args.image.display(), made.text));
+    }
+    let mut report = made.json;
+    report["path"] = args.image.to_string_lossy().into();
+    if let Some(outcome) = outcome {
+        report["files"] = outcome.files.into();
+        report["problems"] = outcome.problems.into();
+    }
+    print::json_line(&report)
+}
+
 /// Runs `ivers mkfs`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
-    let name = args.image.display().to_string();
     let mut new = NewFilesystem::new(args)?;
     let latest = args.timestamp.map_or_else(source_date_epoch, |seconds| Ok(Some(seconds.into())))?;
     let root_owner = new.root_owner().filter(|_| args.root_owner.is_some());
-    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false, source_bytes: 0 };
-    let is_auto = args.size.as_deref() == Some("auto");
-    let size = match &args.size {
-        None => None,
-        Some(_) if is_auto => None,
-        Some(text) => Some(
-            parse_size(text)
-                .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
-        ),
-    };
-    let image = ImageName::parse(&args.image);
-    let found = std::fs::metadata(&image.file).ok();
-    if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
-        return Err(usage(format!("{name} is a directory")));
-    }
-    let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
-    let has_fixed_size = is_device || image.partition.is_some();
-    // Opening a FIFO would wait for its other end.
-    if found.as_ref().is_some_and(|meta| !meta.is_file()) && !is_device {
-        return Err(usage(format!("{name} is neither a file nor a block device")));
-    }
-    let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
-    let is_new = found.is_none() && !args.image.is_symlink();
-    if is_auto && args.filling.from.is_none() {
-        return Err(usage("--size auto: only with --from"));
-    }
-    if args.size.is_some() && has_fixed_size {
-        return Err(usage(format!("{name} has a fixed size; remove --size")));
-    }
-    if is_auto && old_len > 0 {
-        return Err(usage(format!(
-            "{name} is not empty, and --size auto creates a file; remove {name} first"
-        )));
-    }
-    match (&found, size) {
-        (None, None) if is_auto => {}
-        (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
-        (Some(_), Some(size)) if size < old_len => {
-            return Err(usage(format!("{name} has {old_len} bytes: --size cannot shrink a file")));
-        }
-        _ => {}
-    }
+    let place = Place::new(args)?;
     // Checked for the final size before the file is created or changed.
-    let bytes = size.unwrap_or(old_len);
-    if !has_fixed_size && !is_auto {
-        new.plan(bytes, &name)?;
+    if !place.has_fixed_size && !place.is_auto {
+        new.plan(place.new_len, &place.name)?;
     }
-    let mut filling = Filling::open(&args.filling, fill_options)?;
+    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false, source_bytes: 0 };
+    let filling = Filling::open(&args.filling, fill_options)?;
     if filling.is_some() {
         interrupt::catch_once()?;
     }
     // A new file reads as zeros, so tables and journal need no zeroing.
-    if old_len == 0 && !has_fixed_size {
+    if place.is_empty_file() {
         new.set_zeroed();
     }
-    let new_len = (bytes > old_len && !has_fixed_size).then_some(bytes);
-    let make = || -> Result<(Made, Option<FillOutcome>)> {
-        match &mut filling {
-            Some(filling) if is_auto => {
-                let (made, outcome) = write_smallest(args, &new, filling)?;
-                Ok((made, Some(outcome)))
-            }
-            filling => {
-                let made = write(args, &new, new_len, old_len > 0)?;
-                let fill = || -> Result<Option<FillOutcome>> {
-                    interrupt::check()?;
-                    let filled = filling.as_mut().map(|filling| filling.fill(&args.image, false));
-                    let outcome = filled.transpose()?;
-                    match outcome.as_ref().and_then(|outcome| outcome.full.as_ref()) {
-                        Some(why) => {
-                            let how =
-                                if has_fixed_size { "the size is fixed" } else { "choose a larger --size" };
-                            Err(failure(FAILED, format!("{name}: {why}; {how}")))
-                        }
-                        None => Ok(outcome),
-                    }
-                };
-                let outcome = { fill }().inspect_err(|_| {
-                    if !is_new {
-                        // A filesystem without some of the files must not look whole.
-                        let erased = open_to_format(&args.image).and_then(|device| {
-                            // Copies of a superblock must not look like the rest of a whole one.
-                            let _ = device.discard(ByteOffset(0), device.size_bytes());
-                            erase_head(&device)
-                        });
-                        if let Err(error) = erased {
-                            warn(format_args!("{name}: the incomplete filesystem stays: {}", line(&error)));
-                        }
-                    }
-                })?;
-                Ok((made, outcome))
-            }
-        }
-    };
-    let (made, outcome) = { make }().map_err(|error| {
-        if is_new {
+    let (made, outcome) = make(args, &place, &new, filling).map_err(|error| {
+        if place.is_new {
             // This command created the file. Half a filesystem is of no use.
             let _ = std::fs::remove_file(&args.image);
         }
         if !interrupt::is_set() {
             return error;
         }
-        let left = if is_new { "it is removed" } else { "it contains no filesystem" };
-        failure(interrupt::INTERRUPTED, format!("{name}: {}; {left}", line(&error)))
+        let left = if place.is_new { "it is removed" } else { "it contains no filesystem" };
+        failure(interrupt::INTERRUPTED, format!("{}: {}; {left}", place.name, line(&error)))
     })?;
-    let result = match &outcome {
+    if json || !quiet {
+        print_made(args, made, outcome.as_ref(), json)?;
+    }
+    match &outcome {
         Some(outcome) if outcome.problems > 0 => Err(reported(outcome.code)),
         _ => Ok(()),
-    };
-    if quiet && !json {
-        return result;
     }
-    if json {
-        let mut report = made.json;
-        report["path"] = args.image.to_string_lossy().into();
-        if let Some(outcome) = &outcome {
-            report["files"] = outcome.files.into();
-            report["problems"] = outcome.problems.into();
-        }
-        print::json_line(&report)?;
-    } else {
-        let files = outcome.map_or(String::new(), |outcome| format!(", {} files", outcome.files));
-        print::line(format_args!("{name}: {}{files}", made.text))?;
-    }
-    result
 }

@@ -63,12 +63,13 @@ impl Image {
             Err(Error::Name(NameError::NotFound)) => None,
             found => Some(found.with_context(|| display_name.to_owned())?),
         };
+        let exists = found.is_some();
         if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
             let display_name = shown;
             return Ok(Self { vfs, origin, dir, display_name, name: None, only_dir: false, preserve });
         }
         if many {
-            let what = if found_is_file(&vfs, path) { "not a directory" } else { "no such directory" };
+            let what = if exists { "not a directory" } else { "no such directory" };
             return Err(usage(format!("{display_name}: {what}, and several files are copied there")));
         }
         let name = last_name(path).ok_or_else(|| usage(format!("{display_name}: not a name")))?;
@@ -168,11 +169,6 @@ fn join_name(dir: &str, name: &[u8]) -> String {
     format!("{dir}{slash}{}", format::name(name))
 }
 
-/// Returns whether a path names something. It is no directory, as the caller knows.
-fn found_is_file(vfs: &Vfs, path: &[u8]) -> bool {
-    vfs.resolve(&Cred::root(), path, true).is_ok()
-}
-
 impl Target for Image {
     type Destination = Destination;
     type File = Created;
@@ -204,13 +200,13 @@ impl Target for Image {
             }
             Destination::Named(dir, name) => (dir, name),
         };
+        let found = self.find(&dir, &name)?;
         let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
         if is_named && self.only_dir && kind != FileType::Directory {
-            let why =
-                if self.find(&dir, &name)?.is_some() { NameError::NotDirectory } else { NameError::NotFound };
+            let why = if found.is_some() { NameError::NotDirectory } else { NameError::NotFound };
             return Err(Error::from(why)).with_context(|| self.display_name.clone());
         }
-        match self.find(&dir, &name)? {
+        match found {
             Some(found) => self.open_or_create((&dir, name.as_slice()), header, origin, found),
             None => Ok(Created { inode: self.create_at(&dir, &name, header, kind)?, is_new: true }),
         }

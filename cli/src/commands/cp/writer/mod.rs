@@ -244,28 +244,24 @@ impl<T: Target> Writer<'_, T> {
         display_path(&self.target.display_destination(self.name.as_deref()), &self.names(name))
     }
 
-    /// Returns what will be done with the next file: `create`, `replace` or `skip`.
-    fn action(&self, name: &[u8], kind: FileType) -> &'static str {
+    /// Plans what to do with the next file: `create`, `replace` or `skip`. Returns an error if a dry run
+    /// finds that something else has its name.
+    fn plan(&self, name: &[u8], kind: FileType) -> Result<&'static str> {
         let WriteOptions { no_clobber, dry_run, verbose, .. } = self.options;
         if !(no_clobber || dry_run || verbose) {
-            return "create";
+            return Ok("create");
         }
-        match self.target.existing(self.name.as_deref(), &self.names(Some(name))) {
-            None => "create",
-            Some(FileType::Directory) if kind == FileType::Directory => "create",
-            Some(_) if no_clobber => "skip",
-            Some(_) => "replace",
+        let Some(found) = self.target.existing(self.name.as_deref(), &self.names(Some(name))) else {
+            return Ok("create");
+        };
+        match (found == FileType::Directory, kind == FileType::Directory) {
+            (true, true) => Ok("create"),
+            _ if no_clobber => Ok("skip"),
+            (found_dir, is_dir) if dry_run && found_dir != is_dir => {
+                Err(anyhow!("exists and is a {}", format::kind_in_words(found)))
+            }
+            _ => Ok("replace"),
         }
-    }
-
-    /// Returns why a dry run cannot create the next file, if something else has its name.
-    fn conflict(&self, name: &[u8], kind: FileType) -> Option<anyhow::Error> {
-        if !self.options.dry_run || self.options.no_clobber {
-            return None;
-        }
-        let found = self.target.existing(self.name.as_deref(), &self.names(Some(name)))?;
-        let is_dir = |kind| kind == FileType::Directory;
-        (is_dir(found) != is_dir(kind)).then(|| anyhow!("exists and is a {}", format::kind_in_words(found)))
     }
 
     /// Ends the copy early: says what was copied, and what is incomplete.
@@ -293,6 +289,73 @@ impl<T: Target> Writer<'_, T> {
         Ok(open.file.as_ref().map(|dir| self.target.child_destination(dir, name)))
     }
 
+    fn open_file(&mut self, header: FileHeader) -> Result<()> {
+        let kind = header.kind()?;
+        let mut destination = self.next_destination(&header.name)?;
+        let mut action = "create";
+        let mut is_refused = self.open.last().is_some_and(|dir| dir.is_refused);
+        if is_refused {
+            destination = None;
+        } else {
+            match self.plan(&header.name, kind) {
+                Ok(planned) => action = planned,
+                Err(why) => {
+                    (is_refused, destination) = (true, None);
+                    self.report(Some(&header.name), &why);
+                }
+            }
+        }
+        if !is_refused && action == "skip" {
+            destination = None;
+            self.print(Some(&header.name), action)?;
+        } else if !is_refused && self.options.dry_run {
+            destination = None;
+            self.count_file(Some(&header.name), action)?;
+        }
+        let kept = destination.clone().filter(|_| kind == FileType::Regular);
+        let file = match destination.map(|to| self.target.create(to, &header, self.origin)) {
+            Some(Err(error)) => {
+                self.report(Some(&header.name), &error);
+                None
+            }
+            file => file.and_then(Result::ok),
+        };
+        if let Some(file) = file.as_ref().filter(|_| header.has_links) {
+            self.linked.insert((self.origin, header.id), self.target.remember(file));
+        }
+        let (xattrs, begun) = (Vec::new(), Instant::now());
+        self.open.push(Open { file, destination: kept, action, is_refused, header, xattrs, bytes: 0, begun });
+        Ok(())
+    }
+
+    fn link_file(&mut self, name: &[u8], id: FileId) -> Result<()> {
+        let destination = self.next_destination(name)?;
+        if self.open.last().is_some_and(|dir| dir.is_refused) {
+            return Ok(());
+        }
+        let action = match self.plan(name, FileType::Regular) {
+            Err(why) => {
+                self.report(Some(name), &why);
+                return Ok(());
+            }
+            Ok("skip") => return self.print(Some(name), "skip"),
+            Ok(action) => action,
+        };
+        if self.options.dry_run {
+            return self.count_file(Some(name), action);
+        }
+        let Some(destination) = destination else { return Ok(()) };
+        let linked = match self.linked.get(&(self.origin, id)) {
+            Some(file) => self.target.link(destination, file),
+            None => Err(anyhow!("a hard link to a file that was not copied")),
+        };
+        match linked {
+            Ok(()) => self.count_file(Some(name), action)?,
+            Err(error) => self.report(Some(name), &error),
+        }
+        Ok(())
+    }
+
     fn handle(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Operand { origin, display_name, name } => {
@@ -311,74 +374,8 @@ impl<T: Target> Writer<'_, T> {
                     }
                 };
             }
-            Message::File(header) => {
-                let kind = header.kind()?;
-                let mut destination = self.next_destination(&header.name)?;
-                let action = self.action(&header.name, kind);
-                let mut is_refused = self.open.last().is_some_and(|dir| dir.is_refused);
-                if is_refused {
-                    destination = None;
-                } else if let Some(why) = self.conflict(&header.name, kind) {
-                    (is_refused, destination) = (true, None);
-                    self.report(Some(&header.name), &why);
-                } else if self.options.dry_run || action == "skip" {
-                    destination = None;
-                    if action == "skip" {
-                        self.print(Some(&header.name), action)?;
-                    } else {
-                        self.count_file(Some(&header.name), action)?;
-                    }
-                }
-                let kept = destination.clone().filter(|_| kind == FileType::Regular);
-                let file = match destination
-                    .map(|destination| self.target.create(destination, &header, self.origin))
-                {
-                    Some(Err(error)) => {
-                        self.report(Some(&header.name), &error);
-                        None
-                    }
-                    file => file.and_then(Result::ok),
-                };
-                if let Some(file) = file.as_ref().filter(|_| header.has_links) {
-                    self.linked.insert((self.origin, header.id), self.target.remember(file));
-                }
-                let (xattrs, begun) = (Vec::new(), Instant::now());
-                let bytes = 0;
-                self.open.push(Open {
-                    file,
-                    destination: kept,
-                    action,
-                    is_refused,
-                    header,
-                    xattrs,
-                    bytes,
-                    begun,
-                });
-            }
-            Message::Link { name, id } => {
-                let action = self.action(&name, FileType::Regular);
-                if self.open.last().is_some_and(|dir| dir.is_refused) {
-                    self.next_destination(&name)?;
-                } else if let Some(why) = self.conflict(&name, FileType::Regular) {
-                    self.report(Some(&name), &why);
-                    self.next_destination(&name)?;
-                } else if action == "skip" {
-                    self.print(Some(&name), action)?;
-                    self.next_destination(&name)?;
-                } else if self.options.dry_run {
-                    self.count_file(Some(&name), action)?;
-                    self.next_destination(&name)?;
-                } else if let Some(destination) = self.next_destination(&name)? {
-                    let linked = match self.linked.get(&(self.origin, id)) {
-                        Some(file) => self.target.link(destination, file),
-                        None => Err(anyhow!("a hard link to a file that was not copied")),
-                    };
-                    match linked {
-                        Ok(()) => self.count_file(Some(&name), action)?,
-                        Err(error) => self.report(Some(&name), &error),
-                    }
-                }
-            }
+            Message::File(header) => self.open_file(header)?,
+            Message::Link { name, id } => self.link_file(&name, id)?,
             Message::Xattr(name, value) => {
                 self.xattr_bytes += name.len() + value.len();
                 match self.open.last_mut() {
