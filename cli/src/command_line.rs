@@ -20,7 +20,7 @@ Exit codes of all commands but check, which has those of fsck(8):
   1  the operation failed (I/O error, no space, permission);
      of cp: an operand was not copied, all others were
   2  the command line is wrong
-  3  a file, path or image does not exist
+  3  a file, image, partition or attribute does not exist
   4  refused: the image requires an unsupported feature or contains no
      supported filesystem; the directory is not on a mount of ivers
   5  the image is damaged: ivers check shows where; the checker of its

@@ -185,6 +185,43 @@ fn change_word(path: &Path) -> String {
     change(path).to_string()
 }
 
+/// Another writer, and the first session that writes, change every value: one warning says why.
+#[test]
+fn a_raised_epoch_is_named() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
+        return;
+    }
+    let image = ivers_oracle::Image::new("ext4", 32 << 20, &[]).unwrap();
+    let (word, state) = (image.path().to_str().unwrap(), image.dir().join("state"));
+    let state = state.to_str().unwrap();
+    let now = || {
+        let output = ivers(["changed", "--json", word, "--since", state]);
+        assert!(output.status.success(), "{}", said(&output));
+        let objects = |bytes: &[u8]| -> Vec<serde_json::Value> {
+            bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+        };
+        (objects(&output.stdout), objects(&output.stderr))
+    };
+    let warned = |part: &str| {
+        let (files, errors) = now();
+        assert!(files.len() > 1 && files.iter().all(|file| file["epoch_raised"] == true), "{files:?}");
+        let [warning] = &errors[..] else { panic!("{errors:?}") };
+        assert!(warning["error"] == "warning", "{warning}");
+        assert!(warning["message"].as_str().unwrap().contains(part), "{warning}");
+    };
+    works(&["changed", word, "--save", state]);
+    works(&["mkdir", &format!("{word}:/a")]);
+    warned("before ivers wrote to the image for the first time");
+    works(&["changed", word, "--save", state]);
+    works(&["mkdir", &format!("{word}:/a/b")]);
+    let (files, errors) = now();
+    assert!(errors.is_empty() && files.iter().all(|file| file["epoch_raised"] == false), "{files:?}");
+    assert_eq!(files.len(), 2, "{files:?}");
+    // As another kernel does, which stores the time of each write.
+    make("debugfs", &["-w", "-R", "set_super_value mnt_count 77", word]);
+    warned("another system wrote to the image");
+}
+
 #[test]
 fn contradictory_arguments_are_refused() {
     let made = Made::new();

@@ -186,7 +186,10 @@ fn errors_name_the_file_and_what_to_do() {
     fails(path, "ln @/file @/a/b @/c @/file", 1, &[":/file: not a directory"]);
     fails(path, "chmod 999 @/file", 2, &["octal"]);
     fails(path, "chown no-such-user @/file", 2, &["this host has no user no-such-user"]);
-    fails(path, "attr get user.x @/file", 1, &["attribute user.x", ":/file: no such attribute"]);
+    for action in ["get", "remove"] {
+        let line = format!("attr {action} user.x @/file");
+        fails(path, &line, 3, &["attribute user.x", ":/file: no such attribute"]);
+    }
     fails(path, "attr set nonsense x @/file", 2, &["attribute nonsense", "names begin with user."]);
     fails(path, "attr set --hex user.x 0x1 @/file", 2, &["even number of hexadecimal digits"]);
     fails(path, "rm -o norecovery @/file", 2, &["norecovery"]);

@@ -68,6 +68,54 @@ fn errors_in_json_are_objects() {
     }
 }
 
+/// Errors of single entries, after which a command goes on, and of the lines of a script.
+#[test]
+fn errors_of_entries_and_lines_are_objects() {
+    let Some(image) = image() else { return };
+    let word = image.path().to_str().unwrap();
+    let path = |name: &str| image.dir().join(name).to_str().unwrap().to_owned();
+    let (archive, spec, fat) = (path("a.tar"), path("spec"), path("fat"));
+    fs::create_dir(path("tree")).unwrap();
+    std::os::unix::fs::symlink("target", path("tree/link")).unwrap();
+    ivers_oracle::run("tar", ["-cf", &archive, "-C", &path("tree"), "."]).unwrap();
+    fs::write(&spec, "").unwrap();
+    works(&["mkfs", "-q", "-t", "fat", "--size", "8M", &fat]);
+    let new = path("new");
+    let filled = |from: &str| {
+        let _ = fs::remove_file(&new);
+        let output =
+            ivers(["mkfs", "--json", "-t", "fat", "--size", "8M", &new, "--from", from, "--spec", &spec]);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let ran = |words: &[&str]| {
+        let output = ivers(words);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let inside = format!("{fat}:/");
+    let cases = [
+        ("link", filled(&path("tree"))),
+        ("link", filled(&archive)),
+        ("link", ran(&["tar", "--json", "-x", &inside, "-f", &archive])),
+        ("link", ran(&["cp", "--json", "-r", &path("tree"), &inside])),
+    ];
+    for (part, (code, text)) in cases {
+        assert_eq!(code, Some(1), "{text}");
+        let object: serde_json::Value = serde_json::from_str(text.trim()).expect(&text);
+        assert_eq!(object["error"], "failed", "{text}");
+        assert!(object["message"].as_str().unwrap().contains(part), "{text}");
+    }
+    for (line, code, kind) in [("rm /none", 3, "not_found"), ("nonsense", 2, "usage"), ("rm 'a", 2, "usage")]
+    {
+        let (found, text) = ran(&["shell", "--json", word, "-c", "ls", "-c", line]);
+        assert_eq!(found, Some(code), "{text}");
+        let objects: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        assert_eq!(objects.len(), 2, "{text}");
+        assert!(objects.iter().all(|object| object["error"] == kind && object["code"] == code), "{text}");
+        assert!(objects[0].get("line").is_none() && objects[1]["line"] == 2, "{text}");
+    }
+}
+
 #[test]
 fn the_missing_operand_and_the_missing_directory_are_named() {
     let Some(image) = image() else { return };

@@ -101,8 +101,8 @@ fn a_partition_is_named_in_every_command() {
     disk.check(2);
     disk.check(3);
 
-    fails(&["ls", &disk.name("@4")], 2, &["no partition \"4\"", "1: 8", "3: 16"]);
-    fails(&["ls", &disk.name("@boot")], 2, &["no partition \"boot\""]);
+    fails(&["ls", &disk.name("@4")], 3, &["no partition \"4\"", "1: 8", "3: 16"]);
+    fails(&["ls", &disk.name("@boot")], 3, &["no partition \"boot\""]);
     fails(&["ls", &disk.name("@1")], 4, &["img@1 contains no ext2"]);
     fails(&["ls", "-o", "partition=3", &disk.name("@2")], 2, &["partition=3 names another"]);
     fails(&["ls", "-o", "partition=3,offset=1M", &disk.name("")], 2, &["remove one"]);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::foreign_formats;
 use super::formats::{self, Format};
-use crate::output::failure::{CORRUPT, REFUSED, USAGE, failure, failure_with_list};
+use crate::output::failure::{CORRUPT, NOT_FOUND, REFUSED, USAGE, failure, failure_with_list};
 use crate::output::{format, progress};
 
 /// A disk: an image with a partition table.
@@ -171,9 +171,11 @@ impl Disk {
             (0..self.partitions.len()).filter(|&at| is_it(&self.partitions[at])).collect();
         let wanted = format::name(wanted.as_bytes());
         let &[at] = &found[..] else {
-            let what = if found.is_empty() { "no partition" } else { "several partitions" };
-            let why = format!("{place} has {what} {wanted:?}");
-            return Err(failure_with_list(USAGE, why, self.list()));
+            let (code, what) = match found.len() {
+                0 => (NOT_FOUND, "no partition"),
+                _ => (USAGE, "several partitions"),
+            };
+            return Err(failure_with_list(code, format!("{place} has {what} {wanted:?}"), self.list()));
         };
         let one = &self.partitions[at];
         if one.is_extended {

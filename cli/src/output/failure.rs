@@ -15,7 +15,7 @@ use super::format;
 pub const FAILED: u8 = 1;
 /// The command line is wrong.
 pub const USAGE: u8 = 2;
-/// A file, path or image does not exist.
+/// A file, image, partition or attribute does not exist.
 pub const NOT_FOUND: u8 = 3;
 /// The image requires an unsupported feature, or contains no supported filesystem.
 pub const REFUSED: u8 = 4;
@@ -90,21 +90,39 @@ fn formatted(program: &str, code: Option<u8>, message: &str) -> String {
 /// Formats a message as [`formatted`] does, for a command with other exit codes. `kind` is the code of this
 /// kind of error in the other commands, `code` the exit code of this one.
 fn formatted_as(program: &str, kind: Option<u8>, code: Option<u8>, message: &str) -> String {
-    let Some(operands) = JSON.get() else { return format!("{program}: {message}") };
+    match json_error(kind, code, message) {
+        Some(error) => error.to_string(),
+        None => format!("{program}: {message}"),
+    }
+}
+
+/// Returns the JSON object of a message, if [`print_json`] was called.
+fn json_error(kind: Option<u8>, code: Option<u8>, message: &str) -> Option<serde_json::Value> {
+    let operands = JSON.get()?;
     let known = CODE_NAMES.iter().find(|(number, _)| Some(*number) == kind);
     let kind = if kind.is_none() { "warning" } else { known.map_or("failed", |(_, name)| name) };
-    serde_json::json!({
+    Some(serde_json::json!({
         "error": kind,
         "code": code,
         "message": format::one_line(message),
         "path": operand_in(message, operands),
-    })
-    .to_string()
+    }))
 }
 
 /// Prints an error with this exit code.
 pub fn say_error(code: u8, message: &str) {
     say(formatted("ivers", Some(code), message));
+}
+
+/// Prints an error in a line of a script.
+pub fn say_error_in_line(code: u8, line_number: u64, message: &str) {
+    match json_error(Some(code), Some(code), message) {
+        Some(mut error) => {
+            error["line"] = line_number.into();
+            say(error);
+        }
+        None => say_error(code, message),
+    }
 }
 
 /// Prints an error of a command that has exit codes of its own. Returns an error that ends the command with
@@ -252,7 +270,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
             return match error {
                 Error::Corrupt { .. } => CORRUPT,
                 Error::Incompatible(_) => REFUSED,
-                Error::Name(NameError::NotFound) => NOT_FOUND,
+                Error::Name(NameError::NotFound | NameError::NoAttribute) => NOT_FOUND,
                 Error::Name(NameError::Busy) => BUSY,
                 _ => FAILED,
             };

@@ -46,6 +46,8 @@ pub struct Report {
     pub wanted: Vec<Status>,
     /// Change attributes are printed in JSON. Set by [`Comparison::begin`].
     pub shows_change: bool,
+    /// All change attributes differ from the saved ones: printed in JSON.
+    pub epoch_raised: bool,
 }
 
 /// The end of a comparison.
@@ -91,6 +93,7 @@ impl Report {
                     "ino": record.identity.ino,
                     "generation": record.identity.generation,
                     "change": change.map(|v| v.to_string()),
+                    "epoch_raised": self.epoch_raised,
                 });
                 writeln!(out, "{line}")
             }
@@ -309,7 +312,8 @@ mod tests {
 
     fn begin(old: Saved, change: u64) -> Comparison {
         let wanted = vec![Status::New, Status::Changed, Status::Removed, Status::Renamed];
-        let report = Report { form: Form::Text, files_only: false, wanted, shows_change: true };
+        let (form, files_only, shows_change, epoch_raised) = (Form::Text, false, true, false);
+        let report = Report { form, files_only, wanted, shows_change, epoch_raised };
         Comparison::begin(Some(old), true, report, &header(change)).unwrap()
     }
 

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use ivers::state_format::{Header, LEN_MAX, ReadError, Reader};
 use ivers_fuse::MOUNT;
+use ivers_vfs::epoch::EPOCH_SHIFT;
 
 use crate::arguments::Operand;
 use crate::file_info;
@@ -51,8 +52,12 @@ finds every change while the clock does not go back: a file that changed in the 
 saved counts as changed in the next run. It does not find a change after the clock was set back, or one by a \
 program that writes to the device below the filesystem.
 
+If another system wrote to the image since the state was saved, or a session of ivers did not end cleanly, \
+every change attribute differs. Then every file is listed, and a warning says why.
+
 JSON, one object per line: path, status (new, changed, removed, renamed), from (the path before a renaming), \
-ino, generation, change (decimal strings; null outside mounts of ivers).
+ino, generation, change (decimal strings; null outside mounts of ivers), epoch_raised (true if every change \
+attribute differs, as above).
 
 Examples: save the state, show what changed since, and copy it (for removed files see docs/recipes.md):
   ivers changed mnt --save state
@@ -100,6 +105,20 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
     error
 }
 
+/// Returns why all change attributes differ from the saved ones, if they do: the epoch was raised. An epoch
+/// is part of each value of an instance whose values are persistent.
+fn why_all_differ(old: &Header, new: &Header) -> Option<&'static str> {
+    let is_persistent = !new.instance.contains('-');
+    let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);
+    match (epoch(old).filter(|_| is_persistent)?, epoch(new)?) {
+        (before, now) if before == now => None,
+        (0, _) => Some("the state was saved before ivers wrote to the image for the first time"),
+        _ => Some(
+            "since the state was saved, another system wrote to the image, or ivers could not close it cleanly",
+        ),
+    }
+}
+
 /// What is compared with a walk.
 struct Job<'a> {
     tree: &'a Path,
@@ -110,7 +129,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Begins with a tree of this header. Fails if the saved state is not one of the same directory.
-    fn begin(self, header: &Header) -> Result<Comparison> {
+    fn begin(mut self, header: &Header) -> Result<Comparison> {
         if let Some(Saved { header: old, .. }) = &self.old {
             let elsewhere = if old.instance != header.instance {
                 Some("on another filesystem, or on a mount that has ended and stored nothing")
@@ -123,6 +142,14 @@ impl Job<'_> {
                 let tree = self.tree.display();
                 let why = format!("{tree}: the state was saved {elsewhere}; save a new one with --save");
                 return Err(failure(FAILED, why));
+            }
+            if let Some(why) = why_all_differ(old, header) {
+                let tree = self.tree.display();
+                warn(format_args!(
+                    "{tree}: {why}, so every change attribute differs, and files that did not change are \
+                     listed too; save a new state with --save"
+                ));
+                self.report.epoch_raised = true;
             }
         }
         Comparison::begin(self.old, self.to_save, self.report, header)
@@ -220,7 +247,13 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         // Checked before the walk, which can take long.
         old: args.since.as_deref().map(saved_state::open).transpose()?,
         to_save: args.save.is_some(),
-        report: Report { form, files_only: args.files_only, wanted: wanted.to_vec(), shows_change: true },
+        report: Report {
+            form,
+            files_only: args.files_only,
+            wanted: wanted.to_vec(),
+            shows_change: true,
+            epoch_raised: false,
+        },
     };
     args.save.as_deref().map(|path| save::target(path, SAVED)).transpose()?;
     let mut problems = Problems::default();

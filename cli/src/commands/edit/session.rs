@@ -14,7 +14,8 @@ use crate::image::directory::entries;
 use crate::image::process::{BROKEN_PIPE, EditOutcome};
 use crate::image::{formats, glob};
 use crate::output::failure::{
-    FAILED, NOT_FOUND, Problems, StdoutError, code, failure, is_broken_pipe, reported, say, short_line, usage,
+    FAILED, NOT_FOUND, Problems, StdoutError, code, failure, is_broken_pipe, reported, say_error, short_line,
+    usage,
 };
 use crate::output::format;
 use crate::output::print;
@@ -139,7 +140,7 @@ impl<'a> Session<'a> {
                 self.problems.add(FAILED);
                 outcome.interrupted = true;
                 self.progress.suspend(|| {
-                    say(format_args!("ivers: {name}: interrupted; files {done}: {}", self.changed_in_all));
+                    say_error(FAILED, &format!("{name}: interrupted; files {done}: {}", self.changed_in_all));
                 });
             }
             Err(error) if is_broken_pipe(&error) => outcome.output_error = Some(BROKEN_PIPE.into()),
@@ -288,7 +289,7 @@ impl<'a> Session<'a> {
         match self.vfs.health().read_only {
             // Each further change would fail.
             Some(why) if self.was_writable => {
-                say(format_args!("ivers: {}: no further change is possible: {why}", self.image.display()));
+                say_error(FAILED, &format!("{}: no further change is possible: {why}", self.image.display()));
                 Err(reported(self.problems.code))
             }
             _ => Ok(()),

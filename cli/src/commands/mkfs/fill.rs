@@ -25,7 +25,7 @@ use crate::archive::reader::Reader;
 use crate::image::filler::{Created, Filler, names_of};
 use crate::image::inode_handle::InodeHandle;
 use crate::image::process::{FillOptions, FillOutcome};
-use crate::output::failure::{FAILED, Problems, failure, line, say};
+use crate::output::failure::{FAILED, Problems, code, failure, line, say_error};
 use crate::output::format;
 use crate::output::progress::{self, Progress};
 
@@ -383,9 +383,9 @@ fn create_all(
             Err(error) if unpack::is_fatal(&error) => return Err(error.context(format::name(&path))),
             Err(error) => progress.suspend(|| {
                 let error = error.context(format::name(&path));
-                problems.add(crate::output::failure::code(&error));
+                problems.add(code(&error));
                 if !options.silent {
-                    say(format_args!("ivers: {}", line(&error)));
+                    say_error(code(&error), &line(&error));
                 }
             }),
         }

@@ -32,7 +32,8 @@ use crate::image::open::{open_image, parse_image_path};
 use crate::image::open_options::{ImageOptions, Owners};
 use crate::image::process::ImageProcess;
 use crate::output::failure::{
-    FAILED, Problems, Reported, StdoutError, USAGE, code, is_broken_pipe, reported, say,
+    FAILED, Problems, Reported, StdoutError, USAGE, code, is_broken_pipe, print_usage, reported,
+    say_error_in_line,
 };
 use crate::output::{format, print};
 use input::{Input, Next};
@@ -135,7 +136,7 @@ impl Shell {
     }
 
     fn run(&mut self, input: &mut Input, interrupts: &Interrupts) -> Result<()> {
-        let mut number = 0;
+        let mut number = 0u64;
         loop {
             let prompt = format!("{}> ", display_name(&self.image, &self.cwd));
             let line = match input.next(&prompt)? {
@@ -143,7 +144,8 @@ impl Shell {
                 Next::Abandoned => continue,
                 Next::End if !interrupts.seen() => return Ok(()),
                 _ => {
-                    say(format_args!("ivers: {}: interrupted after line {number}", input.name()));
+                    let why = format!("{}: interrupted after line {number}", input.name());
+                    say_error_in_line(FAILED, number, &why);
                     return Err(reported(FAILED));
                 }
             };
@@ -167,7 +169,7 @@ impl Shell {
             let (name, line) = (input.name(), format::name(line));
             let why =
                 if interrupts.seen() { "interrupted" } else { "this line failed, those before are done" };
-            say(format_args!("ivers: {name}, line {number}: {line}: {why}"));
+            say_error_in_line(exit_code, number, &format!("{name}, line {number}: {line}: {why}"));
             return Err(reported(exit_code));
         }
     }
@@ -188,9 +190,7 @@ impl Shell {
                 return Ok(Then::Continue);
             }
             Err(error) => {
-                let text = error.render().to_string();
-                let text = text.trim_end();
-                say(format_args!("ivers: {}", text.strip_prefix("error: ").unwrap_or(text)));
+                print_usage("ivers", &error, USAGE);
                 return Err(reported(USAGE));
             }
         };

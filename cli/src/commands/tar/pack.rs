@@ -17,7 +17,7 @@ use crate::arguments::{image_path, join, last_name};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{child, names, resolve};
 use crate::image::sorted_names::SortedNames;
-use crate::output::failure::{Problems, say};
+use crate::output::failure::{Problems, warn};
 use crate::output::progress::{self, Progress};
 
 /// Bytes of contents that are read at a time.
@@ -169,7 +169,7 @@ impl<W: Write> Packer<'_, W> {
     fn file(&mut self, inode: &InodeRef, path: &[u8]) -> Result<()> {
         if inode.kind == FileType::Socket {
             let path = image_path(self.image, path);
-            self.progress.suspend(|| say(format_args!("ivers: {path}: left out: an archive has no sockets")));
+            self.progress.suspend(|| warn(format_args!("{path}: left out: an archive has no sockets")));
             return Ok(());
         }
         let described = self.member(inode, path).and_then(|member| {

@@ -9,7 +9,7 @@ use super::exclude::Excludes;
 use crate::archive::member::{ArchiveError, Kind, Member};
 use crate::archive::reader::{DataError, Reader};
 use crate::image::filler::{Filler, names_of};
-use crate::output::failure::{Problems, code, line, say};
+use crate::output::failure::{Problems, code, line, say_error};
 use crate::output::format;
 use crate::output::progress::{self, Progress};
 
@@ -83,7 +83,7 @@ pub fn unpack(
                 let error = error.context(path);
                 problems.add(code(&error));
                 if !options.silent {
-                    progress.suspend(|| say(format_args!("ivers: {}", line(&error))));
+                    progress.suspend(|| say_error(code(&error), &line(&error)));
                 }
             }
         }
