@@ -158,8 +158,8 @@ impl BufferCache {
         self.get_buffer(block.into())
     }
 
-    /// As [`BufferCache::get`], for several blocks in one buffer. Fails if the first block was changed as part
-    /// of another unit: forget that one first.
+    /// As [`BufferCache::get`], for several blocks in one buffer. Fails if the first block was changed as
+    /// part of another unit: forget that one first.
     ///
     /// # Panics
     /// If there are no blocks.
@@ -671,7 +671,7 @@ mod tests {
         let one = cache.new_unit(&[BlockNo(20)]).unwrap();
         assert!(!unit.is_dirty() && one.read().len() == 1024);
         cache.forget_unit(unit.unit());
-        assert!(Arc::ptr_eq(&cache.peek(BlockNo(20)).unwrap(), &one), "the unit has no buffer any more");
+        assert!(Arc::ptr_eq(&cache.peek(BlockNo(20)).unwrap(), &one), "the unit has no buffer");
         drop(one);
         // A clean buffer without references is replaced.
         assert_eq!(firsts(&cache.get_unit(&blocks).unwrap().read()), [9, 9, 9]);

@@ -65,8 +65,8 @@ impl Handle {
     }
 
     /// Changes a range of a buffer as part of the transaction. `f` gets only that range. An encoding may log
-    /// only that range: a buffer with a new use must be changed in whole once. More than 32 ranges of a buffer
-    /// are logged, and charged, from the first changed byte to the last.
+    /// only that range: a buffer with a new use must be changed in whole once. More than 32 ranges of a
+    /// buffer are logged, and charged, from the first changed byte to the last.
     ///
     /// # Panics
     /// If the range does not lie inside the buffer.

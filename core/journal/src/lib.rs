@@ -3,7 +3,7 @@
 //! A driver makes changes atomic with a [`Handle`]: call [`Journal::begin`], change buffers with
 //! [`Handle::modify`], drop the handle. All handles that are open at about the same time join one
 //! transaction. A commit makes the whole transaction durable in the log with one commit record. A checkpoint
-//! later writes the blocks in place. The engine knows buffers of blocks, ranges, revokes and objects. A [`LogFormat`]
+//! later writes the blocks in place. The engine knows buffers, ranges, revokes and objects. A [`LogFormat`]
 //! defines their bytes on disk; [`jbd2`] is the one of ext3 and ext4. `docs/journal.md` describes the design.
 //!
 //! ```

@@ -236,7 +236,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
                 "layout search volume btree fork inode ag da dir attr symlink file log open label mkfs \
                  geometry_facts driver check",
             ),
-            ("layout", "bytes features raw checksum superblock"),
+            ("layout", "bytes features raw checksum superblock dinode directory attribute"),
             ("dir", "entry names data short"),
             ("attr", "acl attribute short leaf"),
             ("log", "refusal ring scan items convert replay"),
