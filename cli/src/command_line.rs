@@ -27,6 +27,10 @@ Exit codes of all commands but check, which has those of fsck(8):
      format may repair it (e2fsck, fsck.fat, xfs_repair)
   6  the image or the mount is in use
 
+If the environment has SOURCE_DATE_EPOCH (seconds since 1970), the commands
+that change files of an image store this time where they would store the
+current time. mkfs and tar -c use it too: see their help.
+
 Getting started:
   ivers mkfs disk.img --size 1G --root-owner
   ivers cp -a some/tree disk.img:/

@@ -165,6 +165,7 @@ fn open_ext4(
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
         filling: options.filling.map(|sec| Timestamp { sec, nsec: 0 }),
+        stopped_clock: options.stopped_clock.map(|sec| Timestamp { sec, nsec: 0 }),
         ..ivers_ext4::OpenOptions::default()
     };
     Ok(ivers_ext4::Ext4::open(device, options)?)

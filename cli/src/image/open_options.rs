@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use ivers_block::OpenMode;
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::source_date_epoch;
+
 /// The type of `-t` that stands for "recognise the format".
 pub const AUTO: &str = "auto";
 
@@ -36,6 +38,8 @@ pub struct ImageOptions {
     /// The image was just made and is of no use before it is closed: see `OpenOptions::filling` of ext4. The
     /// time is in seconds since 1970, and the clock stands still at it.
     pub filling: Option<i64>,
+    /// The clock stands still at this time, in seconds since 1970, and nothing is written in the background.
+    pub stopped_clock: Option<i64>,
     /// Files are opened only if they match their `security.ima`.
     pub appraise: bool,
 }
@@ -45,6 +49,11 @@ impl ImageOptions {
     pub fn with_format(mut self, name: &str) -> Self {
         self.format = (name != AUTO).then(|| name.to_owned());
         self
+    }
+
+    /// Opens for writing. The time of changes is that of `SOURCE_DATE_EPOCH`, if it is set.
+    pub fn for_editing(self) -> anyhow::Result<Self> {
+        Ok(Self { read_only: false, stopped_clock: source_date_epoch()?, ..self })
     }
 
     /// Returns the mode to open the image file in.
@@ -68,6 +77,7 @@ impl Default for ImageOptions {
             owners: Owners::default(),
             owners_given: false,
             filling: None,
+            stopped_clock: None,
             appraise: false,
         }
     }

@@ -7,8 +7,7 @@ use crate::fs::{Ext4, core_of, private_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{
-    Clock, CoarseClock, Cred, Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode,
-    Result, Touch,
+    Cred, Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode, Result, Touch,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -100,7 +99,7 @@ impl Ext4 {
             }
             return Ok(boot);
         }
-        let new = NewInode::new(FileType::Regular, CoarseClock.now());
+        let new = NewInode::new(FileType::Regular, self.now());
         let version = self.fresh_version(BOOT_INO, &old);
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         let image = self.new_image(0, &new, generation, version);

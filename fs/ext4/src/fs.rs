@@ -15,7 +15,7 @@ use crate::transaction::Transactions;
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_journal::LastChange;
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Error, Inode, NameError, Result, ServedEpoch, Timestamp};
+use ivers_vfs::{Clock, CoarseClock, Error, Inode, NameError, Result, ServedEpoch, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -62,6 +62,8 @@ pub struct Ext4 {
     pub(crate) next_generation: AtomicU32,
     /// See [`crate::OpenOptions::filling`].
     pub(crate) filling: Option<Timestamp>,
+    /// The time, if the clock stands still.
+    pub(crate) stopped_clock: Option<Timestamp>,
 }
 
 /// The driver's data of an inode. [`Inode::private`] is an [`Arc`] of it: the copies of an inode share it.
@@ -165,6 +167,11 @@ impl Ext4 {
     /// Continues a crc32c; inverts neither the seed nor the result.
     pub fn csum(&self, seed: u32, bytes: &[u8]) -> u32 {
         crc32c(seed, bytes)
+    }
+
+    /// The time of what the driver stores by itself.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.stopped_clock.unwrap_or_else(|| CoarseClock.now())
     }
 
     /// Whether there is a journal.

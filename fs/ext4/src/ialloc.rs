@@ -6,8 +6,7 @@ use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
 use ivers_block::{BlockNo, Buffer};
 use ivers_vfs::{
-    Attr, Clock, CoarseClock, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode,
-    Result,
+    Attr, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -234,8 +233,7 @@ impl Ext4 {
         // An attribute inode stores no time there, and a small number would be read as the next orphan.
         let ctime = inode.attr().ctime.sec;
         let smallest = i64::from(self.sb.inodes_count()) + 1;
-        let clock = || self.filling.map_or_else(|| CoarseClock.now().sec, |_| smallest);
-        let now = if ctime >= smallest { ctime } else { clock() } as u32;
+        let now = if ctime >= smallest { ctime } else { self.now().sec.max(smallest) } as u32;
         self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&now.to_le_bytes()))?;
         self.release_slot(h, ino, inode.kind)?;
         private_of(inode).alloc.lock().next = BlockNo(0);

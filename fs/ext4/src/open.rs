@@ -24,7 +24,11 @@ use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use zerocopy::FromBytes;
+
+/// The interval between commits that no thread begins.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
 const MIN_JOURNAL_BYTES: u64 = 4 << 20;
@@ -44,6 +48,9 @@ pub struct OpenOptions {
     /// is journalled, no epoch is recorded and no change attribute served. After a crash, e2fsck finds the
     /// filesystem unclean. The time is stored instead of the clock's, so that equal calls give equal images.
     pub filling: Option<Timestamp>,
+    /// The clock stands still at this time, and no thread decides when to commit: equal sessions of one
+    /// writer leave equal images. The caller commits.
+    pub stopped_clock: Option<Timestamp>,
 }
 
 impl From<DriverOptions> for OpenOptions {
@@ -223,6 +230,10 @@ impl Ext4 {
         let (raw, sb) = read_super(&*device, &place)?;
         let mut journal = None;
         if let (None, Some(mut log), None) = (&read_only, log, options.filling) {
+            if let Some(Timestamp { sec, nsec }) = options.stopped_clock {
+                let time = Duration::new(sec.try_into().unwrap_or(0), nsec);
+                log = log.with_clock(Box::new(move || time));
+            }
             log.prepare(sb.has_csum(), sb.incompat.contains(Incompat::BIT64)).map_err(journal_error)?;
             journal = Some(log);
         }
@@ -281,17 +292,22 @@ impl Ext4 {
                 // minimum.
                 let kept =
                     (options.common.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
-                let settled =
-                    usual.with_commit_interval(options.common.commit_interval).with_checkpoint_bytes(kept);
+                let interval = options.stopped_clock.map_or(options.common.commit_interval, |_| NEVER);
+                let settled = usual.with_commit_interval(interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
             // While a filesystem is filled, the caller decides when to write: a thread would do so at other
             // times in each run.
-            None if read_only.is_some() || options.filling.is_some() => Journal::none(cache.clone()),
+            None if read_only.is_some() || options.filling.or(options.stopped_clock).is_some() => {
+                Journal::none(cache.clone())
+            }
             None => Journal::none_with_interval(cache.clone(), options.common.commit_interval)
                 .map_err(journal_error)?,
         };
-        let now = options.filling.unwrap_or_else(|| CoarseClock.now());
+        let stopped_clock = options.filling.or(options.stopped_clock);
+        let now = stopped_clock.unwrap_or_else(|| CoarseClock.now());
+        // Sessions at the same time still begin with different generations.
+        let session = u32::from(raw.s_mnt_count.get()).wrapping_mul(0x85EB_CA6B);
         Ok(Self {
             sb: sb.clone(),
             place: options.common.place.clone(),
@@ -311,11 +327,12 @@ impl Ext4 {
             overhead: Default::default(),
             growing: Default::default(),
             filling: options.filling,
+            stopped_clock,
             closed: AtomicBool::new(false),
             stays_unclean: AtomicBool::new(
                 sb.compat.contains(Compat::HAS_JOURNAL) && raw.s_state.get() & STATE_VALID == 0,
             ),
-            next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
+            next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec ^ session),
         })
     }
 
@@ -447,7 +464,7 @@ impl Ext4 {
             return Ok(fields);
         }
         fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
-        let now = CoarseClock.now().sec as u32;
+        let now = self.now().sec as u32;
         fields[1] = now;
         // One second ago: a foreign writer in the same second stores another time and is detected.
         fields[2] = now.saturating_sub(1);

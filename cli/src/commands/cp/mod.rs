@@ -54,6 +54,9 @@ With --preserve: owners (if this user may set them; else without set-id bits), p
 nanosecond, ACLs and extended attributes (except those that this user may not set). Without: permissions \
 less the umask; in an image, a new file belongs to the owner and group of its directory.
 
+In an image, SOURCE_DATE_EPOCH (seconds since 1970) replaces the current time, if it is set; --preserve keeps \
+the times of the files.
+
 What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. After a \
 signal (Ctrl-C) standard error says what was copied, and the exit code is 130. A file that is incomplete \
 is removed if the copy created it, and named otherwise; in a full image, what fitted stays. An existing \
@@ -114,7 +117,8 @@ impl Processes {
     fn open(&mut self, args: &Args, to: &Operand, options: &ImageOptions) -> Result<()> {
         let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
         if let Operand::Image { image, .. } = to {
-            wanted.push((image.clone(), ImageOptions { read_only: args.dry_run, ..options.clone() }));
+            let options = options.clone();
+            wanted.push((image.clone(), if args.dry_run { options } else { options.for_editing()? }));
         }
         for word in &args.from {
             if let Operand::Image { image, .. } = Operand::parse(word)

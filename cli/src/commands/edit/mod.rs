@@ -223,7 +223,7 @@ pub fn run<O: Options>(args: &Args<O>, json: bool) -> Result<()> {
     let (edit, operands, shape) = args.clone().request()?;
     let read_only = !edit.writes();
     check_replay(&options, read_only)?;
-    let options = ImageOptions { read_only, ..options };
+    let options = if read_only { options } else { options.for_editing()? };
     let images = by_image(shape, &operands)?;
     let umask = Owners::default().dmask;
     let mut problems = Problems::default();

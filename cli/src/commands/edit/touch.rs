@@ -13,6 +13,9 @@ Sets the times of access and modification to now, or to TIME. A file that does n
 with its times, in one transaction of the journal. It belongs to the owner and group of its directory. A \
 symbolic link is followed.
 
+If SOURCE_DATE_EPOCH is set (seconds since 1970), it is the current time, as for all commands that change \
+files of an image: equal commands leave equal images.
+
 TIME is YYYY-MM-DD, YYYY-MM-DD HH:MM:SS or YYYY-MM-DDTHH:MM:SSZ in UTC, or @SECONDS since 1970.
 
 JSON, one object per operand: operation, path, dry_run, changed (0 or 1).

@@ -29,7 +29,7 @@ use super::edit::{self, Interrupts, Options, Shape};
 use crate::arguments::display_name;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, parse_image_path};
-use crate::image::open_options::{ImageOptions, Owners};
+use crate::image::open_options::Owners;
 use crate::image::process::ImageProcess;
 use crate::output::failure::{
     FAILED, Problems, Reported, StdoutError, USAGE, code, is_broken_pipe, print_usage, reported,
@@ -52,6 +52,9 @@ it is there or nothing, and if it is there, so are the lines before. That holds 
 chown, touch, attr and rm of one file. It does not hold for rm -r, chmod -R, chown -R, mkdir -p, ln -f, \
 several operands (one transaction each), changes of permissions that an ACL stores too, and copies of \
 contents. `sync` makes all earlier lines durable; closing the image does so too.
+
+If SOURCE_DATE_EPOCH is set (seconds since 1970), it is the time of all changes, and nothing is written in \
+the background: a line that is not followed by `sync` is lost in a crash.
 
 JSON: each line prints what its command prints.
 
@@ -100,7 +103,8 @@ enum Then {
 /// Runs `ivers shell`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
     let (image, cwd) = parse_image_path(&args.image)?;
-    let options = ImageOptions { read_only: args.read_only, ..args.options.options()? };
+    let options = args.options.options()?;
+    let options = if args.read_only { options } else { options.for_editing()? };
     edit::check_replay(&options, args.read_only)?;
     let mut input = if let Some(file) = &args.file {
         Input::file(file)?

@@ -33,7 +33,6 @@ use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, open_on, parse_image_path};
-use crate::image::open_options::ImageOptions;
 use crate::image::sandbox;
 use crate::output::failure::{FAILED, NOT_FOUND, Problems, code, failure, say, usage};
 use crate::output::{format, print};
@@ -183,7 +182,7 @@ pub fn open_input(file: &Path) -> Result<File> {
 
 fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problems)> {
     let (image, path) = parse_image_path(word)?;
-    let options = ImageOptions { read_only: false, ..args.image.options()? };
+    let options = args.image.options()?.for_editing()?;
     if options.no_replay {
         return Err(usage(
             "-o norecovery: not allowed when the image is written, since the journal would be lost",

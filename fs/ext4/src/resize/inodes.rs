@@ -18,7 +18,7 @@ use crate::layout::inode::offset::{
 };
 use crate::layout::inode::{FL_EA_INODE, GOOD_OLD_SIZE, StoredVersion, seal_slot, slot_state, slot_version};
 use ivers_block::FileBlock;
-use ivers_vfs::{Clock, CoarseClock, Error, FileType, Inode, NameError, Result};
+use ivers_vfs::{Error, FileType, Inode, NameError, Result};
 use std::collections::HashMap;
 
 /// Names of the inodes that are looked for at once. They bound the memory.
@@ -234,7 +234,7 @@ fn change_super(fs: &Ext4, h: &mut Handle, old: u32, new: u32) -> Result<()> {
 fn clear_slot(fs: &Ext4, h: &mut Handle, old: u32, slot: &[u8]) -> Result<()> {
     let version = fs.fresh_version(old, slot);
     // A small number would be read as the next orphan.
-    let now = CoarseClock.now().sec.max(i64::from(fs.sb.inodes_count()) + 1) as u32;
+    let now = fs.now().sec.max(i64::from(fs.sb.inodes_count()) + 1) as u32;
     fs.modify_slot(h, old, |bytes| {
         bytes.fill(0);
         put32(bytes, I_GENERATION, le32(slot, I_GENERATION));
