@@ -141,7 +141,7 @@ impl FileDevice {
         let set = self.file.set_len(size_bytes);
         set.map_err(|error| self.error("set the length to", ByteOffset(0), size_bytes, error))?;
         self.written.fetch_add(1, Ordering::Release);
-        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+        self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
     }
 
@@ -235,10 +235,11 @@ impl Device for FileDevice {
         let mut flushed = self.flushed.lock();
         if *flushed < own_writes {
             let written = self.written.load(Ordering::Acquire);
+            // Before the length of the file: it may be growing, and `set_len` sets the length first.
+            let end = self.start + self.size_bytes.load(Ordering::Acquire);
             // Another process truncated the image: blocks beyond its end are lost.
             let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
-            let end = self.start + self.size_bytes();
             if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < end) {
                 let cut = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
