@@ -14,6 +14,11 @@ const METER_INTERVAL_BYTES: u64 = 1 << 20;
 const BESIDE_BYTES: u64 = 32 << 20;
 /// With this much more the caches have half of the bound, with less the more of it.
 const RANGE_BYTES: u64 = 16 << 20;
+/// With this much more than that they have an eighth, if that is not too little to work with: other things
+/// use the memory, such as files that clients have open.
+const BRAKE_BYTES: u64 = 8 << 20;
+/// The brake leaves the caches at least this much.
+const LEAST_BYTES: u64 = 16 << 20;
 /// Part of the bound that is charged at the smallest share before the caches empty.
 const PATIENCE: u64 = 16;
 
@@ -51,10 +56,9 @@ impl Metered {
             return;
         }
         let Some(resident) = (self.meter)() else { return };
-        let excess = resident.saturating_sub(limit.saturating_add(BESIDE_BYTES)).min(RANGE_BYTES);
-        let share = u128::from(limit / 2) * u128::from(excess) / u128::from(RANGE_BYTES);
-        self.withheld_bytes.store(share as u64, Ordering::Relaxed);
-        if excess < RANGE_BYTES {
+        let excess = resident.saturating_sub(limit.saturating_add(BESIDE_BYTES));
+        self.withheld_bytes.store(withheld(limit, excess), Ordering::Relaxed);
+        if excess < RANGE_BYTES + BRAKE_BYTES {
             if excess == 0 {
                 self.patience_bytes.store(limit / PATIENCE, Ordering::Relaxed);
             }
@@ -68,6 +72,16 @@ impl Metered {
         }
         self.patience_bytes.store(left, Ordering::Relaxed);
     }
+}
+
+/// What the caches may not use while the process is too large by `excess` bytes.
+fn withheld(limit: u64, excess: u64) -> u64 {
+    let part = |bytes: u64, excess: u64, range: u64| {
+        (u128::from(bytes) * u128::from(excess.min(range)) / u128::from(range)) as u64
+    };
+    let least = (limit / 8).max(LEAST_BYTES);
+    let brake = part((limit / 2).saturating_sub(least), excess.saturating_sub(RANGE_BYTES), BRAKE_BYTES);
+    part(limit / 2, excess, RANGE_BYTES) + brake
 }
 
 impl std::fmt::Debug for Budget {
@@ -170,10 +184,13 @@ mod tests {
         };
         assert_eq!(allowed(LIMIT + BESIDE_BYTES), LIMIT);
         assert_eq!(allowed(LIMIT + BESIDE_BYTES + RANGE_BYTES / 2), LIMIT / 4 * 3);
-        assert_eq!(allowed(u64::MAX), LIMIT / 2);
-        budget.charge(LIMIT / 2 + 1);
+        assert_eq!(allowed(LIMIT + BESIDE_BYTES + RANGE_BYTES), LIMIT / 2);
+        assert_eq!(allowed(u64::MAX), LEAST_BYTES);
+        assert_eq!(withheld(1 << 30, u64::MAX), (1 << 30) / 8 * 7);
+        assert_eq!(withheld(LEAST_BYTES, u64::MAX), LEAST_BYTES / 2);
+        budget.charge(LEAST_BYTES + 1);
         assert!(budget.over());
-        budget.uncharge(LIMIT / 2 + 1);
+        budget.uncharge(LEAST_BYTES + 1);
         assert_eq!(allowed(0), LIMIT);
         assert!(!budget.take_emptying());
         // It stays too large: the caches are to be empty, but not again and again.
