@@ -82,18 +82,19 @@ impl Ext4 {
         if state.mode == 0 || (state.links == 0 && !any) {
             return Err(NameError::Stale.into());
         }
-        let place = format!("{}, inode {ino}", self.place);
+        let place = || format!("{}, inode {ino}", self.place);
         let image = InodeImage::decode(&self.sb, &slot, &place)?;
         if !any && image.flags & FL_EA_INODE != 0 {
             return Err(NameError::Stale.into());
         }
         if image.flags & (FL_ENCRYPT | FL_CASEFOLD) != 0 {
             return Err(Error::Incompatible(format!(
-                "{place} is encrypted or case-insensitive, which is not supported"
+                "{} is encrypted or case-insensitive, which is not supported",
+                place()
             )));
         }
         if ino == ROOT_INO && image.attr.kind != FileType::Directory {
-            return Err(Error::corrupt("the root is not a directory", place));
+            return Err(Error::corrupt("the root is not a directory", place()));
         }
         Ok(self.loaded(ino, image))
     }

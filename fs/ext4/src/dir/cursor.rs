@@ -13,7 +13,7 @@
 //!
 //! The rank distinguishes names whose hashes agree in those bits.
 
-use super::hash::NameHasher;
+use super::hash::NameHash;
 use super::inline::Part;
 use super::linear::Entry;
 use super::{FIRST, Shape, corrupt, place};
@@ -40,12 +40,14 @@ struct Placed {
 }
 
 impl Placed {
-    fn new(hasher: &NameHasher, entry: &Entry<'_>) -> Self {
-        let hash = hasher.hash(entry.name);
+    /// An entry, without its rank. `None` if it is before `from` whatever its rank: a directory is read in
+    /// many calls, and most would copy and sort names that earlier ones returned.
+    fn new(hash: NameHash, entry: &Entry<'_>, from: u64) -> Option<Self> {
         // The legacy hash has no minor half. Any other hash of the name will do; nothing else depends on it.
         let minor = if hash.minor == 0 { crc32c::crc32c(entry.name) } else { hash.minor };
         let place = u64::from(hash.major >> 1) << 32 | u64::from(minor >> RANK_BITS << RANK_BITS);
-        Self { place, ino: entry.ino, kind: entry.kind, name: entry.name.to_vec() }
+        let is_wanted = place >= from >> RANK_BITS << RANK_BITS;
+        is_wanted.then(|| Self { place, ino: entry.ino, kind: entry.kind, name: entry.name.to_vec() })
     }
 }
 
@@ -103,10 +105,11 @@ impl Ext4 {
             return self.readdir_tree(dir, cursor, emit);
         }
         let hasher = self.default_hasher();
+        let from = cursor.saturating_sub(FIRST_PLACE);
         let mut names = Vec::new();
         let mut collect = |entry: Entry<'_>| -> ControlFlow<()> {
             if entry.ino != 0 && !entry.is_dot() {
-                names.push(Placed::new(&hasher, &entry));
+                names.extend(Placed::new(hasher.hash(entry.name), &entry, from));
             }
             ControlFlow::Continue(())
         };
@@ -140,9 +143,9 @@ impl Ext4 {
             let mut astray = false;
             format.walk::<()>(&buffer.read()[..format.usable()], &|| place(dir, lblk), |entry| {
                 if entry.ino != 0 {
-                    let hash = path.hasher.hash(entry.name).major;
-                    astray |= hash < low || next.is_some_and(|next| hash >= next);
-                    names.push(Placed::new(&path.hasher, &entry));
+                    let hash = path.hasher.hash(entry.name);
+                    astray |= hash.major < low || next.is_some_and(|next| hash.major >= next);
+                    names.extend(Placed::new(hash, &entry, from));
                 }
                 ControlFlow::Continue(())
             })?;

@@ -124,24 +124,35 @@ impl NameHasher {
     }
 }
 
+/// Eight steps of MD4 with one round function. Each step replaces the oldest register: a, d, c, b, and again.
+#[inline(always)]
+fn md4_round(
+    [mut a, mut b, mut c, mut d]: [u32; 4],
+    words: [u32; 8],
+    constant: u32,
+    shifts: [u32; 4],
+    mix: impl Fn(u32, u32, u32) -> u32,
+) -> [u32; 4] {
+    let step = |old: u32, mixed: u32, word: u32, shift: u32| {
+        old.wrapping_add(mixed).wrapping_add(word).wrapping_add(constant).rotate_left(shift)
+    };
+    for four in [0, 4] {
+        a = step(a, mix(b, c, d), words[four], shifts[0]);
+        d = step(d, mix(a, b, c), words[four + 1], shifts[1]);
+        c = step(c, mix(d, a, b), words[four + 2], shifts[2]);
+        b = step(b, mix(c, d, a), words[four + 3], shifts[3]);
+    }
+    [a, b, c, d]
+}
+
 /// The three round functions of MD4 over eight words instead of sixteen.
 fn half_md4(state: [u32; 4], input: &[u32; 8]) -> [u32; 4] {
-    type Round = (fn(u32, u32, u32) -> u32, u32, [usize; 8], [u32; 4]);
-    const ROUNDS: [Round; 3] = [
-        (|x, y, z| (x & y) | (!x & z), 0, [0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11, 19]),
-        (|x, y, z| (x & y) | (x & z) | (y & z), 0x5A82_7999, [1, 3, 5, 7, 0, 2, 4, 6], [3, 5, 9, 13]),
-        (|x, y, z| x ^ y ^ z, 0x6ED9_EBA1, [3, 7, 2, 6, 1, 5, 0, 4], [3, 9, 11, 15]),
-    ];
-    let mut s = state;
-    for (function, constant, order, shifts) in ROUNDS {
-        for (step, &word) in order.iter().enumerate() {
-            // Each step replaces the oldest register: a, d, c, b, and again.
-            let a = (4 - step % 4) % 4;
-            let mixed = function(s[(a + 1) % 4], s[(a + 2) % 4], s[(a + 3) % 4]);
-            let sum = s[a].wrapping_add(mixed).wrapping_add(input[word]).wrapping_add(constant);
-            s[a] = sum.rotate_left(shifts[step % 4]);
-        }
-    }
+    let [i0, i1, i2, i3, i4, i5, i6, i7] = *input;
+    let s = md4_round(state, *input, 0, [3, 7, 11, 19], |x, y, z| (x & y) | (!x & z));
+    let words = [i1, i3, i5, i7, i0, i2, i4, i6];
+    let s = md4_round(s, words, 0x5A82_7999, [3, 5, 9, 13], |x, y, z| (x & y) | (x & z) | (y & z));
+    let words = [i3, i7, i2, i6, i1, i5, i0, i4];
+    let s = md4_round(s, words, 0x6ED9_EBA1, [3, 9, 11, 15], |x, y, z| x ^ y ^ z);
     std::array::from_fn(|i| state[i].wrapping_add(s[i]))
 }
 

@@ -214,9 +214,9 @@ pub fn slot_version(sb: &Superblock, slot: &[u8]) -> StoredVersion {
 
 impl InodeImage {
     /// Decodes a slot in use whose checksum was verified. `place` names it in errors.
-    pub fn decode(sb: &Superblock, slot: &[u8], place: &str) -> Result<Self> {
+    pub fn decode(sb: &Superblock, slot: &[u8], place: &dyn Fn() -> String) -> Result<Self> {
         let raw = raw_of(slot);
-        let bad = |what: String| Error::corrupt(what, place);
+        let bad = |what: String| Error::corrupt(what, place());
         let Some(extra) = extra_of(slot, &raw) else {
             return Err(bad(format!("i_extra_isize is {}", raw.i_extra_isize.get())));
         };
