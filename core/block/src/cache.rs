@@ -1,6 +1,6 @@
 //! The buffer cache: metadata blocks in memory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::read_ahead::RecentMisses;
 use crate::write_in_place::{RUN_BYTES, write_in_place};
-use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, Result, Unit};
+use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, NumberMap, Result, Unit};
 
 const SHARDS: usize = 32;
 /// Memory of a cached block in bytes, beside its contents: the buffer, its reference counts, its entries in
@@ -61,7 +61,7 @@ pub struct CacheStats {
 #[derive(Default)]
 struct Shard {
     /// By first block.
-    map: HashMap<BlockNo, Arc<Buffer>>,
+    map: NumberMap<BlockNo, Arc<Buffer>>,
     /// Blocks in the order in which the clock's hand visits them. Entries that are not in the map are
     /// skipped.
     clock: VecDeque<BlockNo>,

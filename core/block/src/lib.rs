@@ -11,6 +11,7 @@
 //! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
 //! - [`Unit`]: the blocks of a buffer, usually one;
 //! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
+//! - [`NumberMap`]: a hash table that keeps neighbours side by side;
 //! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
 //!
 //! # Invariants
@@ -39,6 +40,7 @@ mod file;
 mod lock;
 mod loop_device;
 mod memory;
+mod number_map;
 mod offset;
 mod read_ahead;
 mod timer;
@@ -58,6 +60,7 @@ pub use file::{FileDevice, FileRange, OpenMode};
 pub use lock::DiskFile;
 pub use loop_device::{KernelUse, kernel_use};
 pub use memory::{MemDevice, OverlayDevice};
+pub use number_map::{NumberHash, NumberHasher, NumberMap, RUN};
 pub use offset::OffsetDevice;
 pub use timer::Timer;
 pub use unit::Unit;

@@ -6,11 +6,12 @@
 //! lock of the shard.
 
 use crate::inode::Inode;
-use crate::memory::is_sparse;
+use crate::memory::{is_sparse, mixed};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Held, RankedMutex, rank};
 use crate::types::Ino;
-use std::collections::{HashMap, VecDeque};
+use ivers_block::NumberMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Few under shuttle: most steps of a schedule would look into empty shards.
@@ -23,7 +24,7 @@ enum Slot {
 
 #[derive(Default)]
 struct Shard {
-    slots: HashMap<Ino, Slot>,
+    slots: NumberMap<Ino, Slot>,
     /// In order of arrival, for second-chance eviction. Entries of inodes that left are dropped when eviction
     /// meets them.
     queue: VecDeque<(Ino, u64)>,
@@ -120,8 +121,7 @@ impl InodeCache {
     }
 
     fn locked(&self, ino: Ino) -> &Locked {
-        let mixed = ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        &self.shards[mixed as usize % SHARDS]
+        &self.shards[mixed(ino) as usize % SHARDS]
     }
 
     /// Finds an inode or claims its slot; waits while the slot is busy.
@@ -184,25 +184,25 @@ impl InodeCache {
         SHARDS
     }
 
-    /// The next inodes of one shard in eviction order; they go to the end of the queue.
-    pub(crate) fn rotate(&self, shard: usize, count: usize) -> Vec<Arc<Inode>> {
+    /// Takes the next inodes of one shard in eviction order. Those that stay go back by
+    /// [`InodeCache::put_back`].
+    pub(crate) fn take_oldest(&self, shard: usize, count: usize) -> Vec<Arc<Inode>> {
         let mut shard = self.shards[shard].shard.lock();
+        let shard = &mut *shard;
         let count = count.min(shard.queue.len());
-        let mut batch = Vec::with_capacity(count);
-        for _ in 0..count {
-            let Some((ino, id)) = shard.queue.pop_front() else { break };
-            let keep = match shard.slots.get(&ino) {
-                Some(Slot::Ready(inode)) if inode.cache_id.load(Ordering::Relaxed) == id => {
-                    batch.push(inode.clone());
-                    true
-                }
-                _ => false,
-            };
-            if keep {
-                shard.queue.push_back((ino, id));
-            }
+        let inodes = shard.queue.drain(..count).filter_map(|(ino, id)| match shard.slots.get(&ino) {
+            Some(Slot::Ready(inode)) if inode.cache_id.load(Ordering::Relaxed) == id => Some(inode.clone()),
+            _ => None,
+        });
+        inodes.collect()
+    }
+
+    /// Puts inodes of one shard at the end of the eviction order.
+    pub(crate) fn put_back(&self, shard: usize, inodes: &[Arc<Inode>]) {
+        if !inodes.is_empty() {
+            let ids = inodes.iter().map(|inode| (inode.ino, inode.cache_id.load(Ordering::Relaxed)));
+            self.shards[shard].shard.lock().queue.extend(ids);
         }
-        batch
     }
 
     /// The numbers of all inodes in memory, in ascending order, so that work on all of them is reproducible.

@@ -2,7 +2,8 @@
 
 use crate::pages::PAGE64;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use ivers_block::Budget;
+use crate::types::Ino;
+use ivers_block::{Budget, RUN};
 use std::sync::Arc;
 
 /// A table of fewer slots is not worth shrinking.
@@ -11,6 +12,13 @@ const SHRINK_FROM: usize = 1024;
 /// Whether a table has many slots and fewer than one in `share` of them in use: then it should shrink.
 pub(crate) fn is_sparse(used: usize, capacity: usize, share: usize) -> bool {
     capacity >= SHRINK_FROM && used < capacity / share
+}
+
+/// A number in 32 bits by which the shards of a table are chosen. Neighbours are in one shard, where they are
+/// side by side. Under shuttle they are not, since the inodes of a schedule are all neighbours.
+pub(crate) fn mixed(ino: Ino) -> u64 {
+    let run = if cfg!(shuttle) { ino.0 } else { ino.0 / RUN };
+    run.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
 /// Memory of a mount, how much of it is dirty, and the unit of its pages.

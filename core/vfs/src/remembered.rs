@@ -17,13 +17,12 @@
 use crate::error::{NameError, Result};
 use crate::icache::Found;
 use crate::inode::Inode;
-use crate::memory::is_sparse;
+use crate::memory::{is_sparse, mixed};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
 use crate::vfs::{InodeRef, Vfs};
-use ivers_block::Budget;
-use std::collections::HashMap;
+use ivers_block::{Budget, NumberMap};
 use std::sync::Arc;
 
 /// Few under shuttle, as in the inode cache.
@@ -42,15 +41,15 @@ struct Entry {
 
 #[derive(Default)]
 struct Shard {
-    entries: HashMap<Ino, Entry>,
+    entries: NumberMap<Ino, Entry>,
     /// The counters of remembered inodes that are out of memory and store none.
-    counters: HashMap<Ino, u64>,
+    counters: NumberMap<Ino, u64>,
 }
 
 /// The shard of an inode. The last shard gets almost twice as many inodes as the first, and the others lie
 /// between. So their tables, which double when they are full, do not grow at the same time.
 fn shard_of(ino: Ino) -> usize {
-    let mixed = ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    let mixed = mixed(ino);
     let share = (1.0 + mixed as f64 / (1_u64 << 32) as f64).log2();
     ((share * SHARDS as f64) as usize).min(SHARDS - 1)
 }
@@ -195,7 +194,7 @@ impl Vfs {
 
     /// Lets the driver release the number of an inode that is out of memory. Its slot is busy.
     pub(crate) fn release_ino(&self, ino: Ino) {
-        if !self.remembered.contains(ino) {
+        if !self.info.persistent_inos && !self.remembered.contains(ino) {
             self.fs.release_ino(ino);
         }
     }

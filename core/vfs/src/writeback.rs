@@ -479,10 +479,12 @@ impl Vfs {
             self.fs.evict_blocks((before - target).div_ceil(2));
             for _ in 0..shards {
                 *hand = (*hand + 1) % shards;
-                for inode in self.inodes.rotate(*hand, 64) {
+                let mut inodes = self.inodes.take_oldest(*hand, 64);
+                inodes.retain(|inode| {
                     inode.pages.shrink(1024, &self.memory);
-                    self.try_evict(&inode);
-                }
+                    !self.try_evict(inode)
+                });
+                self.inodes.put_back(*hand, &inodes);
                 if self.memory.budget.used() <= target {
                     return;
                 }
@@ -497,29 +499,32 @@ impl Vfs {
         }
     }
 
-    fn try_evict(&self, inode: &Arc<Inode>) {
+    /// Returns whether the inode has left memory.
+    fn try_evict(&self, inode: &Arc<Inode>) -> bool {
         // A server's inode reads the same after a reload.
         let lost = inode.data_lost.load(Ordering::Acquire) && !inode.is_server_managed();
         let stays = lost || inode.users.load(Ordering::Acquire) != 0;
         if stays || inode.recent.swap(false, Ordering::Relaxed) {
-            return;
+            return false;
         }
         if inode.is_dirty() {
-            let Some(pin) = self.pinned(inode.ino) else { return };
+            let Some(pin) = self.pinned(inode.ino) else { return false };
             if !Arc::ptr_eq(pin.arc(), inode) {
-                return;
+                return false;
             }
             if let Err(error) = self.write_back_durably(&pin) {
                 log::warn!("inode {} stays in memory: {error}", inode.ino);
-                return;
+                return false;
             }
         }
-        if let Some(claim) = self.inodes.claim_unused(inode, |inode| {
+        let Some(claim) = self.inodes.claim_unused(inode, |inode| {
             !inode.is_dirty() && (self.policy.read_only || inode.with_attr(|attr| attr.nlink) != 0)
-        }) {
-            self.evict(inode);
-            drop(claim);
-        }
+        }) else {
+            return false;
+        };
+        self.evict(inode);
+        drop(claim);
+        true
     }
 
     /// Moves the access time after a read, as the mount options say. No change: the update is deferred.
