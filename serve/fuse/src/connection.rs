@@ -8,6 +8,7 @@ use crate::flusher::Flusher;
 use crate::inflight_changes::{Caller, InflightChange, Noted};
 use crate::lost_data::LostData;
 use crate::nodes::{Node, Nodes, ROOT};
+use crate::ops::PlusBytes;
 use crate::options::FuseOptions;
 use crate::prune::Pruning;
 use crate::session::Server;
@@ -94,6 +95,7 @@ pub(crate) struct Connection {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) flusher: Flusher,
     pub(crate) pruning: Pruning,
+    pub(crate) plus_bytes: PlusBytes,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
     pub(crate) caller_affinity: Arc<CallerAffinity>,
@@ -140,6 +142,7 @@ impl Connection {
             nodes,
             flusher,
             pruning: Pruning::default(),
+            plus_bytes: PlusBytes::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
             lost_data: Arc::default(),

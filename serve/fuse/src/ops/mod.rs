@@ -10,6 +10,7 @@ mod reply;
 use crate::change_attr;
 use crate::connection::{Connection, Found, Handle, OrErrno};
 use crate::convert::{time_set, timestamp};
+pub(crate) use dirs::PlusBytes;
 use fuser::*;
 use ivers_vfs::{CreateSpec, SetAttr};
 use names::spec;
