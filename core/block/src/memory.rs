@@ -157,7 +157,7 @@ impl Device for MemDevice {
     }
 }
 
-/// Copy on write in memory over a base device, which is never written.
+/// Copy on write in memory over a base device, which is not written unless `write_to_base` is called.
 ///
 /// A read-only mount of a filesystem that needs recovery replays the journal into an overlay.
 pub struct OverlayDevice {
@@ -174,6 +174,25 @@ impl OverlayDevice {
     /// The base device.
     pub fn base(&self) -> &Arc<dyn Device> {
         &self.base
+    }
+
+    /// Writes the changes to the base device, in ascending order, and flushes it. They stay in the overlay
+    /// too.
+    pub fn write_to_base(&self) -> Result<()> {
+        let size = self.chunks.chunk_bytes as u64;
+        let mut changed: Vec<u64> = Vec::new();
+        for shard in &self.chunks.shards {
+            changed.extend(shard.read().keys());
+        }
+        changed.sort_unstable();
+        for chunk in changed {
+            let at = ByteOffset(chunk * size);
+            let len = size.min(self.base.size_bytes().saturating_sub(at.0)) as usize;
+            if let Some(bytes) = self.chunks.shard(chunk).read().get(&chunk) {
+                self.base.write_at(at, &bytes[..len])?;
+            }
+        }
+        self.base.flush()
     }
 
     /// The memory that the changes take, in bytes.
@@ -235,6 +254,8 @@ mod tests {
         assert_eq!(&all[9989..], &[1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
         assert!(base.to_bytes().iter().all(|&b| b == 1));
         assert!(over.write_at(ByteOffset(9991), &[3; 10]).is_err());
+        over.write_to_base().unwrap();
+        assert_eq!(base.to_bytes(), all);
     }
 
     #[test]

@@ -15,7 +15,7 @@ impl Inner {
         let Some(log) = &self.log else { return Ok(None) };
         let mut log = log.lock();
         let keep = log.capacity() - log.capacity() * percent.min(100) / 100;
-        let done = self.push(log.as_mut(), keep);
+        let done = self.push(log.as_mut(), keep).and_then(|intent| log.settle_tail().map(|()| intent));
         self.or_abort(done)
     }
 

@@ -163,6 +163,10 @@ impl Inner {
     fn write(&self, log: &mut dyn LogFormat, closed: &mut Closed) -> Result<Lsn> {
         if closed.log.is_empty() {
             count(&self.counters.empty_commits, 1);
+            if !closed.forgotten.is_empty() {
+                // No record of the freed units is active. But one may lie after a tail that is not durable.
+                log.settle_tail()?;
+            }
             self.cache.device().flush()?;
             return Ok(0);
         }
@@ -177,6 +181,9 @@ impl Inner {
             self.repeat_ranges(&mut closed.log);
         }
         let needed = log.space_for(&closed.log);
+        if log.free() < needed {
+            log.settle_tail()?;
+        }
         if log.free() < needed {
             return Err(JournalError::TooLarge { charge: needed, limit: log.free() });
         }

@@ -323,16 +323,17 @@ impl Journal {
             return Err(JournalError::NeedsRecovery);
         }
         // A quarter of the log, so that commits and checkpoints overlap with new handles. Not more than may
-        // stay in memory.
+        // stay in memory, but 64 blocks that changed in whole.
         let costs = log.costs();
+        let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
         let quarter = log.capacity() / 4;
-        let mut limit = quarter.min(in_memory.max(64).saturating_mul(costs.buffer));
+        let mut limit = quarter.min(in_memory.saturating_mul(costs.buffer).max(64 * whole));
         while limit > 0 && log.space_for_charge(limit) > log.capacity() / 2 {
             limit -= limit.div_ceil(8);
         }
         // Eight blocks that changed in whole.
-        let least = 8 * costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
+        let least = 8 * whole;
         if limit < least {
             return Err(JournalError::TooLarge { charge: least, limit });
         }

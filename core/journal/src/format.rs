@@ -105,7 +105,7 @@ impl LogTransaction {
 }
 
 /// What recovery left in the log behind its tail.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LiveLog {
     /// The intents without a done record, with the LSN of their newest record.
     pub intents: Vec<(ObjectId, Lsn)>,
@@ -165,9 +165,18 @@ pub trait LogFormat: Send {
     /// Writes the commit record of the last written transaction durably.
     fn write_commit(&mut self) -> Result<LogWritten>;
 
-    /// Moves the tail to the transaction `tail` durably, or to the head if it is `None`. Everything before it
-    /// is in place and durable, or finished.
+    /// Moves the tail to the transaction `tail`, or to the head if it is `None`. Everything before it is in
+    /// place and durable, or finished.
+    ///
+    /// The new tail is durable on return, or with the next transaction: see
+    /// [`settle_tail`](LogFormat::settle_tail).
     fn move_tail(&mut self, tail: Option<Lsn>) -> Result<()>;
+
+    /// Makes the tail durable that [`move_tail`](LogFormat::move_tail) left for the next transaction. Then
+    /// [`free`](LogFormat::free) counts the space before it.
+    fn settle_tail(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Moves the tail to the head, and marks the log as clean: it needs no recovery.
     fn mark_clean(&mut self) -> Result<()>;

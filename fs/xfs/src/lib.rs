@@ -13,7 +13,7 @@
 //! | `inode`, `ag` | inodes; heads of allocation groups and unlinked inodes |
 //! | `da` | hash trees of names, for directories and attributes |
 //! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
-//! | `log` | finding the log's end, and replay |
+//! | [`mod@log`] | finding the log's end, replay, and writing the log |
 //! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
 //! | [`mkfs`], `label` | making a filesystem; setting its label |
 //! | [`check`] | the checker |
@@ -35,7 +35,7 @@ mod geometry_facts;
 mod inode;
 mod label;
 pub mod layout;
-mod log;
+pub mod log;
 pub mod mkfs;
 mod open;
 mod search;

@@ -69,6 +69,12 @@ pub fn seal_inode(bytes: &mut [u8]) {
     }
 }
 
+/// Returns whether the checksum of an inode of version 3 is right.
+pub fn has_valid_inode_crc(bytes: &[u8]) -> bool {
+    let at = offset_of!(RawDinode, di_crc);
+    bytes.get(at..at + 4).is_some_and(|stored| stored == checksum(bytes, at).to_le_bytes())
+}
+
 /// CRC-32C of a structure; the field at `crc` counts as zeros.
 pub fn checksum(bytes: &[u8], crc: usize) -> u32 {
     let (head, rest) = bytes.split_at(crc.min(bytes.len()));

@@ -4,6 +4,7 @@ use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
 use crate::layout::dinode::flags2;
 use crate::layout::raw::{RawBmdrBlock, RawDinode, RawLongBlock};
 use std::mem::{offset_of, size_of};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Offset and size of the numbers of an inode's core, which the log has in little-endian. Times without the
 /// feature bigtime are two numbers of 4 bytes.
@@ -33,18 +34,47 @@ const CORE_NUMBERS: [(usize, usize); 23] = [
     (152, 8),
 ];
 const CORE_TIMES: [usize; 4] = [32, 40, 48, 144];
+/// The magic of a block of an extent B-tree.
+const MAGIC_EXTENTS: u32 = u32::from_be_bytes(*b"BMA3");
+
+/// The bytes of a core.
+type Core = [u8; size_of::<RawDinode>()];
 
 /// Converts the core of an inode from the byte order of the log. `None` if it is none of version 3.
-pub(super) fn native_core(logged: &[u8]) -> Option<[u8; size_of::<RawDinode>()]> {
-    let mut core: [u8; size_of::<RawDinode>()] = logged.get(..size_of::<RawDinode>())?.try_into().ok()?;
-    for (at, len) in CORE_NUMBERS {
-        core[at..at + len].reverse();
-    }
+pub(super) fn native_core(logged: &[u8]) -> Option<Core> {
+    let mut core: Core = logged.get(..size_of::<RawDinode>())?.try_into().ok()?;
+    reverse_numbers(&mut core);
     let raw: RawDinode = read(&core, 0)?;
     if raw.di_magic.get() != MAGIC_INODE || raw.di_version != 3 {
         return None;
     }
-    let set = raw.di_flags2.get();
+    reverse_other_numbers(&mut core, raw.di_flags2.get());
+    Some(core)
+}
+
+/// Converts the core of an inode to the byte order of the log. `None` if it is none of version 3.
+pub(super) fn logged_core(stored: &[u8]) -> Option<Core> {
+    let raw: RawDinode = read(stored, 0)?;
+    if raw.di_magic.get() != MAGIC_INODE || raw.di_version != 3 {
+        return None;
+    }
+    let mut core: Core = stored.get(..size_of::<RawDinode>())?.try_into().ok()?;
+    reverse_numbers(&mut core);
+    reverse_other_numbers(&mut core, raw.di_flags2.get());
+    // Recovery keeps the link of an unlinked inode, and computes the checksum.
+    core[offset_of!(RawDinode, di_next_unlinked)..][..4].copy_from_slice(&NULL_AGINO.to_le_bytes());
+    core[offset_of!(RawDinode, di_crc)..][..4].fill(0);
+    Some(core)
+}
+
+fn reverse_numbers(core: &mut Core) {
+    for (at, len) in CORE_NUMBERS {
+        core[at..at + len].reverse();
+    }
+}
+
+/// Reverses the numbers whose form depends on `di_flags2`.
+fn reverse_other_numbers(core: &mut Core, set: u64) {
     if set & flags2::NREXT64 != 0 {
         core[offset_of!(RawDinode, di_pad)..][..8].reverse();
     }
@@ -56,7 +86,29 @@ pub(super) fn native_core(logged: &[u8]) -> Option<[u8; size_of::<RawDinode>()]>
             core[at + 4..at + 8].reverse();
         }
     }
-    Some(core)
+}
+
+/// The root of an extent B-tree in the space of a fork, as the log has it: as a block. `None` if it does not
+/// fit.
+pub(super) fn logged_root(space: &[u8], uuid: &[u8; 16], owner: u64) -> Option<Vec<u8>> {
+    let small = size_of::<RawBmdrBlock>();
+    let root: RawBmdrBlock = read(space, 0)?;
+    let records = usize::from(root.bb_numrecs.get());
+    let most = space.len().checked_sub(small)? / 16;
+    if records > most {
+        return None;
+    }
+    let mut head = RawLongBlock::new_zeroed();
+    head.bb_magic = MAGIC_EXTENTS.into();
+    head.bb_level = root.bb_level;
+    head.bb_numrecs = root.bb_numrecs;
+    head.bb_leftsib = u64::MAX.into();
+    head.bb_rightsib = u64::MAX.into();
+    head.bb_blkno = u64::MAX.into();
+    head.bb_uuid = *uuid;
+    head.bb_owner = owner.into();
+    let (keys, pointers) = (&space[small..][..records * 8], &space[small + most * 8..][..records * 8]);
+    Some([head.as_bytes(), keys, pointers].concat())
 }
 
 /// Puts the root of an extent B-tree, which is logged as a block, into the space of a fork.

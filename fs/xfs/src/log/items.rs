@@ -1,21 +1,12 @@
 //! Transactions and their items, put together from the operations in records.
 
 use super::ring::{Lsn, Record};
+use super::wire::{client, op};
 use crate::layout::bytes::read;
 use crate::layout::raw::RawLogOp;
 use std::collections::HashMap;
 use std::mem::size_of;
 
-/// Flags of an operation.
-mod op {
-    pub const START: u8 = 0x01;
-    pub const COMMIT: u8 = 0x02;
-    pub const WAS_CONTINUED: u8 = 0x08;
-    pub const UNMOUNT: u8 = 0x20;
-}
-
-/// Who wrote an operation: a transaction, or the log itself.
-const CLIENTS: [u8; 3] = [0x69, 0x02, 0xAA];
 /// The most memory for transactions whose end was not read, in bytes. Linux starts a new one long before.
 const OPEN_BYTES_MAX: usize = 256 << 20;
 /// The most regions of an item.
@@ -61,7 +52,7 @@ impl Assembly {
                 .and_then(|rest| rest.get(..len))
                 .ok_or_else(|| "an operation ends past its record".to_owned())?;
             at += len;
-            if !CLIENTS.contains(&op.oh_clientid) {
+            if !client::ALL.contains(&op.oh_clientid) {
                 return Err(format!("an operation has the client {:#x}", op.oh_clientid).into());
             }
             let tid = op.oh_tid.get();
@@ -136,7 +127,14 @@ mod tests {
 
     fn record(operations: &[Vec<u8>]) -> Record {
         let lsn = Lsn { cycle: 1, sector: 8 };
-        Record { lsn, tail: lsn, operations: operations.len() as u32, sectors: 2, data: operations.concat() }
+        Record {
+            lsn,
+            tail: lsn,
+            operations: operations.len() as u32,
+            sectors: 2,
+            longest: 0,
+            data: operations.concat(),
+        }
     }
 
     #[test]

@@ -7,23 +7,39 @@
 //! | module | contents |
 //! |---|---|
 //! | `refusal` | errors |
-//! | `ring` | sectors and records |
+//! | `wire` | numbers of the format |
+//! | `ring`, `record` | sectors and records: reading and making them |
 //! | `scan` | the records from the tail to the head |
 //! | `items` | transactions and their items |
 //! | `convert` | inodes as they are logged |
 //! | `replay` | items put in place |
+//! | `encode` | transactions of the journal as items |
+//! | `writer` | records written at the head |
+//! | `stamp` | LSN and checksum of what is written in place |
+//! | `resume` | recovery in place, and where the log continues |
 
 mod convert;
+mod encode;
 mod items;
+mod record;
 mod refusal;
 mod replay;
+mod resume;
 mod ring;
 mod scan;
+mod stamp;
+mod wire;
+mod writer;
 
 use crate::layout::superblock::Superblock;
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
-pub(crate) use replay::FoundIntent;
+pub(crate) use record::{RecordHead, RecordShape, unmount_operation};
+pub use replay::FoundIntent;
+pub use resume::{Opened, open_for_writing};
+pub(crate) use ring::Lsn;
+pub use stamp::stamp;
+pub use writer::XfsLog;
 
 use refusal::dirty;
 use ring::Ring;
@@ -75,8 +91,8 @@ pub(crate) fn recover_for_check(
         return Err(dirty(place, "the log of a filesystem of version 4 is not replayed"));
     }
     let overlay = Arc::new(OverlayDevice::new(device.clone()));
-    let (count, intents) = replay::replay(&ring, &found.records, &overlay, sb, place)?;
-    Ok((overlay, LogState { transactions: Some(count), head, intents }))
+    let done = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+    Ok((overlay, LogState { transactions: Some(done.count), head, intents: done.intents }))
 }
 
 /// Returns whether the log contains nothing that is not in place.

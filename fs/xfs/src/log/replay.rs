@@ -7,9 +7,10 @@
 use super::convert::{native_core, put_root};
 use super::items::{Assembly, Item, Transaction};
 use super::refusal::{damaged, dirty};
-use super::ring::{Lsn, Ring, SECTOR};
+use super::ring::{Lsn, Ring};
+use super::wire::{SECTOR, buffer, buffer::CHUNK, fields, kind};
 use crate::layout::bytes::{MAGIC_INODE, number, read};
-use crate::layout::checksum::{SelfDescription, seal_inode};
+use crate::layout::checksum::{SelfDescription, has_valid_inode_crc, seal_inode};
 use crate::layout::raw::*;
 use crate::layout::superblock::Superblock;
 use ivers_block::{BlockError, ByteOffset, Device, OverlayDevice};
@@ -18,43 +19,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{offset_of, size_of};
 use zerocopy::IntoBytes;
 
-/// Types of log items.
-mod kind {
-    pub const INODE: u16 = 0x123b;
-    pub const BUFFER: u16 = 0x123c;
-    pub const DQUOT: u16 = 0x123d;
-    pub const QUOTA_OFF: u16 = 0x123e;
-    pub const ICREATE: u16 = 0x123f;
-    /// Intents, their done items, their names, and whether they leave every file as it is.
-    pub const INTENTS: [(u16, u16, &str, bool); 6] = [
-        (0x1236, 0x1237, "free extent", true),
-        (0x1240, 0x1241, "reverse map", true),
-        (0x1242, 0x1243, "reference count", true),
-        (0x1244, 0x1245, "mapping", false),
-        (0x1246, 0x1247, "attribute", false),
-        (0x1248, 0x1249, "exchange", false),
-    ];
-}
-
-/// Flags of a buffer item.
-mod buffer {
-    pub const INODES: u16 = 0x1;
-    pub const CANCEL: u16 = 0x2;
-}
-
-/// Fields of an inode item.
-mod fields {
-    pub const DATA_BYTES: u32 = 0x002;
-    pub const DATA_EXTENTS: u32 = 0x004;
-    pub const DATA_ROOT: u32 = 0x008;
-    pub const DEVICE: u32 = 0x010;
-    pub const ATTR_BYTES: u32 = 0x040;
-    pub const ATTR_EXTENTS: u32 = 0x080;
-    pub const ATTR_ROOT: u32 = 0x100;
-}
-
-/// Bytes of a bit in the map of a buffer item.
-const CHUNK: usize = 128;
 /// The largest buffer in sectors.
 const BUFFER_SECTORS_MAX: u64 = 65536 / SECTOR as u64;
 /// Memory that a replay may take beside twice the log, in bytes.
@@ -97,25 +61,51 @@ struct Replay<'a> {
     inodes: BTreeSet<u64>,
     /// Intents without a done item, by type and id.
     intents: BTreeMap<(u16, u64), FoundIntent>,
+    /// The newest LSN of a record of each buffer, or of inodes in it, by sector and length.
+    logged: BTreeMap<(u64, u64), Lsn>,
+}
+
+/// What a replay did.
+pub(super) struct Done {
+    /// Transactions.
+    pub count: u64,
+    /// Intents without a done item.
+    pub intents: Vec<FoundIntent>,
+    /// The newest LSN of a record of each buffer, or of inodes in it, by sector and length.
+    pub logged: BTreeMap<(u64, u64), Lsn>,
 }
 
 /// An intent without a done item.
 #[derive(Debug, Clone)]
-pub(crate) struct FoundIntent {
+pub struct FoundIntent {
     /// Its type in the log.
     pub kind: u16,
+    /// Its number.
+    pub id: u64,
+    /// The start of its transaction.
+    pub(crate) lsn: Lsn,
     /// Its regions.
     pub regions: Vec<Vec<u8>>,
 }
 
-/// Replays records. Returns how many transactions they have, and the intents that are not finished.
+impl FoundIntent {
+    /// What it does, for messages.
+    pub fn name(&self) -> &'static str {
+        kind::INTENTS
+            .iter()
+            .find(|(intent, ..)| *intent == self.kind)
+            .map_or("unknown", |(_, _, name, _)| name)
+    }
+}
+
+/// Replays records.
 pub(super) fn replay(
     ring: &Ring<'_>,
     records: &[u32],
     overlay: &OverlayDevice,
     sb: &Superblock,
     place: &str,
-) -> Result<(u64, Vec<FoundIntent>)> {
+) -> Result<Done> {
     let mut replay = Replay {
         overlay,
         sb,
@@ -123,6 +113,7 @@ pub(super) fn replay(
         buffers: BTreeMap::new(),
         inodes: BTreeSet::new(),
         intents: BTreeMap::new(),
+        logged: BTreeMap::new(),
     };
     let memory_max = 2 * u64::from(ring.len) * SECTOR as u64 + SPARE_BYTES;
     each_transaction(ring, records, |transaction| replay.note_cancelled(transaction))?;
@@ -144,7 +135,7 @@ pub(super) fn replay(
         return Err(dirty(place, &what));
     }
     replay.seal()?;
-    Ok((count, replay.intents.into_values().collect()))
+    Ok(Done { count, intents: replay.intents.into_values().collect(), logged: replay.logged })
 }
 
 fn each_transaction(
@@ -169,6 +160,7 @@ fn each_transaction(
 struct BufferItem<'a> {
     sector: u64,
     sectors: u64,
+    has_type: bool,
     /// Offset in the buffer and bytes of each run of changed chunks.
     runs: Vec<(usize, &'a [u8])>,
 }
@@ -209,7 +201,8 @@ impl<'a> BufferItem<'a> {
             }
             chunk = end + 1;
         }
-        Ok(Self { sector, sectors, runs })
+        let has_type = raw.blf_flags.get() >> buffer::TYPE_SHIFT != 0;
+        Ok(Self { sector, sectors, has_type, runs })
     }
 }
 
@@ -233,7 +226,7 @@ impl Replay<'_> {
         let (mut inode_links, mut cancels) = (Vec::new(), Vec::new());
         for item in &items {
             match item.kind {
-                kind::ICREATE => self.create_inodes(item)?,
+                kind::ICREATE => self.create_inodes(item, lsn)?,
                 kind::BUFFER => {
                     // A freed buffer has no map that matters.
                     let raw: Option<RawBufItem> = item.regions.first().and_then(|head| read(head, 0));
@@ -255,11 +248,11 @@ impl Replay<'_> {
                 kind::INODE => self.change_inode(item, lsn)?,
                 // Quotas are not read.
                 kind::ICREATE | kind::BUFFER | kind::DQUOT | kind::QUOTA_OFF => {}
-                other => self.note_intent(other, item)?,
+                other => self.note_intent(other, item, lsn)?,
             }
         }
         for item in inode_links {
-            self.change_inode_links(&BufferItem::decode(item)?)?;
+            self.change_inode_links(&BufferItem::decode(item)?, lsn)?;
         }
         for key in cancels {
             if let Some(count) = self.cancelled.get_mut(&key) {
@@ -272,13 +265,13 @@ impl Replay<'_> {
         Ok(())
     }
 
-    fn note_intent(&mut self, item_kind: u16, item: &Item<'_>) -> std::result::Result<(), Stop> {
+    fn note_intent(&mut self, item_kind: u16, item: &Item<'_>, lsn: Lsn) -> std::result::Result<(), Stop> {
         let head: Option<RawIntentItem> = item.regions.first().and_then(|head| read(head, 0));
         let id = head.ok_or("an intent is too short")?.id.get();
         for (intent, done, ..) in kind::INTENTS {
             if item_kind == intent {
                 let regions = item.regions.iter().map(|region| region.to_vec()).collect();
-                self.intents.insert((intent, id), FoundIntent { kind: intent, regions });
+                self.intents.insert((intent, id), FoundIntent { kind: intent, id, lsn, regions });
                 return Ok(());
             }
             if item_kind == done {
@@ -313,12 +306,14 @@ impl Replay<'_> {
         if self.cancelled.contains_key(&(sector, sectors)) {
             return Ok(());
         }
+        self.logged.insert((sector, sectors), lsn);
         let start = self.byte_of(sector, sectors)?;
-        let stored = self.read_at(start, SECTOR)?;
+        let stored = self.read_at(start, sectors as usize * SECTOR)?;
         let in_place = SelfDescription::of(&stored).and_then(|kind| {
-            // Left by another filesystem, it says nothing.
+            // Left by another filesystem, it says nothing. Nor does it if a crash interrupted its write.
             let own = kind.has_uuid(&stored, &self.sb.meta_uuid) || kind.has_uuid(&stored, &self.sb.uuid);
-            kind.lsn(&stored).filter(|in_place| own && !matches!(*in_place, 0 | u64::MAX))
+            let whole = own && kind.has_valid_crc(&stored);
+            kind.lsn(&stored).filter(|in_place| whole && !matches!(*in_place, 0 | u64::MAX))
         });
         if in_place.is_some_and(|in_place| Lsn::from(in_place) >= lsn) {
             return Ok(());
@@ -333,15 +328,19 @@ impl Replay<'_> {
         for at in old {
             self.buffers.remove(&at);
         }
-        self.buffers.insert(sector, (sectors, lsn));
+        // A buffer without a type is a part of a larger one. It was logged with the right checksum.
+        if item.has_type {
+            self.buffers.insert(sector, (sectors, lsn));
+        }
         Ok(())
     }
 
     /// Replays the links between unlinked inodes. Nothing else of these buffers is valid.
-    fn change_inode_links(&mut self, item: &BufferItem<'_>) -> std::result::Result<(), Stop> {
+    fn change_inode_links(&mut self, item: &BufferItem<'_>, lsn: Lsn) -> std::result::Result<(), Stop> {
         if self.cancelled.contains_key(&(item.sector, item.sectors)) {
             return Ok(());
         }
+        self.logged.insert((item.sector, item.sectors), lsn);
         let start = self.byte_of(item.sector, item.sectors)?;
         let (each, field) = (self.sb.inode_size as usize, offset_of!(RawDinode, di_next_unlinked));
         for at in (0..item.sectors as usize * SECTOR).step_by(each) {
@@ -354,7 +353,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    fn create_inodes(&mut self, item: &Item<'_>) -> std::result::Result<(), Stop> {
+    fn create_inodes(&mut self, item: &Item<'_>, lsn: Lsn) -> std::result::Result<(), Stop> {
         let raw: Option<RawIcreateItem> = item.regions.first().and_then(|head| read(head, 0));
         let raw = raw.ok_or("an item of new inodes is too short")?;
         let (count, blocks, each) = (raw.icl_count.get(), raw.icl_length.get(), self.sb.inode_size);
@@ -377,6 +376,10 @@ impl Replay<'_> {
         if self.cancelled.range(near).any(|((at, len), _)| at + len > sector) {
             return Ok(());
         }
+        let cluster = self.cluster_sectors();
+        for at in (sector..sector + sectors).step_by(cluster as usize) {
+            self.logged.insert((at, cluster.min(sector + sectors - at)), lsn);
+        }
         let start = block.offset(self.sb.block_size).0;
         for index in 0..count {
             let ino = (u64::from(ag) << self.sb.ag_block_bits | u64::from(first)) << self.sb.inopb_bits;
@@ -391,15 +394,22 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// Sectors of a buffer of inodes: 32 inodes, or a block.
+    fn cluster_sectors(&self) -> u64 {
+        u64::from(self.sb.block_size.max(32 * self.sb.inode_size)) / SECTOR as u64
+    }
+
     fn change_inode(&mut self, item: &Item<'_>, lsn: Lsn) -> std::result::Result<(), Stop> {
         let raw: Option<RawInodeItem> = item.regions.first().and_then(|head| read(head, 0));
         let raw = raw.ok_or("an inode item is too short")?;
         let ino = raw.ilf_ino.get();
         let bad = |what: &str| Stop::Damaged(format!("the item of inode {ino}: {what}"));
         let (block, offset) = self.sb.inode_place(ino).ok_or_else(|| bad("there is no such inode"))?;
-        if self.cancelled.contains_key(&(raw.ilf_blkno.get(), raw.ilf_len.get().into())) {
+        let cluster = (raw.ilf_blkno.get(), u64::from(raw.ilf_len.get()));
+        if self.cancelled.contains_key(&cluster) {
             return Ok(());
         }
+        self.logged.insert(cluster, lsn);
         let at = block.offset(self.sb.block_size).0 + offset as u64;
         let mut bytes = self.read_at(at, self.sb.inode_size as usize)?;
         let stored: RawDinode = read(&bytes, 0).ok_or_else(|| bad("inodes are too small"))?;
@@ -407,8 +417,10 @@ impl Replay<'_> {
             return Err(bad("the inode in place has no magic"));
         }
         let in_place = stored.di_lsn.get();
-        // Several transactions can have one LSN: then the inode in place may be the older one.
-        if !matches!(in_place, 0 | u64::MAX) && Lsn::from(in_place) > lsn {
+        // Several transactions can have one LSN: then the inode in place may be the older one. An inode whose
+        // checksum is wrong was being written.
+        let whole = has_valid_inode_crc(&bytes) && !matches!(in_place, 0 | u64::MAX);
+        if whole && Lsn::from(in_place) > lsn {
             return Ok(());
         }
         let core = item.regions.get(1).ok_or_else(|| bad("it has no core"))?;

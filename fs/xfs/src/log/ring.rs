@@ -1,6 +1,7 @@
 //! The sectors of the log, and the records in them.
 
 use super::refusal::damaged;
+use super::wire::{FURTHER_BYTES, HEADER_COVERS, LITTLE_ENDIAN, MAGIC, RECORD_MAX, SECTOR, WORDS};
 use crate::layout::bytes::{number, read};
 use crate::layout::checksum::checksum;
 use crate::layout::raw::RawLogRecord;
@@ -9,21 +10,9 @@ use ivers_block::{ByteOffset, Device};
 use ivers_vfs::Result;
 use std::mem::{offset_of, size_of};
 
-/// Bytes of a sector of the log.
-pub(super) const SECTOR: usize = 512;
-const MAGIC: u32 = 0xFEED_BABE;
-/// Sectors whose first words fit in one header.
-const WORDS: usize = 64;
-/// Bytes of the words and the cycle in a further header.
-const FURTHER_BYTES: usize = 4 + WORDS * 4;
-/// Bytes of data for which a record has one header.
-const HEADER_COVERS: u32 = (WORDS * SECTOR) as u32;
-/// The longest record in bytes.
-const RECORD_MAX: u32 = 256 << 10;
-
 /// A position in the log: cycle and sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lsn {
+pub(crate) struct Lsn {
     pub cycle: u32,
     pub sector: u32,
 }
@@ -35,9 +24,15 @@ impl From<u64> for Lsn {
 }
 
 impl Lsn {
-    pub(super) fn raw(self) -> u64 {
+    pub(crate) fn raw(self) -> u64 {
         u64::from(self.cycle) << 32 | u64::from(self.sector)
     }
+}
+
+/// The cycle after one. Words must not look like the start of a record.
+pub(super) fn next_cycle(cycle: u32) -> u32 {
+    let next = cycle.wrapping_add(1);
+    if next == MAGIC { next.wrapping_add(1) } else { next }
 }
 
 /// A record whose header and checksum are valid.
@@ -47,6 +42,8 @@ pub(super) struct Record {
     pub operations: u32,
     /// All sectors, headers included.
     pub sectors: u32,
+    /// Bytes of the longest record in this log (`h_size`), which decides on the number of headers.
+    pub longest: u32,
     /// The operations, as they were before the log was written.
     pub data: Vec<u8>,
 }
@@ -85,10 +82,17 @@ impl<'a> Ring<'a> {
 
     /// Returns the cycle of a sector.
     pub(super) fn cycle(&self, sector: u32) -> Result<u32> {
-        let bytes = self.read(sector, 1)?;
-        let first = number(&bytes, 0, 4).unwrap_or(0) as u32;
-        // A header starts with its magic.
-        Ok(if first == MAGIC { number(&bytes, 4, 4).unwrap_or(0) as u32 } else { first })
+        Ok(cycle_in(&self.read(sector, 1)?))
+    }
+
+    /// Returns the cycles of sectors from one on, around the end of the ring.
+    pub(super) fn cycles(&self, sector: u32, count: u32) -> Result<Vec<u32>> {
+        Ok(self.read(sector, count)?.chunks_exact(SECTOR).map(cycle_in).collect())
+    }
+
+    /// Where the ring starts on its device.
+    pub(super) fn start(&self) -> ByteOffset {
+        self.start
     }
 
     /// Returns the record that starts at a sector, if there is a valid one.
@@ -125,7 +129,7 @@ impl<'a> Ring<'a> {
         let data = data.to_vec();
         let lsn = Lsn { cycle: head.h_cycle.get(), sector };
         let (tail, operations) = (Lsn::from(head.h_tail_lsn.get()), head.h_num_logops.get());
-        Ok(Some(Record { lsn, tail, operations, sectors, data }))
+        Ok(Some(Record { lsn, tail, operations, sectors, longest: size, data }))
     }
 
     fn is_valid(&self, head: &RawLogRecord, sector: u32) -> bool {
@@ -135,7 +139,7 @@ impl<'a> Ring<'a> {
             && head.h_lsn.get() == lsn.raw()
             && matches!(head.h_version.get(), 1 | 2)
             // Only little-endian logs are read.
-            && head.h_fmt.get() == 1
+            && head.h_fmt.get() == LITTLE_ENDIAN
             && head.h_fs_uuid == self.uuid
             && (1..=RECORD_MAX).contains(&head.h_len.get())
             && head.h_size.get() <= RECORD_MAX
@@ -144,8 +148,14 @@ impl<'a> Ring<'a> {
     }
 }
 
+fn cycle_in(sector: &[u8]) -> u32 {
+    let first = number(sector, 0, 4).unwrap_or(0) as u32;
+    // A header starts with its magic.
+    if first == MAGIC { number(sector, 4, 4).unwrap_or(0) as u32 } else { first }
+}
+
 /// The checksum of a record: its header, what is used of further headers, its data.
-fn record_checksum(heads: &[u8], data: &[u8]) -> u32 {
+pub(super) fn record_checksum(heads: &[u8], data: &[u8]) -> u32 {
     let first = &heads[..size_of::<RawLogRecord>()];
     let mut sum = checksum(first, offset_of!(RawLogRecord, h_crc));
     for head in heads.chunks_exact(SECTOR).skip(1) {

@@ -1,19 +1,15 @@
 //! Finding the records from the tail to the head.
 
 use super::refusal::damaged;
-use super::ring::{Lsn, Record, Ring};
+use super::ring::{Lsn, Record, Ring, next_cycle};
+use super::wire::{IN_FLIGHT, op};
 use crate::layout::bytes::number;
 use crate::layout::raw::RawLogOp;
 use ivers_vfs::Result;
 use std::mem::{offset_of, size_of};
 
-/// Sectors before the head in which records can be missing: Linux writes 8 records of up to 256 KiB at a
-/// time, in any order.
-const IN_FLIGHT: u32 = 8 * 512;
 /// Sectors that are searched for the last record.
 const SEARCHED: u32 = 2 * IN_FLIGHT + 1024;
-/// The flag of the operation that an unmount writes.
-const UNMOUNT: u8 = 0x20;
 
 /// What is in the log.
 pub(super) struct Found {
@@ -21,13 +17,30 @@ pub(super) struct Found {
     pub clean: bool,
     /// Where the next record would start.
     pub head: Lsn,
+    /// The tail that the last record names.
+    pub tail: Lsn,
+    /// Bytes of the longest record, as the last one says.
+    pub longest: u32,
     /// The sectors at which records start, from the tail on.
     pub records: Vec<u32>,
 }
 
-/// Returns the sector at which the newest cycle seems to end. Sectors are missing before it if the system
-/// stopped while it wrote the log.
-fn guess_head(ring: &Ring<'_>) -> Result<u32> {
+/// Where the newest cycle seems to end. Sectors are missing before it if the system stopped while it wrote
+/// the log.
+struct Guess {
+    sector: u32,
+    newest: u32,
+}
+
+impl Guess {
+    /// The least cycle of a record that starts at a sector. Where sectors are missing, records of older cycles
+    /// can be valid.
+    fn least_cycle(&self, sector: u32) -> u32 {
+        if sector < self.sector || self.sector == 0 { self.newest } else { self.newest.saturating_sub(1) }
+    }
+}
+
+fn guess_head(ring: &Ring<'_>) -> Result<Guess> {
     let newest = ring.cycle(0)?;
     let (mut low, mut high) = (1, ring.len);
     while low < high {
@@ -38,14 +51,15 @@ fn guess_head(ring: &Ring<'_>) -> Result<u32> {
             high = middle;
         }
     }
-    Ok(low % ring.len)
+    Ok(Guess { sector: low % ring.len, newest })
 }
 
-/// Returns a valid record near the head.
-fn record_near(ring: &Ring<'_>, head: u32) -> Result<Option<Record>> {
+/// Returns a valid record before a sector.
+fn record_before(ring: &Ring<'_>, head: u32, guess: &Guess) -> Result<Option<Record>> {
     for back in 1..=SEARCHED.min(ring.len) {
         let sector = (head + ring.len - back) % ring.len;
-        if let Some(record) = ring.record(sector)? {
+        let least = guess.least_cycle(sector);
+        if let Some(record) = ring.record(sector)?.filter(|record| record.lsn.cycle >= least) {
             return Ok(Some(record));
         }
     }
@@ -55,19 +69,20 @@ fn record_near(ring: &Ring<'_>, head: u32) -> Result<Option<Record>> {
 /// Finds the records to replay.
 pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
     // A wrong guess leads to an older record. One before the end of the ring may be newer.
-    let near = record_near(ring, guess_head(ring)?)?;
-    let last = record_near(ring, 0)?;
+    let guess = guess_head(ring)?;
+    let near = record_before(ring, guess.sector, &guess)?;
+    let last = record_before(ring, 0, &guess)?;
     let Some(near) = near.into_iter().chain(last).max_by_key(|record| record.lsn) else {
         // Some tools clear a log with zeros.
         if ring.cycle(0)? == 0 && ring.cycle(ring.len - 1)? == 0 {
             let head = Lsn { cycle: 0, sector: 0 };
-            return Ok(Found { clean: true, records: Vec::new(), head });
+            return Ok(Found { clean: true, records: Vec::new(), head, tail: head, longest: 0 });
         }
         return Err(damaged(ring.place, "the log has no valid record at its head"));
     };
     let mut records: Vec<Lsn> = Vec::new();
     let (mut at, mut walked) = (near.tail, 0u64);
-    let (mut tail, mut clean) = (Lsn::from(0), false);
+    let (mut tail, mut longest, mut clean) = (Lsn::from(0), 0, false);
     while let Some(record) = ring.record(at.sector)?.filter(|record| record.lsn == at) {
         walked += u64::from(record.sectors);
         if walked > u64::from(ring.len) {
@@ -77,14 +92,14 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
         if record.tail < tail {
             return Err(damaged(ring.place, "the tail of the log moves back"));
         }
-        tail = record.tail;
+        (tail, longest) = (record.tail, record.longest);
         clean = is_unmount(&record);
         records.push(at);
         let next = at.sector + record.sectors;
         at = if next < ring.len {
             Lsn { sector: next, ..at }
         } else {
-            Lsn { cycle: at.cycle.wrapping_add(1), sector: next - ring.len }
+            Lsn { cycle: next_cycle(at.cycle), sector: next - ring.len }
         };
     }
     if records.is_empty() {
@@ -100,10 +115,10 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
     }
     let needed = records.into_iter().filter(|lsn| *lsn >= tail);
     let records = needed.map(|lsn| lsn.sector).collect();
-    Ok(Found { clean, records, head: at })
+    Ok(Found { clean, records, head: at, tail, longest })
 }
 
 fn is_unmount(record: &Record) -> bool {
     let flags = number(&record.data, offset_of!(RawLogOp, oh_flags), 1).unwrap_or(0) as u8;
-    record.operations == 1 && record.data.len() >= size_of::<RawLogOp>() && flags & UNMOUNT != 0
+    record.operations == 1 && record.data.len() >= size_of::<RawLogOp>() && flags & op::UNMOUNT != 0
 }

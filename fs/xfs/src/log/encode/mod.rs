@@ -1,0 +1,76 @@
+//! The items of a transaction, as the log has them.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `buffer` | buffers, freed buffers |
+//! | `inode` | inodes |
+//!
+//! An item is a list of regions. The first one says what the item is.
+
+mod buffer;
+mod inode;
+
+use super::ring::Lsn;
+use super::wire::kind;
+use crate::layout::superblock::Superblock;
+use ivers_journal::{Costs, JournalError, LogTransaction, ObjectId, RecordKind, Result};
+
+/// The regions of an item. Their lengths are multiples of 4.
+pub(super) type Regions = Vec<Vec<u8>>;
+
+/// The kind of objects that are inodes. The number is that of the inode.
+pub(crate) const INODE: u32 = 1;
+/// The kind of the first type of intents, in the order of [`kind::INTENTS`]. The number is the intent's id.
+pub(crate) const FIRST_INTENT: u32 = 2;
+
+/// Upper bounds of what each thing takes in the log, in bytes, with the headers of its operations.
+///
+/// A block can have four buffers: the heads of a group. A range is rounded up at both ends, and may be in four
+/// buffers. An object has up to four regions; an inode has a format and a header of a B-tree root in addition
+/// to its bytes.
+pub(super) const COSTS: Costs = Costs { buffer: 240, range: 320, byte: 1, object: Some(240), revoke: 120 };
+
+/// The object of an intent of a log item's type.
+pub(crate) fn intent_id(item_kind: u16, id: u64) -> Option<ObjectId> {
+    let at = kind::INTENTS.iter().position(|(intent, ..)| *intent == item_kind)?;
+    Some(ObjectId { kind: FIRST_INTENT + at as u32, number: id })
+}
+
+/// Encodes all items of the transaction that starts at `lsn`.
+pub(super) fn items(sb: &Superblock, lsn: Lsn, transaction: &LogTransaction) -> Result<Vec<Regions>> {
+    let mut items = Vec::with_capacity(transaction.items.len() + transaction.objects.len());
+    for item in &transaction.items {
+        buffer::changed(sb, lsn, item, &mut items);
+    }
+    for unit in &transaction.revokes {
+        buffer::freed(sb, unit, &mut items);
+    }
+    for object in &transaction.objects {
+        items.push(match &object.kind {
+            RecordKind::Placed(unit) if object.id.kind == INODE => {
+                inode::item(sb, object.id.number, unit, &object.bytes).ok_or_else(|| refused(object.id))?
+            }
+            RecordKind::Placed(_) => return Err(refused(object.id)),
+            RecordKind::Intent => intent(object.id, &object.bytes, false)?,
+            RecordKind::Done => intent(object.id, &object.bytes, true)?,
+        });
+    }
+    Ok(items)
+}
+
+fn refused(id: ObjectId) -> JournalError {
+    JournalError::Incompatible { features: format!("an object of kind {}, number {}", id.kind, id.number) }
+}
+
+/// An intent or its done item. The record has what follows the type.
+fn intent(id: ObjectId, record: &[u8], done: bool) -> Result<Regions> {
+    let types = id.kind.checked_sub(FIRST_INTENT).and_then(|at| kind::INTENTS.get(at as usize));
+    let (intent, intent_done, ..) = types.ok_or_else(|| refused(id))?;
+    let mut region = if done { intent_done } else { intent }.to_le_bytes().to_vec();
+    region.extend_from_slice(record);
+    // An item of several regions would need their lengths.
+    if region.len() < 16 || !region.len().is_multiple_of(4) || region[2..4] != [1, 0] {
+        return Err(refused(id));
+    }
+    Ok(vec![region])
+}

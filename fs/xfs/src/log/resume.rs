@@ -1,0 +1,118 @@
+//! Opening the log for writing: recovery in place, and where the log continues.
+
+use super::encode::intent_id;
+use super::refusal::dirty;
+use super::replay::{self, Done, FoundIntent};
+use super::ring::{Lsn, Ring, next_cycle};
+use super::scan;
+use super::wire::{IN_FLIGHT, SECTOR};
+use super::writer::{Continued, XfsLog};
+use crate::layout::superblock::Superblock;
+use ivers_block::{BlockNo, Device, OverlayDevice, Unit};
+use ivers_journal::LiveLog;
+use ivers_vfs::Result;
+use std::sync::Arc;
+
+/// A log that is open for writing.
+pub struct Opened {
+    /// The log, for a journal.
+    pub log: XfsLog,
+    /// Transactions that were replayed; `None` after a clean unmount.
+    pub transactions: Option<u64>,
+    /// Intents without a done item. The journal adopts them.
+    pub intents: Vec<FoundIntent>,
+}
+
+impl Opened {
+    /// Fails if the log has an intent, for a caller that finishes none. The log stays as it is.
+    pub fn check_finished(&self, place: &str) -> Result<()> {
+        match self.intents.first() {
+            None => Ok(()),
+            Some(intent) => {
+                let what = format!("it has an unfinished {} intent, which is not supported", intent.name());
+                Err(dirty(place, &what))
+            }
+        }
+    }
+}
+
+/// Puts what the log contains in place, durably, and opens it for writing.
+///
+/// Nothing is written before the whole log was read and replayed in memory: a damaged log leaves the image as
+/// it was. After a crash the same log is replayed again.
+pub fn open_for_writing(device: Arc<dyn Device>, sb: &Superblock, place: &str) -> Result<Opened> {
+    if !sb.is_v5() || !sb.log_v2 {
+        return Err(dirty(place, "the log of a filesystem of version 4 is not written"));
+    }
+    let ring = Ring::new(&*device, sb, place)?;
+    let found = scan::scan(&ring)?;
+    let mut from = Continued {
+        head: found.head,
+        tail: found.head,
+        durable_tail: found.tail,
+        is_clean: found.clean,
+        longest: None,
+        live: LiveLog::default(),
+    };
+    let (mut transactions, mut intents) = (None, Vec::new());
+    if !found.clean {
+        let overlay = OverlayDevice::new(device.clone());
+        let done = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+        overlay.write_to_base()?;
+        transactions = Some(done.count);
+        if let Some(tail) = done.intents.iter().map(|intent| intent.lsn).min() {
+            (from.tail, from.longest) = (tail, Some(found.longest));
+            from.live = live(sb, &done, tail);
+        }
+        intents = done.intents;
+    }
+    let free_from = if found.clean { found.head } else { found.tail };
+    mark_stale(&*device, &ring, found.head, free_from)?;
+    let (start, len) = (ring.start(), ring.len);
+    let log = XfsLog::new(device, sb, start, len, from, place)?;
+    Ok(Opened { log, transactions, intents })
+}
+
+/// What the journal must know of records after the tail.
+fn live(sb: &Superblock, done: &Done, tail: Lsn) -> LiveLog {
+    let id = |intent: &FoundIntent| Some((intent_id(intent.kind, intent.id)?, intent.lsn.raw()));
+    let unit = |(&(sector, sectors), lsn): (&(u64, u64), &Lsn)| {
+        // Heads of groups, which are smaller than blocks, are never freed.
+        let each = u64::from(sb.block_size) / SECTOR as u64;
+        let is_whole = sector.is_multiple_of(each) && sectors.is_multiple_of(each) && *lsn >= tail;
+        let blocks: Vec<BlockNo> = BlockNo(sector / each).run(sectors / each).collect();
+        (is_whole && !blocks.is_empty()).then(|| (Unit::new(&blocks), lsn.raw()))
+    };
+    LiveLog {
+        intents: done.intents.iter().filter_map(id).collect(),
+        units: done.logged.iter().filter_map(unit).collect(),
+    }
+}
+
+/// Marks what a crash left after the head as older: a record that was written out of order must not look like
+/// one that follows a new one.
+fn mark_stale(device: &dyn Device, ring: &Ring<'_>, head: Lsn, tail: Lsn) -> Result<()> {
+    let used = (head.sector + ring.len - tail.sector) % ring.len;
+    // The head at the tail is a full log, or an empty one.
+    let free = if used == 0 && head.cycle != tail.cycle { 0 } else { ring.len - used };
+    let count = free.min(IN_FLIGHT);
+    let mut written = false;
+    for (index, cycle) in ring.cycles(head.sector, count)?.into_iter().enumerate() {
+        let sector = head.sector + index as u32;
+        let (sector, expected) = if sector < ring.len {
+            (sector, head.cycle)
+        } else {
+            (sector - ring.len, next_cycle(head.cycle))
+        };
+        if cycle >= expected && expected > 0 {
+            let mut stale = vec![0; SECTOR];
+            stale[..4].copy_from_slice(&(expected - 1).to_be_bytes());
+            device.write_at(ring.start() + u64::from(sector) * SECTOR as u64, &stale)?;
+            written = true;
+        }
+    }
+    if written {
+        device.flush()?;
+    }
+    Ok(())
+}

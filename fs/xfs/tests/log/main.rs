@@ -1,0 +1,9 @@
+//! The log, written by a small driver: replayed by Linux and by ivers, read by xfs_logprint, and cut off at
+//! every write.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod kernel;
+mod power_cuts;
+mod volume;
