@@ -138,6 +138,63 @@ fn directories_and_archives_fill_equal_images_byte_for_byte() {
 }
 
 #[test]
+fn files_are_left_out_and_owners_replaced() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let [source, archive] = ["source", "a.tar"].map(|name| place.path(name));
+    ivers_oracle::run(
+        "tar",
+        ["--sort=name", "--sparse", "--xattrs", "-cf", text(&archive), "-C", text(&source), "."],
+    )
+    .unwrap();
+    let mut images = Vec::new();
+    for (name, from) in [("a", &source), ("b", &archive)] {
+        let image = place.path(name);
+        let words = ["--owner", "7", "--group", "8", "--exclude", "many", "--exclude", "h*s"];
+        let same = ["--size", "64M", "--uuid", UUID, "--hash-seed", UUID, "--timestamp", "1500000000"];
+        makes(&[&[text(&image), "--from", text(from)][..], &words, &same].concat());
+        is_clean(&image);
+        for path in ["/sub/large", "/sub", "/link", "/"] {
+            let stat = debugfs(&image, &format!("stat {path}"));
+            assert!(stat.contains("User:     7   Group:     8"), "{path}: {stat}");
+        }
+        let names = debugfs(&image, "ls -p /");
+        assert!(
+            !names.contains("/many/") && !names.contains("/holes/") && names.contains("/twin/"),
+            "{names}"
+        );
+        images.push(fs::read(&image).unwrap());
+    }
+    assert!(images[0] == images[1]);
+    let image = place.path("c");
+    // Layers: the second brings files through a link of the first.
+    let first = place.path("layer");
+    fs::create_dir_all(first.join("usr/lib")).unwrap();
+    std::os::unix::fs::symlink("usr/lib", first.join("lib")).unwrap();
+    let second = place.path("modules");
+    fs::create_dir_all(second.join("lib/modules")).unwrap();
+    fs::write(second.join("lib/modules/one"), "module").unwrap();
+    for (mode, dir) in [("-cf", &first), ("-rf", &second)] {
+        ivers_oracle::run("tar", [mode, text(&archive), "-C", text(dir), "."]).unwrap();
+    }
+    let layered = ["--from", text(&archive), "--size", "64M", "--keep-directory-symlink", "--all-root"];
+    makes(&[&[text(&image)][..], &layered].concat());
+    is_clean(&image);
+    let stat = debugfs(&image, "stat /usr/lib/modules/one");
+    assert!(stat.contains("User:     0   Group:     0"), "{stat}");
+    for option in [["--owner", "1"], ["--exclude", "x"]] {
+        let output = mkfs(&[&[text(&image), "-F"], &option[..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("--from"), "{}", said(&output));
+    }
+    let output = mkfs(&[text(&place.path("d")), "--from", text(&source), "--size", "64M", "--exclude", "["]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(!place.path("d").exists());
+}
+
+#[test]
 fn a_spec_file_sets_owners_and_makes_device_nodes() {
     if !have_tools() {
         return;

@@ -309,6 +309,110 @@ fn hostile_members_stay_in_the_directory() {
     image.check().unwrap();
 }
 
+/// With `--keep-directory-symlink`, links lead to directories below the one that is filled, and nowhere else.
+#[test]
+fn links_to_directories_are_followed_on_request() {
+    let Some(image) = image() else { return };
+    let script = "mkdir -p /root/usr/lib /outside\nln -s usr/lib /root/lib\nln -s /usr/lib /root/absolute\n\
+                  ln -s ../../outside /root/up\nln -s loop /root/loop\nln -s none /root/gone\n\
+                  ln -s lib/file /root/to-file\n";
+    let lines = script.lines().flat_map(|line| ["-c", line]);
+    let done = ivers(["shell", text(image.path())].into_iter().chain(lines));
+    assert!(done.status.success(), "{}", said(&done));
+    let archive = [
+        header(b"lib", b'5', b"", 0),
+        file(b"lib/file", b"one"),
+        file(b"absolute/deep/file", b"two"),
+        header(b"hard", b'1', b"lib/file", 0),
+        header(b"own", b'2', b"usr", 0),
+        file(b"own/lib/third", b"three"),
+        file(b"up/escape", b"x"),
+        file(b"loop/x", b"x"),
+        file(b"gone/x", b"x"),
+        file(b"to-file/x", b"x"),
+        header(b"to-file", b'5', b"", 0),
+        vec![0; 1024],
+    ]
+    .concat();
+    let from = image.dir().join("links.tar");
+    fs::write(&from, archive).unwrap();
+    let words = ["tar", "-x", &inside(&image, "/root"), "-f", text(&from)];
+    let refused = ivers(words);
+    assert!(
+        said(&refused).contains("lib is a symbolic link; --keep-directory-symlink"),
+        "{}",
+        said(&refused)
+    );
+    // The directory in the archive has replaced no link.
+    let output = ivers(words.iter().copied().chain(["--keep-directory-symlink"]));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let problems = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = problems.lines().collect();
+    for (line, words) in lines.iter().zip([
+        ["up/escape", "target of the link up"],
+        ["loop/x", "too many symbolic links"],
+        ["gone/x", "target of the link gone"],
+        ["to-file/x", "not to a directory"],
+        ["to-file", "not to a directory"],
+    ]) {
+        assert!(words.iter().all(|word| line.contains(word)), "{line} {words:?}");
+    }
+    assert_eq!(lines.len(), 5, "{problems}");
+    let read = |path: &str| String::from_utf8(ivers(["cat", &inside(&image, path)]).stdout).unwrap();
+    assert_eq!(read("/root/usr/lib/file"), "one");
+    assert_eq!(read("/root/hard"), "one");
+    assert_eq!(read("/root/usr/lib/deep/file"), "two");
+    assert_eq!(read("/root/usr/lib/third"), "three");
+    let all = said(&ivers(["ls", "-lR", &inside(&image, "/")]));
+    for link in ["lib -> usr/lib", "absolute -> /usr/lib", "up -> ../../outside"] {
+        assert!(all.contains(link), "{link}: {all}");
+    }
+    assert!(!all.contains("escape") && !said(&ivers(["ls", &inside(&image, "/")])).contains("usr"), "{all}");
+    image.check().unwrap();
+    // GNU tar agrees on the links that both follow.
+    let root = image.dir().join("root");
+    fs::create_dir_all(root.join("usr/lib")).unwrap();
+    std::os::unix::fs::symlink("usr/lib", root.join("lib")).unwrap();
+    let theirs = ["-xf", text(&from), "-C", text(&root), "--keep-directory-symlink", "lib", "hard"];
+    runs_quietly("tar", &theirs);
+    assert_eq!(fs::read(root.join("usr/lib/file")).unwrap(), b"one");
+    assert!(root.join("lib").is_symlink() && root.join("hard").is_file());
+}
+
+#[test]
+fn owners_are_replaced_on_request() {
+    let Some(image) = image() else { return };
+    let (source, archive) = (image.dir().join("source"), image.dir().join("a.tar"));
+    fs::create_dir_all(source.join("sub")).unwrap();
+    fs::write(source.join("sub/file"), "x").unwrap();
+    runs_quietly("tar", &["-cf", text(&archive), "--owner=5", "--group=6", "-C", text(&source), "sub"]);
+    let owners = |words: &[&str]| {
+        works(&[&["-x", &inside(&image, "/"), "-f", text(&archive)], words].concat());
+        let back = image.dir().join("back.tar");
+        works(&["-c", &inside(&image, "/sub"), "-f", text(&back)]);
+        listed_owners(&back)
+    };
+    assert_eq!(owners(&[]), ["5 6", "5 6"]);
+    assert_eq!(owners(&["--owner", "7"]), ["7 6", "7 6"]);
+    assert_eq!(owners(&["--owner", "root", "--group=8"]), ["0 8", "0 8"]);
+    assert_eq!(owners(&["--all-root"]), ["0 0", "0 0"]);
+    let back = image.dir().join("back.tar");
+    works(&["-c", &inside(&image, "/sub"), "-f", text(&back), "--group", "70000"]);
+    assert_eq!(listed_owners(&back), ["0 70000", "0 70000"]);
+    for words in [["-t", "--all-root"], ["-t", "--keep-directory-symlink"]] {
+        let output = ivers(["tar"].iter().chain(&words));
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", said(&output));
+    }
+}
+
+/// Returns user and group of each member.
+fn listed_owners(archive: &Path) -> Vec<String> {
+    let listed = works(&["-t", "-v", "-f", text(archive)]);
+    let lines = String::from_utf8(listed.stdout).unwrap();
+    let owners = |line: &str| line.split_whitespace().skip(1).take(2).collect::<Vec<_>>().join(" ");
+    lines.lines().map(owners).collect()
+}
+
 #[test]
 fn damage_names_member_and_byte_and_leaves_a_clean_image() {
     let Some(image) = image() else { return };

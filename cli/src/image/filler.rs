@@ -1,6 +1,7 @@
 //! Filling a directory of an open image with files that are named by path, as an archive does.
 //!
-//! A path never leaves the directory: `..` is refused, and no symbolic link is followed. Directories get
+//! A path never leaves the directory: `..` is refused, and no symbolic link is followed. If links to
+//! directories are kept, they are followed with the directory as the root, as after chroot(2). Directories get
 //! their times at the end, since each new name changes them.
 
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ use crate::output::format;
 
 /// Longest path in bytes.
 const PATH_MAX: usize = 64 << 10;
+/// Symbolic links that one name may lead through.
+const LINKS_MAX: u32 = 40;
 /// Permissions of a directory that only the paths of other files name.
 const IMPLIED_PERM: u32 = 0o755;
 
@@ -61,6 +64,7 @@ pub struct Filler {
     /// The times of directories that only the paths of other files name. `None`: those of the clock.
     implied_time: Option<Timestamp>,
     replaces: bool,
+    keeps_links: bool,
 }
 
 /// A file that was created and is not complete.
@@ -77,7 +81,7 @@ impl Filler {
     /// Fills `root`, a directory.
     pub fn new(vfs: Arc<Vfs>, root: InodeRef, implied_time: Option<Timestamp>) -> Result<Self> {
         let (cred, levels, times) = (Cred::root(), Vec::new(), HashMap::new());
-        let mut filler = Self { vfs, cred, levels, times, implied_time, replaces: true };
+        let mut filler = Self { vfs, cred, levels, times, implied_time, replaces: true, keeps_links: false };
         let root = filler.level(Vec::new(), root)?;
         filler.levels.push(root);
         Ok(filler)
@@ -87,6 +91,12 @@ impl Filler {
     /// differ there: some formats do not distinguish all names.
     pub fn keep_existing(&mut self) {
         self.replaces = false;
+    }
+
+    /// Keeps symbolic links to directories from now on: what belongs into such a directory is created where
+    /// the link leads.
+    pub fn keep_directory_links(&mut self) {
+        self.keeps_links = true;
     }
 
     fn may_replace(&self) -> Result<()> {
@@ -109,6 +119,46 @@ impl Filler {
         self.levels.last().context("the directory to fill is missing")
     }
 
+    fn root(&self) -> Result<&InodeRef> {
+        Ok(&self.levels.first().context("the directory to fill is missing")?.dir)
+    }
+
+    /// Returns the directory that a symbolic link in `dir` leads to. The directory to fill is the root: `..`
+    /// stays there, and an absolute target starts there.
+    fn linked_directory(&self, dir: &InodeRef, link: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        let root = self.root()?;
+        let (mut at, mut links) = (dir.clone(), 0);
+        let mut next = Some(link.clone());
+        // Names that are left, the next one last.
+        let mut rest: Vec<Vec<u8>> = Vec::new();
+        loop {
+            match next.take() {
+                Some(inode) if inode.kind == FileType::Symlink => {
+                    links += 1;
+                    if links > LINKS_MAX {
+                        bail!("refused: {} leads through too many symbolic links", format::name(name));
+                    }
+                    let target = self.vfs.read_link(&self.cred, &inode)?;
+                    if target.starts_with(b"/") {
+                        at = root.clone();
+                    }
+                    let names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+                    rest.extend(names.rev().map(<[u8]>::to_vec));
+                }
+                Some(inode) => at = inode,
+                None => {}
+            }
+            if at.kind != FileType::Directory {
+                bail!("refused: {} is a symbolic link, and not to a directory", format::name(name));
+            }
+            let Some(step) = rest.pop() else { return Ok(at) };
+            if step != b".." || at.ino != root.ino {
+                let found = self.vfs.lookup(&self.cred, &at, &step);
+                next = Some(found.with_context(|| format!("the target of the link {}", format::name(name)))?);
+            }
+        }
+    }
+
     /// Goes to the directory with this path. Creates it if it does not exist.
     fn enter(&mut self, path: &[&[u8]]) -> Result<()> {
         let known =
@@ -118,8 +168,14 @@ impl Filler {
             let parent = &self.parent()?.dir;
             let dir = match self.vfs.lookup(&self.cred, parent, name) {
                 Ok(inode) if inode.kind == FileType::Directory => inode,
+                Ok(inode) if inode.kind == FileType::Symlink && self.keeps_links => {
+                    self.linked_directory(parent, &inode, name)?
+                }
                 Ok(inode) if inode.kind == FileType::Symlink => {
-                    bail!("refused: {} is a symbolic link, which is not followed", format::name(name));
+                    bail!(
+                        "refused: {} is a symbolic link; --keep-directory-symlink follows it",
+                        format::name(name)
+                    );
                 }
                 Ok(inode) => bail!("{} is a {}", format::name(name), format::kind_in_words(inode.kind)),
                 Err(Error::Name(NameError::NotFound)) => self.create_implied(name)?,
@@ -144,18 +200,20 @@ impl Filler {
         self.times.insert(dir.ino, Times { dir: InodeHandle::new(&self.vfs, dir), atime, mtime });
     }
 
-    /// Finds a file. Follows no symbolic link.
+    /// Finds a file. Follows no symbolic link, except to a directory on the way if such links are kept.
     pub fn find(&mut self, path: &[&[u8]]) -> Result<Option<InodeRef>> {
-        let mut inode = self.levels.first().context("the directory to fill is missing")?.dir.clone();
-        for name in path {
+        let mut inode = self.root()?.clone();
+        for (at, name) in path.iter().enumerate() {
             if inode.kind != FileType::Directory {
                 return Ok(None);
             }
-            inode = match self.vfs.lookup(&self.cred, &inode, name) {
+            let found = match self.vfs.lookup(&self.cred, &inode, name) {
                 Ok(inode) => inode,
                 Err(Error::Name(NameError::NotFound)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
+            let is_followed = self.keeps_links && found.kind == FileType::Symlink && at + 1 < path.len();
+            inode = if is_followed { self.linked_directory(&inode, &found, name)? } else { found };
         }
         Ok(Some(inode))
     }
@@ -165,7 +223,7 @@ impl Filler {
     pub fn create(&mut self, path: &[&[u8]], member: &Member) -> Result<Created> {
         let Kind::File(kind) = member.kind else { bail!("a member of unknown type") };
         let Some((name, dirs)) = path.split_last() else {
-            let inode = self.levels.first().context("the directory to fill is missing")?.dir.clone();
+            let inode = self.root()?.clone();
             if kind != FileType::Directory {
                 bail!("has no name to create it under");
             }
@@ -190,7 +248,10 @@ impl Filler {
             Err(Error::Name(NameError::Exists)) => {}
             Err(error) => return Err(error.into()),
         }
-        let found = vfs.lookup(&self.cred, dir, name)?;
+        let mut found = vfs.lookup(&self.cred, dir, name)?;
+        if kind == FileType::Directory && found.kind == FileType::Symlink && self.keeps_links {
+            found = self.linked_directory(dir, &found, name)?;
+        }
         if kind == FileType::Directory && found.kind == FileType::Directory {
             return Ok(Created { inode: found, existed: true, inherits, end: 0 });
         }

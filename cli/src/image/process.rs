@@ -86,7 +86,7 @@ pub enum Request {
 }
 
 /// How `mkfs` fills a new filesystem.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct FillOptions {
     /// The time of creation in seconds since 1970.
     pub time: i64,
@@ -94,6 +94,14 @@ pub struct FillOptions {
     pub latest: Option<i64>,
     /// The owner of the root directory, if it is not that of the source.
     pub root_owner: Option<(u32, u32)>,
+    /// The user of all files, instead of that of the source.
+    pub owner: Option<u32>,
+    /// The group of all files, instead of that of the source.
+    pub group: Option<u32>,
+    /// Patterns of files that are left out.
+    pub exclude: Vec<String>,
+    /// Symbolic links to directories are followed.
+    pub keep_directory_symlinks: bool,
     /// Problems are counted and not shown.
     pub silent: bool,
     /// The bytes of the source, for the progress. 0 if unknown.

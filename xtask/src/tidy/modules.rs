@@ -199,7 +199,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
             ("commands/changed", "saved_state walk renames compare"),
             ("commands/cp", "interrupt stream reader writer"),
-            ("commands/tar", "exclude pack unpack"),
+            ("commands/tar", "exclude owners pack unpack"),
             ("commands/edit", "bytes mode owner session rm chmod mkdir mv ln chown touch attr show job"),
             ("commands/shell", "input line"),
             ("commands/measure", "policy storage protocol host image"),

@@ -23,17 +23,23 @@ impl Owner {
         if user.is_none() && group.is_none() {
             return Err("use USER, USER:GROUP or :GROUP".into());
         }
-        let uid = |name: &str| uzers::get_user_by_name(name).map(|user| user.uid());
-        let gid = |name: &str| uzers::get_group_by_name(name).map(|group| group.gid());
-        let uid = user.map(|user| id(user, "user", uid)).transpose()?;
-        let gid = group.map(|group| id(group, "group", gid)).transpose()?;
-        Ok(Self { uid, gid })
+        Ok(Self { uid: user.map(user_id).transpose()?, gid: group.map(group_id).transpose()? })
     }
+}
+
+/// Parses a user. Looks a name up on the host.
+pub fn user_id(text: &str) -> Result<u32, String> {
+    id(text, "user", |name| uzers::get_user_by_name(name).map(|user| user.uid()))
+}
+
+/// Parses a group. Looks a name up on the host.
+pub fn group_id(text: &str) -> Result<u32, String> {
+    id(text, "group", |name| uzers::get_group_by_name(name).map(|group| group.gid()))
 }
 
 /// Returns a number, or the id that a name has on this host.
 fn id(text: &str, what: &str, look_up: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
-    if text.bytes().all(|byte| byte.is_ascii_digit()) {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         // The largest number means "no change" in chown(2).
         let id = text.parse().ok().filter(|id| *id != u32::MAX);
         return id.ok_or_else(|| format!("{what} {text}: the number is too large"));

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use super::super::tar::owners::OwnerArgs;
+
 const HELP: &str = "\
 ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
@@ -18,7 +20,9 @@ not empty is refused (exit code 4), and so is a filesystem that has no space for
 --from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
 extended attributes are those of the directory or the archive. Times after --timestamp become that time. \
 --spec names a device table, as genext2fs and Buildroot read it: lines of path, type (f, d, c, b or p), \
-mode, uid, gid, major, minor, start, increment and count, with - for what is not used. With --size auto the \
+mode, uid, gid, major, minor, start, increment and count, with - for what is not used. --owner, --group and \
+--all-root replace the owners of the source, before --spec and --root-owner apply. --exclude takes the \
+patterns of GNU tar: *.o, .git or usr/share/doc. With --size auto the \
 filesystem is made several times, until less than about 2 % of it is free, and has about as many inodes as \
 are used. What cannot be created is named on standard error; the rest is created, and the command fails. \
 After a signal (Ctrl-C), or if the files do not fit, a file that the command created is removed; in a file \
@@ -38,6 +42,7 @@ Examples:
   ivers mkfs disk-with-partitions.img@2
   ivers mkfs rootfs.img --from rootfs.tar --size auto
   ivers mkfs disk.img --from tree --spec devices.txt --size 64M --timestamp 0
+  ivers mkfs rootfs.img --from tree --all-root --exclude .git --size auto
   ivers mkfs -L data -m 0 /dev/sdx1
   ivers mkfs --type xfs disk.img --size 10G --features parent,exchange";
 
@@ -139,4 +144,12 @@ pub struct FromArgs {
     /// With --from: set owners and modes and create device nodes as a device table says
     #[arg(long, value_name = "FILE", requires = "from")]
     pub spec: Option<PathBuf>,
+    /// With --from: leave out files that match a pattern, and what is below them
+    #[arg(long, value_name = "PATTERN", requires = "from")]
+    pub exclude: Vec<String>,
+    /// With --from: follow and keep symbolic links to directories, such as lib -> usr/lib, of an archive
+    #[arg(long, requires = "from")]
+    pub keep_directory_symlink: bool,
+    #[command(flatten)]
+    pub owners: OwnerArgs,
 }

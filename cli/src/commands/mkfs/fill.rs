@@ -18,6 +18,7 @@ use super::super::cp::interrupt;
 use super::super::cp::reader::{Host, Source};
 use super::super::cp::stream::{FileId, unpacked};
 use super::super::tar::exclude::Excludes;
+use super::super::tar::owners::NewOwners;
 use super::super::tar::unpack;
 use super::spec::{self, SPEC_MAX};
 use crate::archive::member::{Kind, Member};
@@ -44,9 +45,11 @@ pub fn from_archive(
     options: &FillOptions,
     stop: &dyn Fn() -> bool,
 ) -> Result<FillOutcome> {
+    let excludes = Excludes::new(&options.exclude)?;
     let unpack_options = unpack::Options {
-        excludes: &Excludes::default(),
+        excludes: &excludes,
         strip: 0,
+        owners: owners_of(options),
         latest: options.latest.map(at),
         show: &|_| Ok(()),
         // Reading a directory changes them, so equal trees would give unequal images.
@@ -56,7 +59,16 @@ pub fn from_archive(
         archive_bytes: options.source_bytes,
     };
     let mut archive = Reader::new(BufReader::with_capacity(256 << 10, archive));
-    fill(vfs, spec, options, |filler| unpack::unpack(&mut archive, filler, &unpack_options))
+    fill(vfs, spec, options, |filler| {
+        if options.keep_directory_symlinks {
+            filler.keep_directory_links();
+        }
+        unpack::unpack(&mut archive, filler, &unpack_options)
+    })
+}
+
+fn owners_of(options: &FillOptions) -> NewOwners {
+    NewOwners { uid: options.owner, gid: options.group }
 }
 
 /// Fills a filesystem from a directory of the host. `image` is left out if it is in there.
@@ -68,12 +80,14 @@ pub fn from_dir(
     options: &FillOptions,
 ) -> Result<FillOutcome> {
     let latest = options.latest.map(at);
+    let excludes = Excludes::new(&options.exclude)?;
     fill(vfs, spec, options, |filler| {
         filler.keep_existing();
         std::thread::scope(|scope| {
             let (sender, receiver) = sync_channel(QUEUE);
             let (batch, batch_bytes, linked) = (Vec::new(), 0, HashSet::new());
-            let mut walker = Walker { sender, batch, batch_bytes, image, latest, linked };
+            let owners = owners_of(options);
+            let mut walker = Walker { sender, batch, batch_bytes, image, excludes, owners, latest, linked };
             let builder = std::thread::Builder::new().name("ivers-reader".into());
             builder.spawn_scoped(scope, move || walker.walk(dir))?;
             create_all(vfs, filler, receiver, options)
@@ -189,6 +203,8 @@ struct Walker {
     batch: Vec<Found>,
     batch_bytes: usize,
     image: Option<FileId>,
+    excludes: Excludes,
+    owners: NewOwners,
     latest: Option<Timestamp>,
     linked: HashSet<FileId>,
 }
@@ -228,6 +244,9 @@ impl Walker {
                 path.push(b'/');
             }
             path.extend_from_slice(&name);
+            if self.excludes.excludes_last(&path.split(|&byte| byte == b'/').collect::<Vec<_>>()) {
+                continue;
+            }
             match Host.child(&level.dir, &name) {
                 Ok(file) => {
                     if let Some(level) = self.visit(file, path)? {
@@ -267,7 +286,7 @@ impl Walker {
             }
         };
         let mtime = unpacked(header.mtime);
-        let member = Member {
+        let mut member = Member {
             perm: header.perm(),
             uid: header.uid,
             gid: header.gid,
@@ -277,6 +296,7 @@ impl Walker {
             xattrs,
             ..Member::new(path.clone(), Kind::File(kind))
         };
+        self.owners.apply(&mut member);
         self.send(Found::File(Box::new(member), linked))?;
         if kind == FileType::Directory {
             let (mut names, whole) = Host.names(&file);

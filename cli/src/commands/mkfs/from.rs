@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 use ivers_vfs::MountOptions;
 
 use super::super::edit::Interrupts;
+use super::super::tar::exclude::Excludes;
+use super::super::tar::owners::NewOwners;
 use super::args::FromArgs;
 use super::fill::{from_dir, read_spec};
 use super::source::Source;
@@ -16,6 +18,7 @@ use crate::arguments::ImageName;
 use crate::image::open::{open_on, open_to_format};
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{FillOptions, FillOutcome, ImageProcess, Request};
+use crate::output::failure::usage;
 
 /// The source of a new filesystem.
 pub struct Filling {
@@ -27,13 +30,28 @@ pub struct Filling {
 impl Filling {
     /// Opens the source. `None`: the filesystem stays empty.
     pub fn open(args: &FromArgs, options: FillOptions) -> Result<Option<Self>> {
-        let Some(from) = &args.from else { return Ok(None) };
+        let Some(from) = &args.from else {
+            return match args.owners.given() {
+                Some(option) => Err(usage(format!("{option}: only with --from"))),
+                None => Ok(None),
+            };
+        };
+        // Errors in patterns come before anything is written, as those in the spec file.
+        Excludes::new(&args.exclude)?;
         let source = Source::open(from)?;
         // Errors in the spec file come before anything is written.
         if let Some(spec) = &args.spec {
             read_spec(open_spec(spec)?).with_context(|| spec.display().to_string())?;
         }
-        let options = FillOptions { source_bytes: source.bytes(), ..options };
+        let NewOwners { uid: owner, gid: group } = args.owners.owners();
+        let options = FillOptions {
+            source_bytes: source.bytes(),
+            owner,
+            group,
+            exclude: args.exclude.clone(),
+            keep_directory_symlinks: args.keep_directory_symlink,
+            ..options
+        };
         Ok(Some(Self { source, spec: args.spec.clone(), options }))
     }
 

@@ -279,7 +279,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     if !place.has_fixed_size && !place.is_auto {
         new.plan(place.new_len, &place.name)?;
     }
-    let fill_options = FillOptions { time: new.time(), latest, root_owner, silent: false, source_bytes: 0 };
+    let fill_options = FillOptions { time: new.time(), latest, root_owner, ..FillOptions::default() };
     let filling = Filling::open(&args.filling, fill_options)?;
     if filling.is_some() {
         interrupt::catch_once()?;

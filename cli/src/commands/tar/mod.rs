@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`exclude`] | the patterns of `--exclude` |
+//! | [`owners`] | owners that replace those of the source |
 //! | [`pack`] | writing an archive |
 //! | [`unpack`] | reading an archive |
 //!
@@ -11,6 +12,7 @@
 //! archive, and standard output and error: it could open no other file.
 
 pub mod exclude;
+pub mod owners;
 mod pack;
 pub mod unpack;
 
@@ -37,6 +39,7 @@ use crate::image::sandbox;
 use crate::output::failure::{FAILED, NOT_FOUND, Problems, code, failure, say, usage};
 use crate::output::{format, print};
 use exclude::Excludes;
+use owners::OwnerArgs;
 
 /// Bytes that are read and written at a time.
 const BUFFER: usize = 256 << 10;
@@ -51,7 +54,8 @@ out. Owners are numbers. Members are sorted by name, so equal trees make equal a
 -x: creates members below the directory IMAGE:/path, all with the attributes that the archive has. Needs no \
 root, also for owners and device nodes. Reads ustar, pax and GNU archives and their sparse files. An \
 existing file is replaced, an existing directory stays. A path with \"..\" or through a symbolic link is \
-refused; a leading slash is removed. What cannot be created is named on standard error, the rest is created, \
+refused; a leading slash is removed. With --keep-directory-symlink, a symbolic link to a directory is \
+followed and stays. Such a link never leads out of IMAGE:/path, which is its root directory. What cannot be created is named on standard error, the rest is created, \
 and the exit code is not 0. A truncated or damaged archive is an error that names member and byte.
 
 A compressed archive is decompressed or compressed by a pipe.
@@ -63,6 +67,7 @@ Examples:
   ivers tar -c disk.img:/etc --exclude '*.bak' | zstd > etc.tar.zst
   ivers tar -x disk.img:/srv -f tree.tar
   zstd -dc rootfs.tar.zst | ivers tar -x disk.img:/
+  ivers tar -x disk.img:/ -f modules.tar --keep-directory-symlink --all-root
   ivers tar -t -v -f tree.tar";
 
 /// Options of `tar`.
@@ -91,6 +96,11 @@ pub struct Args {
     /// With -x: remove this many names from the start of each path
     #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
     strip_components: usize,
+    /// With -x: follow and keep symbolic links to directories, such as lib -> usr/lib
+    #[arg(long)]
+    keep_directory_symlink: bool,
+    #[command(flatten)]
+    owners: OwnerArgs,
     /// With -c: later modification times become this one, in seconds since 1970 (default: SOURCE_DATE_EPOCH)
     #[arg(long, value_name = "SECONDS")]
     timestamp: Option<i64>,
@@ -109,6 +119,12 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let excludes = Excludes::new(&args.exclude)?;
     if args.strip_components > 0 && !args.extract {
         return Err(usage("--strip-components: only with -x"));
+    }
+    if args.keep_directory_symlink && !args.extract {
+        return Err(usage("--keep-directory-symlink: only with -x"));
+    }
+    if let Some(option) = args.owners.given().filter(|_| args.list) {
+        return Err(usage(format!("{option}: only with -c and -x")));
     }
     if args.timestamp.is_some() && !args.create {
         return Err(usage("--timestamp: only with -c"));
@@ -146,7 +162,7 @@ fn create(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problem
         true => print::line(format::name(path)),
         false => Ok(()),
     };
-    let options = pack::Options { excludes, latest, show: &show };
+    let options = pack::Options { excludes, owners: args.owners.owners(), latest, show: &show };
     pack::pack(&vfs, &image, &path, &options, BufWriter::with_capacity(BUFFER, out))
 }
 
@@ -205,6 +221,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     let options = unpack::Options {
         excludes,
         strip: args.strip_components,
+        owners: args.owners.owners(),
         latest: None,
         show: &show,
         no_atimes: false,
@@ -224,6 +241,9 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
             return Err(usage(format!("{}: not a directory", word.display())));
         }
         let mut filler = Filler::new(vfs.clone(), root, None)?;
+        if args.keep_directory_symlink {
+            filler.keep_directory_links();
+        }
         let mut archive = Reader::new(BufReader::with_capacity(BUFFER, input));
         let unpacked = unpack::unpack(&mut archive, &mut filler, &options);
         filler.set_times()?;

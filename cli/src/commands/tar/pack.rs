@@ -10,6 +10,7 @@ use ivers_vfs::{Cred, Error, FileType, Ino, InodeRef, NameError, Timestamp, Vfs}
 
 use super::super::cp::reader::{self, Source};
 use super::exclude::Excludes;
+use super::owners::NewOwners;
 use crate::archive::member::{Kind, Member};
 use crate::archive::sparse::{RUNS_MAX, Run};
 use crate::archive::writer::Writer;
@@ -27,6 +28,8 @@ const CHUNK: usize = 256 << 10;
 pub struct Options<'a> {
     /// What is left out.
     pub excludes: &'a Excludes,
+    /// Owners that replace those of the files.
+    pub owners: NewOwners,
     /// Later modification times become this one.
     pub latest: Option<i64>,
     /// Called with the path of each member.
@@ -145,7 +148,7 @@ impl<W: Write> Packer<'_, W> {
             .latest
             .map_or(Timestamp { sec: i64::MAX, nsec: 0 }, |sec| Timestamp { sec, nsec: 0 });
         let attr = self.vfs.stat(inode);
-        Ok(Member {
+        let mut member = Member {
             perm: header.perm(),
             uid: header.uid,
             gid: header.gid,
@@ -155,7 +158,9 @@ impl<W: Write> Packer<'_, W> {
             xattrs: source.xattrs(inode)?,
             size: if inode.kind == FileType::Regular { attr.size } else { 0 },
             ..Member::new(path, Kind::File(inode.kind))
-        })
+        };
+        self.options.owners.apply(&mut member);
+        Ok(member)
     }
 
     fn header(&mut self, member: &Member, runs: &[Run]) -> Result<()> {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use ivers_vfs::{Error, FileType, NameError, Timestamp};
 
 use super::exclude::Excludes;
+use super::owners::NewOwners;
 use crate::archive::member::{ArchiveError, Kind, Member};
 use crate::archive::reader::{DataError, Reader};
 use crate::image::filler::{Filler, names_of};
@@ -31,6 +32,8 @@ pub struct Options<'a> {
     pub excludes: &'a Excludes,
     /// The number of names to remove from the start of each path. A path without more names is left out.
     pub strip: usize,
+    /// Owners that replace those of the archive.
+    pub owners: NewOwners,
     /// Later times become this one.
     pub latest: Option<Timestamp>,
     /// Called with each member.
@@ -65,6 +68,7 @@ pub fn unpack(
             Ok(Some(names)) => {
                 let names: Vec<_> = names.iter().map(Vec::as_slice).collect();
                 (options.show)(&member)?;
+                options.owners.apply(&mut member);
                 if options.no_atimes {
                     member.atime = None;
                 }
