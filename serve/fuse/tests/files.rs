@@ -74,6 +74,41 @@ fn large_directories_list_every_name_once() {
     }
 }
 
+/// Replies differ in size as the buffers of programs do, and the mount has to guess how much is requested.
+#[test]
+fn listings_with_buffers_of_any_size_have_every_name_once() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let all: Vec<_> = (0..1500).map(|n| m.path(&format!("some-longer-name-{n}"))).collect();
+    all.iter().for_each(|path| _ = File::create(path).unwrap());
+    for bytes in [4096, 32 << 10, 4096, 1 << 20, 300, 32 << 10] {
+        // The kernel must not have the listing.
+        fs::rename(&all[7], m.path("another")).unwrap();
+        fs::rename(m.path("another"), &all[7]).unwrap();
+        let dir = File::open(m.dir.path()).unwrap();
+        let mut buffer = vec![std::mem::MaybeUninit::uninit(); bytes];
+        let mut listing = rustix::fs::RawDir::new(&dir, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = listing.next() {
+            let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
+            // Without this the kernel stops to request attributes.
+            assert!(fs::symlink_metadata(m.path(&name)).is_ok());
+            names.push(name);
+        }
+        assert_eq!(names.len(), 1502, "{bytes} bytes");
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 1502, "{bytes} bytes");
+    }
+    // What did not fit into a reply was not counted: the kernel forgets all that it was told of.
+    all.iter().for_each(|path| fs::remove_file(path).unwrap());
+    let begun = std::time::Instant::now();
+    while m.vfs.remembered_inodes() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} are left", m.vfs.remembered_inodes());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The kernel caches listings. Reader A lists a directory completely, the directory changes, then reader B
 /// starts. When A ended, the kernel would serve B from the cache that it filled for A.
 #[test]
