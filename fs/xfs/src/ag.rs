@@ -1,10 +1,11 @@
 //! The heads of allocation groups: checked when they are read, which is once.
 
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGI, NULL_AGINO, read};
-use crate::layout::checksum::{AGF, AGI, Expected, SelfDescription};
+use crate::layout::checksum::{AGF, AGFL, AGI, Expected, SelfDescription};
 use crate::layout::raw::{RawAgf, RawAgi};
-use crate::layout::superblock::Counts;
+use crate::layout::superblock::{Counts, Superblock};
 use crate::volume::{Whose, Xfs};
+use ivers_block::Buffer;
 use ivers_vfs::Result;
 use std::collections::BTreeSet;
 
@@ -20,25 +21,32 @@ pub(crate) struct Agi {
     pub free_count: u32,
 }
 
+/// Checks the checksums of the heads in a block, once after it was read from the device: a change in memory
+/// has no checksum until it is written.
+pub(crate) fn check_heads(sb: &Superblock, buffer: &Buffer) -> std::result::Result<(), String> {
+    if buffer.is_verified() {
+        return Ok(());
+    }
+    for sector in buffer.read().chunks_exact(sb.sector_size as usize) {
+        let head = SelfDescription::of(sector).filter(|kind| [&AGF, &AGI, &AGFL].contains(kind));
+        if head.is_some_and(|kind| !kind.has_valid_crc(sector)) {
+            return Err("bad checksum of a group header; run xfs_repair".into());
+        }
+    }
+    buffer.set_verified();
+    Ok(())
+}
+
 impl Xfs {
     /// The sector `number` of an allocation group.
     fn ag_sector(&self, ag: u32, number: u32, kind: &SelfDescription) -> Result<Vec<u8>> {
         let whose = Whose::Group(ag);
-        let byte = number * self.sb.sector_size;
-        let block = self
-            .sb
-            .ag_block(ag, byte / self.sb.block_size)
-            .ok_or_else(|| self.corrupt("the group has no header", whose))?;
-        let at = (byte % self.sb.block_size) as usize;
-        let sector = self.block(block)?[at..at + self.sb.sector_size as usize].to_vec();
+        let (block, at) =
+            self.sb.head_place(ag, number).ok_or_else(|| self.corrupt("the group has no header", whose))?;
+        let buffer = self.cache.get(block)?;
+        let sector = buffer.read()[at..at + self.sb.sector_size as usize].to_vec();
         if self.sb.is_v5() {
-            if !kind.has_valid_crc(&sector) {
-                return Err(self.corrupt_block(
-                    "bad checksum of a group header; run xfs_repair",
-                    whose,
-                    block,
-                ));
-            }
+            check_heads(&self.sb, &buffer).map_err(|what| self.corrupt_block(what, whose, block))?;
             let expected = Expected { uuid: self.sb.meta_uuid, blkno: 0, owner: 0 };
             kind.check_place(&sector, &expected).map_err(|what| self.corrupt_block(what, whose, block))?;
         }

@@ -4,6 +4,7 @@ use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::{Counts, Superblock};
 use ivers_block::{BlockNo, BufferCache, BufferRead};
 use ivers_vfs::{Error, Result};
+use std::fmt::{Display, Formatter};
 use std::ops::Deref;
 
 /// An open XFS filesystem. It is only read.
@@ -44,10 +45,30 @@ pub(crate) enum Whose {
 }
 
 impl Whose {
-    fn number(self) -> u64 {
+    /// The number that its structures name.
+    pub(crate) fn number(self) -> u64 {
         match self {
             Self::Inode(ino) => ino,
             Self::Group(ag) => ag.into(),
+        }
+    }
+
+    /// Damage of the inode or group; `image` names the image.
+    pub(crate) fn corrupt(self, image: &str, what: impl Into<String>) -> Error {
+        Error::corrupt(what, format!("{image}, {self}"))
+    }
+
+    /// Damage of a block of the inode or group.
+    pub(crate) fn corrupt_block(self, image: &str, what: impl Into<String>, block: BlockNo) -> Error {
+        Error::corrupt(what, format!("{image}, {self}, block {block}"))
+    }
+}
+
+impl Display for Whose {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Inode(ino) => write!(f, "inode {ino}"),
+            Self::Group(ag) => write!(f, "group {ag}"),
         }
     }
 }
@@ -55,20 +76,12 @@ impl Whose {
 impl Xfs {
     /// Damage of an inode or of an allocation group.
     pub(crate) fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
-        let place = match whose {
-            Whose::Inode(ino) => format!("{}, inode {ino}", self.place),
-            Whose::Group(ag) => format!("{}, group {ag}", self.place),
-        };
-        Error::corrupt(what, place)
+        whose.corrupt(&self.place, what)
     }
 
     /// Damage of a block.
     pub(crate) fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
-        let place = match whose {
-            Whose::Inode(ino) => format!("{}, inode {ino}, block {block}", self.place),
-            Whose::Group(ag) => format!("{}, group {ag}, block {block}", self.place),
-        };
-        Error::corrupt(what, place)
+        whose.corrupt_block(&self.place, what, block)
     }
 
     /// Reads one block without checks.

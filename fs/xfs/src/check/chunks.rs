@@ -1,56 +1,13 @@
 //! Chunks of inodes: the inode B-tree, and that of free inodes.
 
-use super::mapping::Owner;
-use super::state::{CHUNK_INODES, Checker, Chunk};
+use super::state::{Checker, Chunk};
 use super::tree::{TreeKind, Walk};
-use crate::layout::bytes::number;
+use crate::layout::chunk::{CHUNK_INODES, InodeChunk};
 use crate::layout::features::{Incompat, RoCompat, Version};
+use crate::layout::owner::Owner;
 use crate::layout::raw::RawAgi;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
-
-/// Inodes for which a bit of `ir_holemask` counts.
-const HOLE_INODES: u32 = 4;
-
-/// A record of an inode B-tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Record {
-    first: u32,
-    holes: u64,
-    count: u64,
-    free_count: u64,
-    free: u64,
-}
-
-impl Record {
-    fn decode(bytes: &[u8], sparse: bool) -> Self {
-        let field = |at, len| number(bytes, at, len).unwrap_or(0);
-        let (first, free) = (field(0, 4) as u32, field(8, 8));
-        if !sparse {
-            return Self { first, holes: 0, count: CHUNK_INODES, free_count: field(4, 4), free };
-        }
-        let mask = field(4, 2);
-        let holes = (0..16)
-            .filter(|bit| mask >> bit & 1 != 0)
-            .fold(0, |holes, bit| holes | 0xF << (bit * HOLE_INODES));
-        Self { first, holes, count: field(6, 1), free_count: field(7, 1), free }
-    }
-
-    /// What contradicts itself in the record.
-    fn contradiction(&self) -> Option<&'static str> {
-        let present = CHUNK_INODES - u64::from(self.holes.count_ones());
-        if self.count != present || present == 0 {
-            return Some("a chunk of inodes has another number of inodes than its mask of holes says");
-        }
-        if self.free & self.holes != self.holes {
-            return Some("inodes in a hole of a chunk are not marked as free");
-        }
-        if self.free_count != u64::from((self.free & !self.holes).count_ones()) {
-            return Some("a chunk of inodes has another number of free inodes than its mask says");
-        }
-        None
-    }
-}
 
 impl Checker {
     /// The first inode of a group.
@@ -64,7 +21,7 @@ impl Checker {
         let (mut end, mut last_block, mut inodes, mut free) = (0u32, u64::MAX, 0u64, 0u64);
         let mut with_free = 0u64;
         let mut visit = |checker: &mut Checker, bytes: &[u8]| {
-            let record = Record::decode(bytes, sparse);
+            let record = InodeChunk::decode(bytes, sparse);
             let place = Place::group(ag);
             let ino = checker.group_inode(ag, record.first);
             if record.first < end || !checker.is_chunk_start(ag, &record) {
@@ -84,7 +41,7 @@ impl Checker {
             checker.claim_chunk(ag, &record, &mut last_block);
             let parents = checker.has_parents().then(|| Box::new([0; 64]));
             let (kinds, links, names) = ([0; 64], [0; 64], [0; 64]);
-            let Record { free, holes, .. } = record;
+            let InodeChunk { free, holes, .. } = record;
             checker.chunks.insert(ino, Chunk { free, holes, kinds, links, names, parents });
             if checker.chunks.len().is_multiple_of(1024) { checker.charge(0) } else { Ok(()) }
         };
@@ -121,7 +78,7 @@ impl Checker {
     ) -> Result<Option<u64>> {
         let (mut records, mut wrong) = (0u64, false);
         let mut visit = |checker: &mut Checker, bytes: &[u8]| {
-            let record = Record::decode(bytes, sparse);
+            let record = InodeChunk::decode(bytes, sparse);
             let ino = checker.group_inode(ag, record.first);
             records += 1;
             let chunk = checker.chunks.get(&ino);
@@ -152,7 +109,7 @@ impl Checker {
     }
 
     /// Whether a chunk lies in its group and starts where one may.
-    fn is_chunk_start(&self, ag: u32, record: &Record) -> bool {
+    fn is_chunk_start(&self, ag: u32, record: &InodeChunk) -> bool {
         let per_block = 1u32 << self.sb.inopb_bits;
         let align = if self.sb.flags.contains(Version::ALIGN) { self.raw.sb_inoalignmt.get() } else { 0 };
         let whole = per_block.min(CHUNK_INODES as u32);
@@ -165,7 +122,7 @@ impl Checker {
     }
 
     /// Claims the blocks of a chunk; several chunks can share one.
-    fn claim_chunk(&mut self, ag: u32, record: &Record, last_block: &mut u64) {
+    fn claim_chunk(&mut self, ag: u32, record: &InodeChunk, last_block: &mut u64) {
         let per_block = 1u32 << self.sb.inopb_bits;
         let in_block = per_block.min(CHUNK_INODES as u32);
         let part = if in_block == 64 { u64::MAX } else { (1 << in_block) - 1 };
@@ -192,24 +149,5 @@ impl Checker {
                 *last_block = block.0;
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_of_sparse_chunks() {
-        let mut bytes = vec![0, 0, 0, 64, 0xFF, 0x00, 32, 1];
-        bytes.extend(0xFFFF_FFFF_0000_0010_u64.to_be_bytes());
-        let record = Record::decode(&bytes, true);
-        assert_eq!((record.holes, record.contradiction()), (0xFFFF_FFFF_0000_0000, None));
-        bytes[7] = 2;
-        assert!(Record::decode(&bytes, true).contradiction().unwrap().contains("free inodes"));
-        bytes[8] = 0x7F;
-        assert!(Record::decode(&bytes, true).contradiction().unwrap().contains("hole"));
-        bytes[6] = 33;
-        assert!(Record::decode(&bytes, true).contradiction().unwrap().contains("mask of holes"));
     }
 }

@@ -1,6 +1,5 @@
 //! Forks of inodes: their extents, and the blocks that they own.
 
-use super::mapping::{ATTRIBUTES, Owner, TREE, UNWRITTEN};
 use super::state::{Checker, Slot};
 use super::tree::Walk;
 use crate::btree::MAX_LEVELS;
@@ -8,6 +7,7 @@ use crate::fork::Extent;
 use crate::layout::bytes::{number, read};
 use crate::layout::dinode::{FILE_BLOCKS_END, flags, flags2, format};
 use crate::layout::features::Incompat;
+use crate::layout::owner::{ATTRIBUTES, Owner, TREE, UNWRITTEN};
 use crate::layout::raw::{RawBmdrBlock, RawDinode, V2_INODE_BYTES};
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;

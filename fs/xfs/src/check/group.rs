@@ -1,12 +1,12 @@
 //! Allocation groups: their heads, free lists and B-trees.
 
-use super::mapping::Owner;
 use super::state::Checker;
 use super::superblock::counts_lazily;
 use super::tree::{TreeKind, Walk};
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGFL, MAGIC_AGI, NULL_AGINO, number, read};
 use crate::layout::checksum::{AGF, AGFL, AGI, SelfDescription};
 use crate::layout::features::RoCompat;
+use crate::layout::owner::Owner;
 use crate::layout::raw::{RawAgf, RawAgfl, RawAgi};
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;

@@ -1,9 +1,10 @@
 //! The scan of all inodes: cores, forks, attributes, link targets.
 
 use super::fork::Which;
-use super::state::{CHUNK_INODES, Checker, Dir, Slot, kind};
+use super::state::{Checker, Dir, Slot, kind};
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, number};
 use crate::layout::checksum::checksum;
+use crate::layout::chunk::CHUNK_INODES;
 use crate::layout::dinode::{EXTENT_MAX, LINKS_MAX, NS_PER_SEC, TARGET_MAX, flags, flags2, format};
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::raw::RawDinode;

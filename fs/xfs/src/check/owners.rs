@@ -1,17 +1,17 @@
 //! The reverse map and the reference counts, against the real owners of blocks.
 
-use super::mapping::{FILE_BLOCK, Mapping, Owner, UNWRITTEN, join};
+use super::mapping::{Mapping, join};
 use super::state::Checker;
 use super::tree::{TreeKind, Walk};
 use crate::layout::bytes::number;
 use crate::layout::features::RoCompat;
+use crate::layout::owner::{self, FILE_BLOCK, Owner, UNWRITTEN};
 use crate::layout::raw::RawAgf;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::cmp::Ordering;
 
-/// Marks blocks for copy on write in the B-tree of reference counts.
-const COPY_FLAG: u64 = 1 << 31;
+const COPY_FLAG: u64 = owner::COPY_FLAG as u64;
 
 /// A run of blocks with one reference count.
 type Count = (u32, u32, u32);

@@ -1,9 +1,11 @@
 //! What a check knows: the device, the geometry, who owns each block, and a few bytes for each inode.
 
-use super::mapping::{Mapping, Owner};
+use super::mapping::Mapping;
 use crate::layout::bytes::read;
 use crate::layout::checksum::{Expected, SelfDescription};
+use crate::layout::chunk::CHUNK_INODES;
 use crate::layout::features::RoCompat;
+use crate::layout::owner::Owner;
 use crate::layout::raw::{RawAgf, RawAgi, RawDinode, RawSuperblock};
 use crate::layout::superblock::Superblock;
 use ivers_block::{BlockNo, ByteOffset, Device};
@@ -14,8 +16,6 @@ use std::sync::Arc;
 
 /// Groups of a filesystem that is checked; more would take too long.
 const MAX_GROUPS: u32 = 1 << 20;
-/// Inodes of a chunk.
-pub(super) const CHUNK_INODES: u64 = 64;
 /// Taken by the usage of one id, with its share of a tree's node.
 const USAGE_BYTES: usize = 40;
 /// Conflicts between owners after which only the first block of a run is looked up, so that a check ends.

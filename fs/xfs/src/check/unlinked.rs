@@ -1,7 +1,8 @@
 //! Lists of unlinked inodes: files that were open without a name when the system stopped.
 
-use super::state::{CHUNK_INODES, Checker, kind};
+use super::state::{Checker, kind};
 use crate::layout::bytes::NULL_AGINO;
+use crate::layout::chunk::CHUNK_INODES;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 

@@ -6,8 +6,11 @@
 pub(crate) mod attribute;
 pub(crate) mod bytes;
 pub mod checksum;
+pub(crate) mod chunk;
 pub(crate) mod dinode;
 pub(crate) mod directory;
 pub mod features;
+pub(crate) mod owner;
 pub mod raw;
 pub mod superblock;
+pub(crate) mod tree;

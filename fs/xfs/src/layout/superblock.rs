@@ -313,6 +313,17 @@ impl Superblock {
         (count <= u64::from(self.ag_len(ag) - first)).then_some(block)
     }
 
+    /// The allocation group of a block of the format, and the block in it.
+    pub fn ag_of(&self, block: FsBlock) -> (u32, u32) {
+        let in_group = (block.0 & ((1 << self.ag_block_bits) - 1)) as u32;
+        (u32::try_from(block.0 >> self.ag_block_bits).unwrap_or(u32::MAX), in_group)
+    }
+
+    /// The block of the format that is a block of an allocation group.
+    pub fn fs_block(&self, ag: u32, block: u32) -> FsBlock {
+        FsBlock(u64::from(ag) << self.ag_block_bits | u64::from(block))
+    }
+
     /// The allocation group and the number within it of an inode.
     pub fn agino(&self, ino: u64) -> Option<(u32, u32)> {
         let bits = self.ag_block_bits + self.inopb_bits;

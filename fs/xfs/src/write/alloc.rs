@@ -1,0 +1,303 @@
+//! Allocating and freeing runs of blocks.
+
+use super::free_space::{FreeExtent, by_block, by_size};
+use super::tree::Tree;
+use super::tx::Tx;
+use crate::layout::features::RoCompat;
+use crate::layout::owner::{Owner, TREE};
+use crate::layout::superblock::FsBlock;
+use crate::layout::tree::TreeKind;
+use crate::volume::Whose;
+use ivers_vfs::{NameError, Result};
+
+/// Extents on each side of the goal that are looked at before a search by size.
+const NEAR: usize = 16;
+/// Free blocks of a group that only B-trees get: each freeing must find blocks for them.
+const RESERVE_BLOCKS: u32 = 16;
+/// The part of a group that is kept for each of the B-trees that grow as files do, in percent.
+const RESERVE_PERCENT: u32 = 1;
+
+/// A run of blocks in one group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: FsBlock,
+    pub(crate) len: u32,
+}
+
+/// What is to be allocated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AllocRequest {
+    /// As near as possible to this block: in its group if that has space.
+    pub(crate) goal: FsBlock,
+    /// At least so many blocks, at least 1.
+    pub(crate) min: u32,
+    /// At most so many blocks.
+    pub(crate) max: u32,
+    /// The first block is a multiple of this in its group; 1: anywhere.
+    pub(crate) alignment: u32,
+    /// The owner of the first block, for the reverse map.
+    pub(crate) owner: Owner,
+}
+
+/// A request within a group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupRequest {
+    pub goal: u32,
+    pub min: u32,
+    pub max: u32,
+    pub alignment: u32,
+    /// Where the run may start and must end.
+    pub range: (u32, u32),
+    pub owner: Owner,
+    /// The reserve of the group may be used.
+    pub reserve: bool,
+}
+
+impl GroupRequest {
+    /// A part of a free extent for the request: as long as possible, and near the goal.
+    fn fit(&self, free: FreeExtent) -> Option<FreeExtent> {
+        let align = u64::from(self.alignment.max(1));
+        let (low, high) = (free.start.max(self.range.0), free.end().min(self.range.1));
+        let at = |start: u64| {
+            let start = u32::try_from(start).ok().filter(|start| *start >= low && *start < high)?;
+            Some(FreeExtent { start, len: self.max.min(high - start) }).filter(|part| part.len >= self.min)
+        };
+        let up = |block: u32| u64::from(block).div_ceil(align) * align;
+        let first = at(up(low));
+        // From the goal on, or at the end of what is before the goal.
+        let near = match self.goal {
+            goal if goal <= low => None,
+            goal if goal < high => at(up(goal)),
+            _ => at(u64::from(high.saturating_sub(self.max)) / align * align),
+        };
+        near.filter(|near| first.is_none_or(|first| near.len >= first.len)).or(first)
+    }
+}
+
+/// The better of two parts: the longer, or the nearer to the goal.
+fn better(
+    goal: u32,
+    a: Option<(FreeExtent, FreeExtent)>,
+    b: (FreeExtent, FreeExtent),
+) -> (FreeExtent, FreeExtent) {
+    let Some(a) = a else { return b };
+    let rank = |part: FreeExtent| (u32::MAX - part.len, part.start.abs_diff(goal));
+    if rank(b.1) < rank(a.1) { b } else { a }
+}
+
+impl Tx<'_> {
+    /// Allocates a run. `None` if there is no space: then nothing has changed.
+    ///
+    /// Blocks that were freed since the last commit are not given to files. If there is no space but
+    /// [`Space::busy_blocks`](super::space::Space::busy_blocks), drop the transaction, commit, and try again.
+    pub(crate) fn allocate(&mut self, request: AllocRequest) -> Result<Option<Run>> {
+        let AllocRequest { goal, min, max, alignment, owner } = request;
+        let sb = &self.space().sb;
+        let (goal_ag, goal_block) = sb.ag_of(goal);
+        let goal_ag = if goal_ag < sb.ag_count { goal_ag } else { 0 };
+        let min = min.max(1);
+        for nth in 0..sb.ag_count {
+            let ag = (goal_ag + nth) % sb.ag_count;
+            let in_group = GroupRequest {
+                goal: if nth == 0 { goal_block } else { 0 },
+                min,
+                max: max.max(min),
+                alignment,
+                range: (0, sb.ag_len(ag)),
+                owner,
+                reserve: false,
+            };
+            if let Some(start) = self.allocate_in(ag, in_group)? {
+                return Ok(Some(Run { start: sb.fs_block(ag, start.start), len: start.len }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Allocates in a group.
+    pub(super) fn allocate_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
+        let agf = self.agf(ag)?;
+        let reserve = if request.reserve { 0 } else { self.reserved(ag)? };
+        let usable = agf.agf_freeblks.get().saturating_sub(reserve);
+        if usable < request.min || agf.agf_longest.get() < request.min {
+            return Ok(None);
+        }
+        let request = GroupRequest { max: request.max.min(usable), ..request };
+        // Whether there is space is known before anything changes; the list takes some of it.
+        if self.find_free(ag, request)?.is_none() {
+            return Ok(None);
+        }
+        self.fix_free_list(ag)?;
+        let Some((extent, part)) = self.find_free(ag, request)? else { return Ok(None) };
+        self.cut_free(ag, extent, part)?;
+        self.map_in_group(ag, part, request.owner)?;
+        Ok(Some(part))
+    }
+
+    /// Free blocks that are kept for B-trees.
+    pub(super) fn reserved(&mut self, ag: u32) -> Result<u32> {
+        let sb = &self.space().sb;
+        let agf = self.agf(ag)?;
+        let share = sb.ag_len(ag) / 100 * RESERVE_PERCENT;
+        let of = |feature, used: u32| {
+            if sb.ro_compat.contains(feature) { share.saturating_sub(used) } else { 0 }
+        };
+        Ok(RESERVE_BLOCKS
+            + of(RoCompat::RMAPBT, agf.agf_rmap_blocks.get())
+            + of(RoCompat::REFLINK, agf.agf_refcount_blocks.get()))
+    }
+
+    /// A free extent and the part of it that the request gets.
+    fn find_free(&mut self, ag: u32, request: GroupRequest) -> Result<Option<(FreeExtent, FreeExtent)>> {
+        // The contents of files are written before the transaction is durable that freed their blocks.
+        let is_contents = request.owner.is_inode() && request.owner.offset & TREE == 0;
+        let avoids_busy = is_contents || request.owner == Owner::COPY;
+        let mut best = None;
+        for forward in [false, true] {
+            let tree = by_block(ag);
+            let goal = [request.goal.into(), u64::MAX, 0];
+            let cursor = if forward { self.at_least(tree, goal)? } else { self.at_most(tree, goal)? };
+            let Some(mut cursor) = cursor else { continue };
+            for _ in 0..NEAR {
+                let extent = self.free_extent(tree, &cursor)?;
+                if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+                    best = Some(better(request.goal, best, (extent, part)));
+                }
+                let moved =
+                    if forward { self.next(tree, &mut cursor) } else { self.previous(tree, &mut cursor) };
+                if !moved? {
+                    break;
+                }
+            }
+        }
+        if best.is_some_and(|(_, part)| part.len == request.max) {
+            return Ok(best);
+        }
+        self.find_by_size(ag, request, avoids_busy, best)
+    }
+
+    /// Looks for an extent that has all blocks, the smallest first; then for the largest one.
+    fn find_by_size(
+        &mut self,
+        ag: u32,
+        request: GroupRequest,
+        avoids_busy: bool,
+        mut best: Option<(FreeExtent, FreeExtent)>,
+    ) -> Result<Option<(FreeExtent, FreeExtent)>> {
+        let tree: Tree = by_size(ag);
+        let first = self.at_least(tree, [request.max.into(), 0, 0])?;
+        let most = self.space().sb.ag_len(ag);
+        if let Some(mut cursor) = first {
+            for nth in 0.. {
+                if nth > most {
+                    return Err(self.endless(tree));
+                }
+                let extent = self.free_extent(tree, &cursor)?;
+                if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+                    best = Some(better(request.goal, best, (extent, part)));
+                    if part.len == request.max {
+                        return Ok(best);
+                    }
+                }
+                if !self.next(tree, &mut cursor)? {
+                    break;
+                }
+            }
+        }
+        let Some(mut cursor) = self.at_most(tree, [request.max.into(), 0, 0])? else { return Ok(best) };
+        for _ in 0..most {
+            let extent = self.free_extent(tree, &cursor)?;
+            let least = best.map_or(request.min, |(_, part)| part.len + 1);
+            if extent.len < least {
+                return Ok(best);
+            }
+            if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+                best = Some(better(request.goal, best, (extent, part)));
+            }
+            if !self.previous(tree, &mut cursor)? {
+                return Ok(best);
+            }
+        }
+        Err(self.endless(tree))
+    }
+
+    /// The best part of an extent, without blocks that are busy.
+    fn fit(
+        &self,
+        ag: u32,
+        extent: FreeExtent,
+        request: GroupRequest,
+        avoids_busy: bool,
+    ) -> Option<FreeExtent> {
+        if !avoids_busy {
+            return request.fit(extent);
+        }
+        let mut busy = self.space().busy.in_range(ag, extent.start, extent.end());
+        let own = self.freed.iter().filter(|freed| freed.ag == ag).map(|freed| freed.extent);
+        busy.extend(own.filter(|own| own.start < extent.end() && own.end() > extent.start));
+        if busy.is_empty() {
+            return request.fit(extent);
+        }
+        busy.sort_unstable_by_key(|busy| busy.start);
+        let (mut at, mut best): (u32, Option<(FreeExtent, FreeExtent)>) = (extent.start, None);
+        busy.push(FreeExtent { start: extent.end(), len: 0 });
+        for run in busy {
+            let gap = FreeExtent { start: at, len: run.start.saturating_sub(at) };
+            if let Some(part) = request.fit(gap) {
+                best = Some(better(request.goal, best, (gap, part)));
+            }
+            at = at.max(run.end());
+        }
+        best.map(|(_, part)| part)
+    }
+
+    /// Frees blocks of a group now. `owner` is that of the first block if the reverse map has one.
+    pub(super) fn free_in_group(&mut self, ag: u32, extent: FreeExtent, owner: Option<Owner>) -> Result<()> {
+        self.fix_free_list(ag)?;
+        if let Some(owner) = owner {
+            self.unmap_in_group(ag, extent, Some(owner))?;
+        }
+        self.add_free(ag, extent)?;
+        self.mark_busy(ag, extent);
+        Ok(())
+    }
+
+    /// A block for a B-tree of a group.
+    pub(super) fn allocate_tree_block(&mut self, kind: TreeKind, ag: u32) -> Result<u32> {
+        let Some(owner) = tree_owner(kind) else { return self.take_listed(ag) };
+        let len = self.space().sb.ag_len(ag);
+        let (goal, _) = self.root(kind, ag)?;
+        let request =
+            GroupRequest { goal, min: 1, max: 1, alignment: 1, range: (0, len), owner, reserve: true };
+        let found = self.allocate_in(ag, request)?;
+        found.map(|found| found.start).ok_or_else(|| NameError::NoSpace.into())
+    }
+
+    /// Takes a block back that a B-tree of a group no longer needs.
+    pub(super) fn release_tree_block(&mut self, kind: TreeKind, ag: u32, block: u32) -> Result<()> {
+        match tree_owner(kind) {
+            None => self.put_listed(ag, block),
+            owner => self.free_in_group(ag, FreeExtent { start: block, len: 1 }, owner),
+        }
+    }
+
+    /// The group and the blocks in it of a run.
+    pub(super) fn in_group(&self, run: Run) -> Result<(u32, FreeExtent)> {
+        let space = self.space();
+        let (ag, start) = space.sb.ag_of(run.start);
+        if run.len == 0 || space.sb.run(run.start, run.len.into()).is_none() {
+            let what = format!("{} blocks at {} are outside of the filesystem", run.len, run.start.0);
+            return Err(space.corrupt(what, Whose::Group(ag)));
+        }
+        Ok((ag, FreeExtent { start, len: run.len }))
+    }
+}
+
+/// The owner of the blocks of a tree; `None` if they come from the free list.
+fn tree_owner(kind: TreeKind) -> Option<Owner> {
+    match kind {
+        TreeKind::Inodes | TreeKind::FreeInodes => Some(Owner::INODE_TREE),
+        TreeKind::Refcounts => Some(Owner::REFCOUNT),
+        TreeKind::FreeByBlock | TreeKind::FreeBySize | TreeKind::ReverseMap | TreeKind::Extents => None,
+    }
+}

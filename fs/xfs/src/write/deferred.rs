@@ -1,0 +1,207 @@
+//! Deferred work: what a transaction does to the groups when all else is done.
+//!
+//! The works of a transaction are done in their order. Those that do not fit into the transaction are done in
+//! further ones. Between two transactions each remaining work has an intent in the log, so that after a crash
+//! the rest is done too.
+
+use super::free_space::FreeExtent;
+use super::intents::{Intent, done_record};
+use super::refcount::CountChange;
+use super::space::Freed;
+use super::tx::Tx;
+use crate::layout::features::RoCompat;
+use crate::layout::owner::Owner;
+use ivers_journal::ObjectId;
+use ivers_vfs::Result;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What the reverse map says of blocks that are to be freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FreedOwner {
+    /// Nothing.
+    Gone,
+    Known(Owner),
+    /// An intent does not say it: whatever there is.
+    Unknown,
+}
+
+/// A change of blocks of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Map(Owner),
+    Unmap(Owner),
+    Count(CountChange),
+    AddCopy,
+    RemoveCopy,
+    Free(FreedOwner),
+}
+
+/// A change and its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Work {
+    pub ag: u32,
+    pub blocks: FreeExtent,
+    pub change: Change,
+}
+
+/// An intent that is in the log, and its record.
+#[derive(Debug, Clone)]
+pub(super) struct Logged {
+    pub id: ObjectId,
+    pub record: Arc<[u8]>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    work: Work,
+    /// The intent that is done when this work begins: what else it promises has other intents by the next
+    /// roll, or is done.
+    finishes: Option<Logged>,
+}
+
+/// The works of a transaction.
+#[derive(Debug, Default)]
+pub(super) struct Deferred {
+    queue: VecDeque<Pending>,
+    /// Done records for the next publication.
+    done: Vec<(ObjectId, Vec<u8>)>,
+    /// Something was published already.
+    pub rolled: bool,
+}
+
+impl Deferred {
+    pub(super) fn push(&mut self, work: Work) {
+        self.queue.push_back(Pending { work, finishes: None });
+    }
+
+    /// Works that an intent of the log promises.
+    pub(super) fn push_promised(&mut self, works: Vec<Work>, intent: Logged) {
+        let mut finishes = Some(intent);
+        for work in works {
+            self.queue.push_back(Pending { work, finishes: finishes.take() });
+        }
+        if let Some(intent) = finishes {
+            self.done.push((intent.id, done_record(&intent)));
+        }
+    }
+
+    pub(super) fn take_done(&mut self) -> Vec<(ObjectId, Vec<u8>)> {
+        std::mem::take(&mut self.done)
+    }
+}
+
+impl Tx<'_> {
+    /// Does all deferred work, and publishes all changes.
+    ///
+    /// Work that does not fit is done in further transactions: the transaction rolls. What is published then
+    /// stays, and intents in the log promise the rest. An error after a roll aborts the journal, since only
+    /// recovery can keep that promise. On any other error nothing was published.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let result = self.work().and_then(|()| self.publish());
+        if result.is_err() && self.deferred.rolled {
+            self.space().journal.abort("work that the log promises failed");
+        }
+        result
+    }
+
+    fn work(&mut self) -> Result<()> {
+        let mut works = 0;
+        while let Some(pending) = self.deferred.queue.pop_front() {
+            if works > 0 && self.must_roll(works)? {
+                self.deferred.queue.push_front(pending);
+                self.roll()?;
+                works = 0;
+                continue;
+            }
+            works += 1;
+            if let Some(intent) = &pending.finishes {
+                self.deferred.done.push((intent.id, done_record(intent)));
+            }
+            if let Some(rest) = self.perform(pending.work)? {
+                self.deferred.queue.push_front(Pending { work: rest, finishes: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another work may not fit.
+    fn must_roll(&mut self, works: u32) -> Result<bool> {
+        let space = self.space();
+        if works >= space.works_a_roll() {
+            return Ok(true);
+        }
+        let one = space.credits_of_change();
+        if self.charge() + u64::from(one) <= u64::from(self.credits) {
+            return Ok(false);
+        }
+        Ok(!self.extend(one)?)
+    }
+
+    /// Logs an intent for each work that is left, publishes the changes, and begins the next transaction.
+    fn roll(&mut self) -> Result<()> {
+        let space = self.space();
+        let finish_credits = space.credits_of_change();
+        let mut intents = Vec::new();
+        for pending in self.deferred.queue.iter_mut().filter(|pending| pending.finishes.is_none()) {
+            let intent = Intent::new(&space.sb, &pending.work, space.next_intent(), finish_credits);
+            pending.finishes = Some(intent.logged());
+            intents.push(intent);
+        }
+        intents.into_iter().for_each(|intent| self.log_intent(Arc::new(intent)));
+        self.deferred.rolled = true;
+        self.publish()?;
+        self.restart()
+    }
+
+    /// Does a work, or its first part. Returns the rest.
+    fn perform(&mut self, work: Work) -> Result<Option<Work>> {
+        let Work { ag, blocks, change } = work;
+        match change {
+            Change::Map(owner) | Change::Unmap(owner) => {
+                self.fix_free_list(ag)?;
+                match change {
+                    Change::Map(_) => self.map_in_group(ag, blocks, owner)?,
+                    _ => self.unmap_in_group(ag, blocks, Some(owner))?,
+                }
+            }
+            Change::Count(change) => {
+                let done = self.change_counts(ag, blocks, change)?;
+                let rest = FreeExtent { start: blocks.start + done, len: blocks.len - done };
+                return Ok((rest.len > 0).then_some(Work { blocks: rest, ..work }));
+            }
+            Change::AddCopy => {
+                self.fix_free_list(ag)?;
+                self.map_in_group(ag, blocks, Owner::COPY)?;
+                self.add_copy(ag, blocks)?;
+            }
+            Change::RemoveCopy => {
+                self.fix_free_list(ag)?;
+                self.unmap_in_group(ag, blocks, Some(Owner::COPY))?;
+                self.remove_copy(ag, blocks)?;
+            }
+            Change::Free(FreedOwner::Gone) => self.free_in_group(ag, blocks, None)?,
+            Change::Free(FreedOwner::Known(owner)) => self.free_in_group(ag, blocks, Some(owner))?,
+            Change::Free(FreedOwner::Unknown) => {
+                self.fix_free_list(ag)?;
+                self.unmap_in_group(ag, blocks, None)?;
+                self.free_in_group(ag, blocks, None)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Frees blocks without an owner at the end of the transaction.
+    pub(super) fn defer_free_in_group(&mut self, ag: u32, blocks: FreeExtent) {
+        self.deferred.push(Work { ag, blocks, change: Change::Free(FreedOwner::Gone) });
+    }
+
+    /// Records that blocks of a group are free when this transaction is durable.
+    pub(super) fn mark_busy(&mut self, ag: u32, extent: FreeExtent) {
+        self.freed.push(Freed { ag, extent });
+    }
+
+    pub(super) fn has_shared_blocks(&self) -> bool {
+        self.space().sb.ro_compat.contains(RoCompat::REFLINK)
+    }
+}

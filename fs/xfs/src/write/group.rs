@@ -1,0 +1,237 @@
+//! The heads of groups, as transactions change them.
+
+use super::tx::Tx;
+use crate::ag::check_heads;
+use crate::btree::MAX_LEVELS;
+use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGFL, MAGIC_AGI, read};
+use crate::layout::checksum::{AGF, AGFL, AGI, Expected, SelfDescription};
+use crate::layout::features::RoCompat;
+use crate::layout::raw::{RawAgf, RawAgfl, RawAgi};
+use crate::layout::superblock::{Counts, Superblock};
+use crate::layout::tree::TreeKind;
+use crate::volume::Whose;
+use ivers_block::BlockNo;
+use ivers_vfs::Result;
+use std::mem::size_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The sectors of a group's heads.
+const AGF_SECTOR: u32 = 1;
+const AGI_SECTOR: u32 = 2;
+const AGFL_SECTOR: u32 = 3;
+
+impl Superblock {
+    /// The block that has a sector of a group's heads, and the offset in it.
+    pub(crate) fn head_place(&self, ag: u32, sector: u32) -> Option<(BlockNo, usize)> {
+        let byte = sector * self.sector_size;
+        let block = self.ag_block(ag, byte >> self.block_bits)?;
+        Some((block, (byte & (self.block_size - 1)) as usize))
+    }
+
+    /// What the AGF and AGI in a block say, if they are in it.
+    pub(super) fn counts_in_heads(&self, block: BlockNo, bytes: &[u8]) -> Counts {
+        let ag = (block.0 / u64::from(self.ag_blocks)) as u32;
+        let at = |sector| self.head_place(ag, sector).filter(|(place, _)| *place == block);
+        let agf: Option<RawAgf> = at(AGF_SECTOR).and_then(|(_, at)| read(bytes, at));
+        let agi: Option<RawAgi> = at(AGI_SECTOR).and_then(|(_, at)| read(bytes, at));
+        Counts {
+            inodes: agi.as_ref().map_or(0, |agi| agi.agi_count.get().into()),
+            free_inodes: agi.map_or(0, |agi| agi.agi_freecount.get().into()),
+            free_blocks: agf.map_or(0, |agf| {
+                let counts = [agf.agf_freeblks, agf.agf_flcount, agf.agf_btreeblks];
+                counts.iter().map(|count| u64::from(count.get())).sum()
+            }),
+        }
+    }
+
+    /// Places of a group's free list.
+    pub(crate) fn free_list_places(&self) -> u32 {
+        (self.sector_size - size_of::<RawAgfl>() as u32) / 4
+    }
+}
+
+impl Tx<'_> {
+    /// Reads a head of a group.
+    fn head<T: FromBytes + KnownLayout + Immutable>(
+        &mut self,
+        ag: u32,
+        sector: u32,
+        kind: &SelfDescription,
+    ) -> Result<(T, BlockNo, usize)> {
+        self.groups();
+        let (space, whose) = (self.space(), Whose::Group(ag));
+        let place = space.sb.head_place(ag, sector);
+        let (block, at) = place.ok_or_else(|| space.corrupt("the group has no header", whose))?;
+        let buffer = space.cache.get(block)?;
+        check_heads(&space.sb, &buffer).map_err(|what| space.corrupt_block(what, whose, block))?;
+        let bytes = self.read_unit(&[block], None, whose)?;
+        let sector = bytes.get(at..at + space.sb.sector_size as usize).unwrap_or_default();
+        let expected = Expected { uuid: space.sb.meta_uuid, blkno: 0, owner: 0 };
+        kind.check_place(sector, &expected).map_err(|what| space.corrupt_block(what, whose, block))?;
+        let raw = read(sector, 0).ok_or_else(|| space.corrupt("a group header is too short", whose))?;
+        Ok((raw, block, at))
+    }
+
+    fn modify_head(&mut self, ag: u32, (block, at): (BlockNo, usize), head: &[u8]) -> Result<()> {
+        self.modify(&[block], None, Whose::Group(ag), |bytes| {
+            bytes[at..at + head.len()].copy_from_slice(head);
+        })
+    }
+
+    fn read_agf(&mut self, ag: u32) -> Result<(RawAgf, BlockNo, usize)> {
+        let (raw, block, at) = self.head::<RawAgf>(ag, AGF_SECTOR, &AGF)?;
+        let space = self.space();
+        let (sb, places) = (&space.sb, space.sb.free_list_places());
+        let (first, last, count) = (raw.agf_flfirst.get(), raw.agf_fllast.get(), raw.agf_flcount.get());
+        let listed = if count == 0 { 0 } else { (last + places + 1).wrapping_sub(first) % places };
+        let length = sb.ag_len(ag);
+        let what = if raw.agf_magicnum.get() != MAGIC_AGF || raw.agf_versionnum.get() != 1 {
+            "the AGF has a wrong magic or version"
+        } else if raw.agf_seqno.get() != ag || raw.agf_length.get() != length {
+            "the AGF has a wrong number or length"
+        } else if first >= places || last >= places || count > places || listed != count % places {
+            "the AGF has a wrong free list"
+        } else if raw.agf_freeblks.get() > length || raw.agf_longest.get() > raw.agf_freeblks.get() {
+            "the AGF has a wrong count of free blocks"
+        } else {
+            return Ok((raw, block, at));
+        };
+        Err(space.corrupt_block(what, Whose::Group(ag), block))
+    }
+
+    pub(super) fn agf(&mut self, ag: u32) -> Result<RawAgf> {
+        Ok(self.read_agf(ag)?.0)
+    }
+
+    pub(super) fn modify_agf(&mut self, ag: u32, f: impl FnOnce(&mut RawAgf)) -> Result<()> {
+        let (mut raw, block, at) = self.read_agf(ag)?;
+        f(&mut raw);
+        self.modify_head(ag, (block, at), raw.as_bytes())
+    }
+
+    fn read_agi(&mut self, ag: u32) -> Result<(RawAgi, BlockNo, usize)> {
+        let (raw, block, at) = self.head::<RawAgi>(ag, AGI_SECTOR, &AGI)?;
+        let space = self.space();
+        let what = if raw.agi_magicnum.get() != MAGIC_AGI || raw.agi_versionnum.get() != 1 {
+            "the AGI has a wrong magic or version"
+        } else if raw.agi_seqno.get() != ag || raw.agi_length.get() != space.sb.ag_len(ag) {
+            "the AGI has a wrong number or length"
+        } else if raw.agi_freecount.get() > raw.agi_count.get() {
+            "the AGI has a wrong count of inodes"
+        } else {
+            return Ok((raw, block, at));
+        };
+        Err(space.corrupt_block(what, Whose::Group(ag), block))
+    }
+
+    pub(super) fn agi(&mut self, ag: u32) -> Result<RawAgi> {
+        Ok(self.read_agi(ag)?.0)
+    }
+
+    pub(super) fn modify_agi(&mut self, ag: u32, f: impl FnOnce(&mut RawAgi)) -> Result<()> {
+        let (mut raw, block, at) = self.read_agi(ag)?;
+        f(&mut raw);
+        self.modify_head(ag, (block, at), raw.as_bytes())
+    }
+
+    /// The block of a place of the free list.
+    pub(super) fn free_list_block(&mut self, ag: u32, place: u32) -> Result<u32> {
+        let (block, at) = self.free_list(ag)?;
+        let at = at + size_of::<RawAgfl>() + place as usize * 4;
+        let bytes = self.read_unit(&[block], None, Whose::Group(ag))?;
+        let found = crate::layout::bytes::number(&bytes, at, 4).unwrap_or(u64::MAX) as u32;
+        let space = self.space();
+        match space.sb.ag_block(ag, found) {
+            Some(_) => Ok(found),
+            None => {
+                let what = format!("the free list refers to block {found}");
+                Err(space.corrupt_block(what, Whose::Group(ag), block))
+            }
+        }
+    }
+
+    pub(super) fn set_free_list_block(&mut self, ag: u32, place: u32, value: u32) -> Result<()> {
+        let (block, at) = self.free_list(ag)?;
+        let at = at + size_of::<RawAgfl>() + place as usize * 4;
+        self.modify_head(ag, (block, at), &value.to_be_bytes())
+    }
+
+    fn free_list(&mut self, ag: u32) -> Result<(BlockNo, usize)> {
+        let (raw, block, at) = self.head::<RawAgfl>(ag, AGFL_SECTOR, &AGFL)?;
+        if raw.agfl_magicnum.get() != MAGIC_AGFL || raw.agfl_seqno.get() != ag {
+            let what = "the free list has a wrong magic or number";
+            return Err(self.space().corrupt_block(what, Whose::Group(ag), block));
+        }
+        Ok((block, at))
+    }
+
+    /// The root of a B-tree and its levels.
+    pub(super) fn root(&mut self, kind: TreeKind, ag: u32) -> Result<(u32, u32)> {
+        let (root, levels) = match kind {
+            TreeKind::Inodes => self.agi(ag).map(|agi| (agi.agi_root.get(), agi.agi_level.get())),
+            TreeKind::FreeInodes => {
+                self.agi(ag).map(|agi| (agi.agi_free_root.get(), agi.agi_free_level.get()))
+            }
+            TreeKind::Refcounts => {
+                self.agf(ag).map(|agf| (agf.agf_refcount_root.get(), agf.agf_refcount_level.get()))
+            }
+            kind => {
+                let agf = self.agf(ag)?;
+                let at = agf_index(kind);
+                Ok((agf.agf_roots[at].get(), agf.agf_levels[at].get()))
+            }
+        }?;
+        if !(1..=MAX_LEVELS).contains(&levels) {
+            let what = format!("{} has {levels} levels", kind.name());
+            return Err(self.space().corrupt(what, Whose::Group(ag)));
+        }
+        Ok((root, levels))
+    }
+
+    pub(super) fn set_root(&mut self, kind: TreeKind, ag: u32, root: u32, levels: u32) -> Result<()> {
+        match kind {
+            TreeKind::Inodes => self.modify_agi(ag, |agi| {
+                (agi.agi_root, agi.agi_level) = (root.into(), levels.into());
+            }),
+            TreeKind::FreeInodes => self.modify_agi(ag, |agi| {
+                (agi.agi_free_root, agi.agi_free_level) = (root.into(), levels.into());
+            }),
+            TreeKind::Refcounts => self.modify_agf(ag, |agf| {
+                (agf.agf_refcount_root, agf.agf_refcount_level) = (root.into(), levels.into());
+            }),
+            kind => self.modify_agf(ag, |agf| {
+                let at = agf_index(kind);
+                (agf.agf_roots[at], agf.agf_levels[at]) = (root.into(), levels.into());
+            }),
+        }
+    }
+
+    /// Counts a block that a B-tree of the group got or gave back.
+    pub(super) fn count_tree_block(&mut self, kind: TreeKind, ag: u32, delta: i32) -> Result<()> {
+        let counted = self.space().sb.ro_compat.contains(RoCompat::INOBTCNT);
+        let add =
+            |field: &mut zerocopy::big_endian::U32| *field = field.get().wrapping_add_signed(delta).into();
+        match kind {
+            TreeKind::FreeByBlock | TreeKind::FreeBySize => {
+                self.modify_agf(ag, |agf| add(&mut agf.agf_btreeblks))
+            }
+            TreeKind::ReverseMap => self.modify_agf(ag, |agf| {
+                add(&mut agf.agf_btreeblks);
+                add(&mut agf.agf_rmap_blocks);
+            }),
+            TreeKind::Refcounts => self.modify_agf(ag, |agf| add(&mut agf.agf_refcount_blocks)),
+            TreeKind::Inodes if counted => self.modify_agi(ag, |agi| add(&mut agi.agi_iblocks)),
+            TreeKind::FreeInodes if counted => self.modify_agi(ag, |agi| add(&mut agi.agi_fblocks)),
+            TreeKind::Inodes | TreeKind::FreeInodes | TreeKind::Extents => Ok(()),
+        }
+    }
+}
+
+/// The index of a B-tree in the arrays of the AGF.
+fn agf_index(kind: TreeKind) -> usize {
+    match kind {
+        TreeKind::FreeByBlock => 0,
+        TreeKind::FreeBySize => 1,
+        _ => 2,
+    }
+}

@@ -1,0 +1,121 @@
+//! What all transactions share.
+
+use super::busy::Busy;
+pub(super) use super::busy::Freed;
+use super::tx::Tx;
+use crate::layout::superblock::{Counts, Superblock};
+use crate::volume::Whose;
+use ivers_block::{BlockNo, BufferCache};
+use ivers_journal::{Costs, Journal, JournalError};
+use ivers_sync::{RankedMutex, RankedMutexGuard, rank};
+use ivers_vfs::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The rank of the lock of the groups: below it no transaction begins and nothing commits.
+type GroupsRank = rank::Driver<5>;
+
+/// Groups, and what is known of them in memory. A transaction holds the lock from its first use of a group
+/// until its changes are published.
+#[derive(Debug)]
+pub(super) struct Groups {
+    /// The sums over all groups, as published.
+    pub counts: Counts,
+    /// The group of the next new directory.
+    pub next_directory: u32,
+}
+
+pub(super) type GroupsGuard<'s> = RankedMutexGuard<'s, Groups>;
+
+/// The space of a filesystem that is open for writing.
+pub(crate) struct Space {
+    pub(crate) sb: Superblock,
+    place: String,
+    pub(crate) cache: Arc<BufferCache>,
+    pub(crate) journal: Journal,
+    /// Charges of what the journal logs.
+    pub(super) costs: Costs,
+    pub(super) busy: Busy,
+    groups: RankedMutex<GroupsRank, Groups>,
+    /// The number of the next intent. Nothing but its uniqueness matters: all accesses are relaxed.
+    next_intent: AtomicU64,
+    /// Deferred works of one transaction; relaxed, since it is set before the space is used.
+    works_a_roll: AtomicU32,
+}
+
+/// Deferred works of one transaction. More would hold the lock of the groups for long.
+const WORKS_A_ROLL: u32 = 32;
+
+/// Maps an error of the journal.
+pub(super) fn journal_error(error: JournalError) -> Error {
+    match error {
+        JournalError::Block(error) => error.into(),
+        error => Error::io(error),
+    }
+}
+
+impl Space {
+    /// Opens the space of a filesystem of version 5 whose log is replayed. `counts` are those of the
+    /// superblock after a clean unmount, or were added up. `costs` are those of the journal's encoding.
+    pub(crate) fn new(sb: Superblock, place: String, journal: Journal, costs: Costs, counts: Counts) -> Self {
+        Self {
+            sb,
+            place,
+            cache: journal.cache().clone(),
+            journal,
+            costs,
+            busy: Busy::default(),
+            groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
+            next_intent: AtomicU64::new(1),
+            works_a_roll: AtomicU32::new(WORKS_A_ROLL),
+        }
+    }
+
+    /// Makes transactions roll after so many works, for tests.
+    pub(crate) fn set_works_a_roll(&self, works: u32) {
+        self.works_a_roll.store(works, Ordering::Relaxed);
+    }
+
+    pub(super) fn works_a_roll(&self) -> u32 {
+        self.works_a_roll.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn next_intent(&self) -> u64 {
+        self.next_intent.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Blocks that were freed and are not free durably: a commit makes them available to files.
+    pub(crate) fn busy_blocks(&self) -> u64 {
+        self.busy.blocks()
+    }
+
+    /// Begins a transaction that may log `credits`.
+    pub(crate) fn begin(&self, credits: u32) -> Result<Tx<'_>> {
+        let handle = self.journal.begin(credits).map_err(journal_error)?;
+        Ok(Tx::new(self, handle, credits))
+    }
+
+    /// The sums over all groups.
+    pub(crate) fn counts(&self) -> Counts {
+        self.groups.lock().counts
+    }
+
+    pub(super) fn lock_groups(&self) -> GroupsGuard<'_> {
+        self.groups.lock()
+    }
+
+    /// Damage of the log.
+    pub(super) fn corrupt_log(&self, what: String) -> Error {
+        Error::corrupt(what, format!("{}, log", self.place))
+    }
+
+    /// Damage of an inode or of a group.
+    pub(crate) fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
+        whose.corrupt(&self.place, what)
+    }
+
+    /// Damage of a block.
+    pub(crate) fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
+        whose.corrupt_block(&self.place, what, block)
+    }
+}

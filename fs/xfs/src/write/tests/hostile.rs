@@ -1,0 +1,71 @@
+//! Damaged images: no change panics, loops for ever, or takes much memory.
+
+use super::harness::*;
+use super::stamp::stamp;
+use crate::layout::owner::Owner;
+use crate::layout::superblock::FsBlock;
+use crate::write::alloc::AllocRequest;
+use ivers_block::{BlockNo, ByteOffset, Device, FileDevice, OpenMode, OverlayDevice};
+use std::sync::Arc;
+
+#[test]
+fn damaged_groups_give_errors() {
+    if !super::common::have_xfsprogs() || !ivers_oracle::kernel::can_loop_mount() {
+        return;
+    }
+    let kinds: [(&str, &[&str]); 3] = [
+        ("rmapbt", &["-m", "rmapbt=1"]),
+        ("1 KiB, rmapbt", &["-m", "rmapbt=1", "-b", "size=1024"]),
+        ("no sparse inodes", &["-i", "sparse=0", "-b", "size=1024"]),
+    ];
+    for (name, args) in kinds {
+        let mut random = Seeded::new(name);
+        let image = Image::new(args, 20);
+        let device = Arc::new(FileDevice::open(&image.path, OpenMode::ReadOnly).unwrap());
+        let sb = superblock(&*device);
+        let mut errors = 0;
+        for _ in 0..400 {
+            let damaged = Arc::new(OverlayDevice::new(device.clone()));
+            // Bytes of a head, a root, the free list, or inodes, with a valid checksum.
+            for _ in 0..1 + random.below(4) {
+                let block = BlockNo(u64::from(random.below(40)));
+                let offset = ByteOffset(block.0 * u64::from(sb.block_size));
+                let mut bytes = vec![0; sb.block_size as usize];
+                damaged.read_at(offset, &mut bytes).unwrap();
+                let end = if random.one_in(2) { 256 } else { sb.block_size };
+                let at = random.below(end) as usize;
+                if block.0 == 0 && at < sb.sector_size as usize {
+                    continue;
+                }
+                bytes[at] = match random.below(3) {
+                    0 => 0xFF,
+                    1 => bytes[at] ^ 1 << random.below(8),
+                    _ => random.below(256) as u8,
+                };
+                stamp(&sb, &[block], 0, &mut bytes);
+                damaged.write_at(offset, &bytes).unwrap();
+            }
+            let space = open(damaged);
+            for step in 0..20 {
+                let mut tx = space.begin(space.credits_of_inode()).unwrap();
+                let owner = Owner::data(image.inos[0], step * 100);
+                let goal = FsBlock(u64::from(random.below(100)));
+                let max = 1 + random.below(100);
+                let request = AllocRequest { goal, min: 1, max, alignment: 1, owner };
+                let run = tx.allocate(request);
+                let ino = tx.allocate_inode(image.directory, random.one_in(2));
+                let linked = ino.clone().ok().flatten().map(|ino| tx.add_unlinked(ino));
+                errors += u32::from(run.is_err()) + u32::from(ino.is_err());
+                errors += u32::from(linked.is_some_and(|linked| linked.is_err()));
+                if run.is_err() || ino.is_err() {
+                    continue;
+                }
+                if let Some(run) = run.unwrap().filter(|_| random.one_in(2)) {
+                    tx.free(run, owner).unwrap();
+                }
+                errors += u32::from(tx.finish().is_err());
+            }
+        }
+        assert!(errors > 100, "{name}: {errors} errors");
+    }
+}
