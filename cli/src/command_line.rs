@@ -8,8 +8,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, check, cp, du, edit, image_process, info, label, ls, manpages, measure, mkfs, mount,
-    resize, serve, shell, stat, stats, tar, tree, unmount,
+    cat, changed, check, cp, du, edit, info, label, ls, manpages, measure, mkfs, mount, resize, serve, shell,
+    stat, stats, tar, tree, unmount,
 };
 use crate::output::failure::{USAGE, usage};
 use crate::output::progress;
@@ -140,9 +140,6 @@ enum Command {
         #[arg(value_name = "COMMAND|DIR")]
         target: PathBuf,
     },
-    /// The process that parses an image for another command.
-    #[command(hide = true, name = crate::image::process::SUBCOMMAND)]
-    ImageProcess,
     /// The process of a server that is not in the sandbox.
     #[command(hide = true, name = serve::helper::SUBCOMMAND)]
     ServeHelper,
@@ -194,7 +191,6 @@ impl CommandLine {
             }
             Command::Completions { shell } => manpages::completions(&Self::command(), shell),
             Command::Man { target } => manpages::man(&Self::command(), &target),
-            Command::ImageProcess => image_process::run(),
             Command::ServeHelper => serve::helper::run(),
         }
     }
@@ -224,13 +220,11 @@ pub fn usage_code(words: &[OsString]) -> u8 {
 /// `fuse.ivers`.
 fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
     let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");
-    let command = CommandLine::command();
-    let known = first == "help" || command.find_subcommand(first).is_some();
-    if !first.starts_with('-')
-        && !known
+    let may_be_mount = !first.starts_with('-')
         && words.len() >= 3
-        && (first.contains('/') || words.iter().any(|w| w == "-o"))
-    {
+        && (first.contains('/') || words.iter().any(|word| word == "-o"));
+    // The list of all commands takes a millisecond to make.
+    if may_be_mount && first != "help" && CommandLine::command().find_subcommand(first).is_none() {
         words.splice(1..1, ["mount".into(), "--rw-optional".into()]);
     }
     words

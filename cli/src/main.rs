@@ -31,7 +31,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use command_line::CommandLine;
-use commands::fuse2fs;
+use commands::{fuse2fs, image_process};
 use output::failure;
 
 /// The allocator of the C library grows the heaps of threads in small steps, each a system call, which slows
@@ -46,6 +46,13 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     if fuse2fs::is_name(words.first()) {
         return fuse2fs::main(&words);
+    }
+    // Each small edit starts such a process: it does not wait for the parser of command lines.
+    if words.len() == 2 && words[1] == image::process::SUBCOMMAND {
+        return match image_process::run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failure::report("ivers", &error),
+        };
     }
     if command_line::asks_for_json(&words) {
         failure::print_json(&words);

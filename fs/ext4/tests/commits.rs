@@ -76,6 +76,27 @@ fn a_commit_writes_no_data_and_does_not_replace_the_flush_of_fsync() {
     assert!(news.take().is_empty());
 }
 
+/// A command such as `ivers mkdir` waits for the medium this often.
+#[test]
+fn a_session_with_one_change_waits_for_few_writes() {
+    let device = Arc::new(FaultDevice::new(formatted()));
+    let vfs = mount(device.clone());
+    vfs.create(&Cred::root(), &vfs.root().unwrap(), b"d", &CreateSpec::of(FileType::Directory, 0o755), false)
+        .unwrap();
+    vfs.unmount().unwrap();
+    let (mut flushes, mut durable, mut is_dirty) = (0, 0, false);
+    for op in device.record() {
+        match op {
+            Recorded::Write { fua: true, .. } => durable += 1,
+            Recorded::Flush => flushes += u32::from(std::mem::take(&mut is_dirty)),
+            _ => is_dirty = true,
+        }
+    }
+    // Flushes: three commits (the epoch, the change, the epoch) and the blocks in place. Durable writes: the
+    // superblock at both ends, three commit records, and the empty log.
+    assert_eq!((flushes, durable), (4, 6));
+}
+
 /// A device whose flushes take as long as a disk's, and are counted.
 struct Slow {
     inner: Arc<dyn Device>,

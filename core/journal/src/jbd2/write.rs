@@ -29,11 +29,13 @@ impl Jbd2Log {
     /// Writes the superblock durably. All changed fields lie in its first 512 bytes, so a medium with sectors
     /// does not tear it.
     pub(super) fn store_superblock(&mut self, start: u32, sequence: u32) -> Result<()> {
-        let new = self.sb.with_position(start, sequence);
-        self.device.write_fua(self.map.offset(0, self.options.block_size)?, new.bytes())?;
+        self.set_position(start, sequence);
+        Ok(self.device.write_fua(self.map.offset(0, self.options.block_size)?, self.sb.bytes())?)
+    }
+
+    fn set_position(&mut self, start: u32, sequence: u32) {
+        self.sb = self.sb.with_position(start, sequence);
         self.start_recorded = start != 0;
-        self.sb = new;
-        Ok(())
     }
 
     /// Writes blocks at the head. Log blocks that are adjacent on the device are written together.
@@ -143,9 +145,10 @@ impl LogFormat for Jbd2Log {
             });
         }
         if !self.start_recorded {
-            // The start must be durable before the first commit record. Recovery finds no whole transaction
-            // there before.
-            self.store_superblock(self.head, sequence)?;
+            // The start must be durable before the first commit record: the flush between the items and that
+            // record does it. Recovery finds no whole transaction there before.
+            self.set_position(self.head, sequence);
+            self.device.write_at(self.map.offset(0, self.options.block_size)?, self.sb.bytes())?;
         }
         let mut blocks: Vec<Contents> = Vec::new();
         for part in revokes.chunks(layout.revokes_per_block()) {
@@ -203,9 +206,10 @@ impl LogFormat for Jbd2Log {
         let stay = tail.map_or(0, |tail| self.live.iter().filter(|t| t.lsn >= tail).count());
         if stay < self.live.len() {
             let first = self.live.len() - stay;
-            let next =
-                self.live.get(first).map_or((self.head, self.next_sequence), |t| (t.start, t.sequence));
-            self.store_superblock(next.0, next.1)?;
+            // A log without transactions is clean.
+            let (start, sequence) =
+                self.live.get(first).map_or((0, self.next_sequence), |t| (t.start, t.sequence));
+            self.store_superblock(start, sequence)?;
             self.used_blocks -= self.live.drain(..first).map(|t| t.blocks).sum::<u64>();
         }
         Ok(())
