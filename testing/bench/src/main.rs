@@ -32,6 +32,7 @@ mod interrupt;
 mod memory;
 mod modes;
 mod mounts;
+mod processes;
 mod query_load;
 mod report;
 mod row_filter;

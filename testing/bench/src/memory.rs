@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::contenders::{MODES, Measured, Sample};
 use super::image::make_ext4;
 use super::volume::InProcess;
-use super::{interrupt, rows};
+use super::{interrupt, processes, rows};
 use indicatif::ProgressBar;
 
 const IMAGE_BYTES: u64 = 8 << 30;
@@ -133,15 +133,10 @@ fn resident_bytes() -> Result<u64> {
 /// Returns the largest peak of resident memory among a process and its descendants. The process that mounts
 /// an image only watches another one, which serves.
 pub(crate) fn largest_peak_bytes(process: u32) -> Result<u64> {
-    let mut largest = status_bytes(&format!("/proc/{process}/status"), "VmHWM:")?;
-    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        let children = std::fs::read_to_string(thread?.path().join("children"))?;
-        for child in children.split_whitespace() {
-            // A child that has ended meanwhile has no memory to report.
-            largest = largest.max(largest_peak_bytes(child.parse()?).unwrap_or(0));
-        }
-    }
-    Ok(largest)
+    let peak = |process: u32| status_bytes(&format!("/proc/{process}/status"), "VmHWM:");
+    // A child that has ended meanwhile has no memory to report.
+    let of_all = processes::tree(process)?.into_iter().map(|process| peak(process).unwrap_or(0)).max();
+    Ok(peak(process)?.max(of_all.unwrap_or(0)))
 }
 
 /// Returns a size from the status file of a process.

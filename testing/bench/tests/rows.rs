@@ -422,6 +422,8 @@ fn rows_with_many_files_are_measured_by_name() {
         assert!((said - over_fewest).abs() < 0.01 + 0.01 * over_fewest, "{said} is not {over_fewest}: {row}");
         let memory = ["peak_bytes", "bound_bytes"].map(|name| number(&row[name], name));
         assert!(memory[0] > 1e6 && memory[1] == f64::from((256 + 64) << 20), "{row}");
+        let processor_ns = number(&row["processor_ns_per_op"]["ivers"], "ns");
+        assert!(processor_ns > 0.0 && processor_ns < 100.0 * ns(row), "{row}");
     }
 }
 

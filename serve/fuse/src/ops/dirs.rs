@@ -12,8 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The smallest READDIRPLUS reply that a kernel requests. Linux 6.18 requests as much as the program does, and
-/// fuser does not expose how much.
+/// The smallest READDIRPLUS reply that a kernel requests. Linux 6.18 requests as much as the program does,
+/// and fuser does not expose how much.
 const PLUS_BYTES_MIN: usize = 4096;
 /// Entries for this many bytes of a reply are looked up at once, at most.
 const PLUS_BATCH_MAX: usize = 64 << 10;

@@ -203,9 +203,14 @@ impl Peer {
 
     /// Returns the largest resident memory of the server since the mount; `None` for the kernel.
     pub(crate) fn peak_bytes(&self) -> Result<Option<u64>> {
+        self.process().map(memory::largest_peak_bytes).transpose()
+    }
+
+    /// Returns the process that serves, if there is one.
+    pub(crate) fn process(&self) -> Option<u32> {
         match &self.server {
-            Some(Server::Process { child, .. }) => memory::largest_peak_bytes(child.id()).map(Some),
-            _ => Ok(None),
+            Some(Server::Process { child, .. }) => Some(child.id()),
+            _ => None,
         }
     }
 

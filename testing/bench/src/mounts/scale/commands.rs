@@ -149,6 +149,11 @@ impl Contender for Commands {
         Ok(Some(self.peak_bytes))
     }
 
+    /// Its processes end with the step.
+    fn processor_ns(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     fn device_reads(&self) -> Result<Option<u64>> {
         Ok(None)
     }

@@ -111,6 +111,9 @@ trait Contender {
     /// The largest resident memory of the process that does the work, at the end of the step.
     fn peak_bytes(&self) -> Result<Option<u64>>;
 
+    /// The processor time of this process and of the one that serves, so far; `None` where nobody counts.
+    fn processor_ns(&self) -> Result<Option<u64>>;
+
     /// How often its image was read so far; `None` where nobody counts.
     fn device_reads(&self) -> Result<Option<u64>>;
 
@@ -122,6 +125,7 @@ trait Contender {
 #[derive(Default)]
 struct Measured {
     ns_per_op: Samples,
+    processor_ns_per_op: Samples,
     peak_bytes: Option<u64>,
     /// Of the last round.
     device_reads: Option<u64>,
@@ -138,10 +142,16 @@ impl Entry {
     fn run(&mut self, step: usize) -> Result<()> {
         self.contender.prepare(step)?;
         let reads_before = self.contender.device_reads()?;
+        let processor_before = self.contender.processor_ns()?;
         let ns = self.contender.run(step)?;
+        let processor = self.contender.processor_ns()?;
         let reads = self.contender.device_reads()?;
         let measured = &mut self.measured[step];
         measured.ns_per_op.push(ns);
+        if let Some((after, before)) = processor.zip(processor_before) {
+            let ops = self.contender.ops(step).max(1);
+            measured.processor_ns_per_op.push(after.saturating_sub(before) as f64 / ops as f64);
+        }
         measured.device_reads = reads.zip(reads_before).map(|(after, before)| after.saturating_sub(before));
         measured.peak_bytes = measured.peak_bytes.max(self.contender.peak_bytes()?);
         Ok(())
@@ -244,6 +254,9 @@ fn row(results: &Results, fewest: &Results, number: usize, step: &str) -> Value 
         let ns = median(&measured.ns_per_op);
         row["options"][name] = contender.options().into();
         row["device_reads"][name] = json!(measured.device_reads);
+        if !measured.processor_ns_per_op.is_empty() {
+            row["processor_ns_per_op"][name] = json!(places(median(&measured.processor_ns_per_op), 1));
+        }
         if let Some(base) = fewest.entries.iter().find(|entry| entry.name == *name) {
             let base = median(&base.measured[number].ns_per_op);
             row["over_fewest_files"][name] = json!(places(ns / base.max(1e-3), 3));

@@ -11,6 +11,7 @@ use crate::args::Args;
 use crate::image::{Format, Image};
 use crate::mounts::IVERS;
 use crate::mounts::peer::{self, Kind, Peer};
+use crate::processes;
 use crate::volume::Kernel;
 
 pub(super) const KERNEL_EXT4: &str = "kernel_ext4";
@@ -100,6 +101,10 @@ impl Contender for Mounted {
 
     fn peak_bytes(&self) -> Result<Option<u64>> {
         self.peer.peak_bytes()
+    }
+
+    fn processor_ns(&self) -> Result<Option<u64>> {
+        processes::processor_ns(self.peer.process())
     }
 
     fn device_reads(&self) -> Result<Option<u64>> {

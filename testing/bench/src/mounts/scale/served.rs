@@ -17,6 +17,7 @@ use super::mounted::make_filled;
 use crate::args::Args;
 use crate::image::Image;
 use crate::memory;
+use crate::processes;
 
 /// The most files that are open at the same time.
 const OPENS_MAX: u64 = 100_000;
@@ -170,6 +171,10 @@ impl Contender for Served {
 
     fn peak_bytes(&self) -> Result<Option<u64>> {
         self.server.as_ref().map(|server| memory::largest_peak_bytes(server.child.id())).transpose()
+    }
+
+    fn processor_ns(&self) -> Result<Option<u64>> {
+        processes::processor_ns(self.server.as_ref().map(|server| server.child.id()))
     }
 
     fn device_reads(&self) -> Result<Option<u64>> {

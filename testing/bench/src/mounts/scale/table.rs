@@ -12,11 +12,11 @@ use crate::statistics::{notes, number, text};
 pub(crate) fn table(rows: &[Value]) -> Vec<String> {
     let mut lines = vec![
         "us per file, medians of the rounds; times fewest: the cost over that of the same step in the first \
-            row of its kind; over the kernel: above 1x, ivers is faster; reads: \
-            of the device, for each file"
+            row of its kind; over the kernel: above 1x, ivers is faster; cpu: processor time of the program \
+            and the server, in us; reads: of the device, for each file"
             .to_owned(),
         format!(
-            "{:<38}{:>9}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10}{:>10}{:>10}",
+            "{:<38}{:>9}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>8}{:>10}{:>10}{:>10}{:>10}",
             "workload",
             "files",
             "ivers",
@@ -25,6 +25,8 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
             "times fewest",
             "over the kernel",
             "fuse2fs",
+            "cpu",
+            "kernel's",
             "peak MiB",
             "reads",
             "kernel's"
@@ -39,7 +41,7 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
         };
         let kernel = if row["fs"] == Format::Fat.name() { KERNEL_FAT } else { KERNEL_EXT4 };
         lines.push(format!(
-            "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>10.0}{:>10}{:>10}",
+            "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>8}{:>10}{:>10.0}{:>10}{:>10}",
             text(row, "name"),
             number(&row["files"]),
             us(&row["ns_per_op"]["new"]),
@@ -48,6 +50,8 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
             times(&row["over_fewest_files"][kernel]),
             times(&row["new_over_peer"][kernel]),
             us(&row["peers"][FUSE2FS]["ns_per_op"]),
+            us(&row["processor_ns_per_op"][IVERS]),
+            us(&row["processor_ns_per_op"][kernel]),
             number(&row["peak_bytes"]) / f64::from(1 << 20),
             reads(&row["device_reads"][IVERS]),
             reads(&row["device_reads"][kernel]),
