@@ -153,9 +153,14 @@ pub fn image_path(image: &Path, path: &[u8]) -> String {
     format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
 }
 
+/// Returns the bytes of `IMAGE:/path`.
+pub fn image_path_bytes(image: &Path, path: &[u8]) -> Vec<u8> {
+    [image.as_os_str().as_bytes(), b":", path].concat()
+}
+
 /// Formats `IMAGE:/path` for a terminal.
 pub fn display_name(image: &Path, path: &[u8]) -> String {
-    format::name(image_path(image, path).as_bytes())
+    format::name(&image_path_bytes(image, path))
 }
 
 /// Returns the last component of a path, unless it is `.` or `..`.

@@ -137,11 +137,10 @@ fn json_time(time: Timestamp) -> Value {
 }
 
 impl FileInfo {
-    /// Returns the information in JSON. Users rely on its keys.
-    pub fn json(&self, path: &str) -> Value {
+    /// Returns the information in JSON, without the path. Users rely on its keys.
+    pub fn json(&self) -> Value {
         let attr = &self.attr;
         json!({
-            "path": path,
             "ino": self.identity.ino,
             "generation": self.identity.generation,
             "change": self.identity.change.map(|v| v.to_string()),

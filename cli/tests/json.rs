@@ -122,6 +122,56 @@ fn json_of_commands_on_images_has_the_documented_names() {
     holds("check (end)", &ask(&["check", &image]));
 }
 
+/// A name that is not UTF-8 has all of its bytes in a second field. Other names have no such field.
+#[test]
+fn names_that_are_not_text_are_lossless() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    let (image, state, tree) = (path("image"), path("state"), place.path().join("tree"));
+    let raw = OsStr::from_bytes(b"raw\xFF\xE4");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join(raw), "text").unwrap();
+    fs::write(tree.join("plain"), "text").unwrap();
+    std::os::unix::fs::symlink(raw, tree.join("link")).unwrap();
+    works(&["mkfs", "-q", "--size", "16M", &image]);
+    works(&["mkdir", &format!("{image}:/early")]);
+    ask(&["changed", &image, "--save", &state]);
+    let copied = ask(&["cp", "-v", "-r", tree.to_str().unwrap(), &format!("{image}:/d")]);
+    let inside = format!("{image}:/d");
+    let pattern = format!("{image}:/d/raw*");
+    works(&["attr", "set", "user.x", "y", &pattern]);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let end = [hex(b"/raw"), "ffe4".to_owned()].concat();
+    let cases: [(Vec<Value>, &str); 9] = [
+        (copied, "to"),
+        (ask(&["ls", &inside]), "path"),
+        (ask(&["tree", &inside]), "path"),
+        (ask(&["du", "-a", &inside]), "path"),
+        (ask(&["stat", &pattern]), "path"),
+        (ask(&["cat", &pattern]), "path"),
+        (ask(&["attr", "get", "user.x", &pattern]), "path"),
+        (ask(&["chmod", "-v", "600", &pattern]), "path"),
+        (ask(&["changed", &image, "--since", &state]), "path"),
+    ];
+    for (answers, key) in cases {
+        let mut seen = 0;
+        for answer in answers.iter().filter(|answer| answer.get(key).is_some()) {
+            let (text, bytes) = (answer[key].as_str().unwrap(), answer.get(format!("{key}_hex")));
+            assert_eq!(text.contains('\u{FFFD}'), bytes.is_some(), "{answer}");
+            if let Some(bytes) = bytes.and_then(Value::as_str) {
+                assert!(bytes.ends_with(&end) || hex(text.as_bytes()).len() == bytes.len() + 8, "{answer}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 0, "{key}: {answers:?}");
+    }
+    let listed = ask(&["ls", &inside]);
+    assert!(listed.iter().any(|file| file["name_hex"] == hex(raw.as_bytes())), "{listed:?}");
+    assert!(listed.iter().any(|file| file["target_hex"] == hex(raw.as_bytes())), "{listed:?}");
+}
+
 #[test]
 fn json_of_commands_on_a_mount_has_the_documented_names() {
     if !can_mount() {

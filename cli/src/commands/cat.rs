@@ -8,7 +8,7 @@ use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::arguments::image_path;
+use crate::arguments::{image_path, image_path_bytes};
 use crate::image::directory::resolve;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
@@ -76,7 +76,9 @@ pub fn copy(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Wri
     })?;
     let text = String::from_utf8(contents)
         .map_err(|_| usage(format!("{name} is not UTF-8 text: use cat without --json")))?;
-    Ok(writeln!(out, "{}", json!({ "path": name, "contents": text })).map_err(StdoutError)?)
+    let path = image_path_bytes(image, path);
+    let object = format::with_names(json!({ "contents": text }), [("path", Some(&path[..]))]);
+    Ok(writeln!(out, "{object}").map_err(StdoutError)?)
 }
 
 /// Passes the contents of a file to `sink`, chunk by chunk.

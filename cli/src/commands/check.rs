@@ -69,14 +69,14 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
 
 fn print_json(args: &Args, name: &str, found: &Findings) -> Result<()> {
     for Finding { code, place, what } in found.kept() {
-        print::json_line(&json!({
+        let object = json!({
             "code": code,
             "group": place.group,
             "inode": place.inode,
-            "path": place.path.as_ref().map(|path| String::from_utf8_lossy(path).into_owned()),
             "block": place.block,
             "what": what,
-        }))?;
+        });
+        print::json_line(&format::with_names(object, [("path", place.path.as_deref())]))?;
     }
     let codes = found.counts().iter().map(|(code, count)| json!({ "code": code, "count": count }));
     print::json_line(&json!({

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::{FileType, InodeRef, Vfs};
 use serde_json::json;
 
-use crate::arguments::{display_name, help_without_h, image_path, join};
+use crate::arguments::{display_name, help_without_h, image_path, image_path_bytes, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{entries, resolve};
 use crate::image::mount_options::ImageArgs;
@@ -108,8 +108,9 @@ impl Du<'_> {
 
     fn print(&self, path: &[u8], bytes: u64) -> Result<()> {
         if self.json {
-            let path = format::json_name(image_path(self.image, path).as_bytes());
-            return print::json_line(&json!({ "path": path, "bytes": bytes }));
+            let path = image_path_bytes(self.image, path);
+            let object = format::with_names(json!({ "bytes": bytes }), [("path", Some(&path[..]))]);
+            return print::json_line(&object);
         }
         let size = match self.args.human_readable {
             true => format::human_size(bytes),

@@ -223,9 +223,7 @@ impl Listing<'_> {
             _ => None,
         };
         if self.json {
-            return print::json_line(&json!({
-                "name": format::json_name(name),
-                "path": format::json_name(path),
+            let object = json!({
                 "ino": inode.ino.0,
                 "kind": format::kind(attr.kind),
                 "mode": format!("{:o}", attr.mode()),
@@ -234,8 +232,9 @@ impl Listing<'_> {
                 "nlink": attr.nlink,
                 "size": attr.size,
                 "mtime": { "sec": attr.mtime.sec, "nsec": attr.mtime.nsec },
-                "target": target.map(|target| format::json_name(&target)),
-            }));
+            });
+            let names = [("name", Some(name)), ("path", Some(path)), ("target", target.as_deref())];
+            return print::json_line(&format::with_names(object, names));
         }
         let name = self.colours.paint(name, &attr);
         if !self.args.long {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::Vfs;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{Operand, image_path};
+use crate::arguments::{Operand, image_path_bytes};
 use crate::file_info::{self, FileInfo};
 use crate::image::directory::resolve;
 use crate::image::glob;
@@ -73,7 +73,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         let shown = match operand {
             Operand::Host(path) => {
                 let info = on_mounts.next().context("a file was not read").and_then(|info| info);
-                info.and_then(|info| show(&info, &format::json_name(path.as_os_str().as_bytes()), json))
+                info.and_then(|info| show(&info, path.as_os_str().as_bytes(), json))
             }
             Operand::Image { image, path } => images.get(image).and_then(|vfs| {
                 let paths = glob::expand(&vfs, image, path)?;
@@ -88,13 +88,13 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
 /// Shows a file of an image.
 pub fn of_image(vfs: &Vfs, image: &Path, path: &[u8], args: &Args, json: bool) -> Result<()> {
     let inode = resolve(vfs, image, path, args.dereference)?;
-    show(&file_info::of_inode(vfs, &inode), &image_path(image, path), json)
+    show(&file_info::of_inode(vfs, &inode), &image_path_bytes(image, path), json)
 }
 
-fn show(info: &FileInfo, name: &str, json: bool) -> Result<()> {
+fn show(info: &FileInfo, name: &[u8], json: bool) -> Result<()> {
     if json {
-        print::json_line(&info.json(name))
+        print::json_line(&format::with_names(info.json(), [("path", Some(name))]))
     } else {
-        print::line(info.text(&format::name(name.as_bytes())))
+        print::line(info.text(&format::name(name)))
     }
 }

@@ -92,12 +92,12 @@ impl Tree<'_> {
             self.files += 1
         }
         if self.json {
-            return print::json_line(&json!({
-                "path": format::json_name(path),
+            let object = json!({
                 "ino": inode.ino.0,
                 "kind": format::kind(inode.kind),
                 "size": self.vfs.stat(inode).size,
-            }));
+            });
+            return print::json_line(&format::with_names(object, [("path", Some(path))]));
         }
         let arrow = match inode.kind {
             FileType::Symlink => format!(" -> {}", format::name(&self.vfs.read_link(&Cred::root(), inode)?)),

@@ -1,8 +1,8 @@
 //! Filling a directory of an open image with files that are named by path, as an archive does.
 //!
 //! A path never leaves the directory: `..` is refused, and no symbolic link is followed. If links to
-//! directories are kept, they are followed with the directory as the root, as after chroot(2). Directories get
-//! their times at the end, since each new name changes them.
+//! directories are kept, they are followed with the directory as the root, as after chroot(2). Directories
+//! get their times at the end, since each new name changes them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use ivers_vfs::FileType;
+use serde_json::Value;
 use time::UtcDateTime;
 
 /// Formats a time in UTC, given in seconds since 1970: `2017-12-13 14:19:58`. Outside years -9999 to 9999:
@@ -123,14 +124,39 @@ pub fn human_size(bytes: u64) -> String {
     unreachable!("the last letter returns")
 }
 
-/// Converts a file name to JSON. Bytes that are not UTF-8 become U+FFFD.
-pub fn json_name(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// Formats bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Adds file names to a JSON object: each under its key, with U+FFFD in place of bytes that are not UTF-8. If
+/// there are such bytes, the key with the suffix `_hex` has the name in hexadecimal.
+pub fn with_names<'a>(
+    mut object: Value,
+    names: impl IntoIterator<Item = (&'static str, Option<&'a [u8]>)>,
+) -> Value {
+    for (key, name) in names {
+        object[key] = name.map(String::from_utf8_lossy).into();
+        if let Some(name) = name.filter(|name| std::str::from_utf8(name).is_err()) {
+            object[format!("{key}_hex")] = hex(name).into();
+        }
+    }
+    object
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_in_json_are_text_and_bytes() {
+        let names = [("path", Some(&b"a\xFF"[..])), ("name", Some(b"b")), ("from", None)];
+        let object = with_names(serde_json::json!({ "ino": 1 }), names);
+        let expected = serde_json::json!({
+            "ino": 1, "path": "a\u{FFFD}", "path_hex": "61ff", "name": "b", "from": null,
+        });
+        assert_eq!(object, expected);
+    }
 
     #[test]
     fn times_modes_and_names_are_formatted() {

@@ -86,16 +86,14 @@ impl Report {
             Form::Json => {
                 let change =
                     record.identity.change.filter(|_| self.shows_change && status != Status::Removed);
-                let line = json!({
-                    "path": format::json_name(path),
+                let object = json!({
                     "status": status.word(),
-                    "from": from.map(format::json_name),
                     "ino": record.identity.ino,
                     "generation": record.identity.generation,
                     "change": change.map(|v| v.to_string()),
                     "epoch_raised": self.epoch_raised,
                 });
-                writeln!(out, "{line}")
+                writeln!(out, "{}", format::with_names(object, [("path", Some(path)), ("from", from)]))
             }
             Form::Text => {
                 let from = from.map_or_else(String::new, |from| format!("{} -> ", format::name(from)));

@@ -113,9 +113,9 @@ fn why_all_differ(old: &Header, new: &Header) -> Option<&'static str> {
     match (epoch(old).filter(|_| is_persistent)?, epoch(new)?) {
         (before, now) if before == now => None,
         (0, _) => Some("the state was saved before ivers wrote to the image for the first time"),
-        _ => Some(
-            "since the state was saved, another system wrote to the image, or ivers did not close it cleanly",
-        ),
+        _ => {
+            Some("since the state was saved, another system wrote to the image, or ivers could not close it")
+        }
     }
 }
 

@@ -54,8 +54,8 @@ With --preserve: owners (if this user may set them; else without set-id bits), p
 nanosecond, ACLs and extended attributes (except those that this user may not set). Without: permissions \
 less the umask; in an image, a new file belongs to the owner and group of its directory.
 
-In an image, SOURCE_DATE_EPOCH (seconds since 1970) replaces the current time, if it is set; --preserve keeps \
-the times of the files.
+In an image, SOURCE_DATE_EPOCH (seconds since 1970) replaces the current time, if it is set; --preserve \
+keeps the times of the files.
 
 What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. After a \
 signal (Ctrl-C) standard error says what was copied, and the exit code is 130. A file that is incomplete \

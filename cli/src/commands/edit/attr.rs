@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::session::{Operation, Report, Session, Targets, Unmatched};
-use crate::arguments::display_name;
+use crate::arguments::{display_name, image_path_bytes};
 use crate::image::glob::is_pattern;
 use crate::output::failure::{USAGE, failure};
+use crate::output::format::hex;
 use crate::output::{format, print};
 
 /// The help of the command.
@@ -232,10 +233,6 @@ fn read(session: &Session<'_>, path: &[u8], inode: &InodeRef, name: &[u8]) -> Re
     value.map_err(|error| about(&format::name(name), error))
 }
 
-fn hex(value: &[u8]) -> String {
-    value.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Returns the value if it is text without control characters.
 fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok().filter(|text| !text.chars().any(char::is_control))
@@ -246,9 +243,8 @@ fn shown(value: &[u8], as_hex: bool) -> String {
 }
 
 fn print_json(session: &Session<'_>, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
-    let file = format::json_name(session.name(path).as_bytes());
+    let file = image_path_bytes(session.image, path);
     let text = std::str::from_utf8(value).map_or(Value::Null, Value::from);
-    print::json_line(
-        &json!({ "path": file, "name": format::json_name(name), "hex": hex(value), "value": text }),
-    )
+    let object = json!({ "hex": hex(value), "value": text });
+    print::json_line(&format::with_names(object, [("path", Some(&file[..])), ("name", Some(name))]))
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::bytes::Bytes;
-use crate::arguments::{display_name, image_path, join, last_name};
+use crate::arguments::{display_name, image_path, image_path_bytes, join, last_name};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::entries;
 use crate::image::process::{BROKEN_PIPE, EditOutcome};
@@ -328,9 +328,9 @@ impl<'a> Session<'a> {
     }
 
     fn object(&self, path: &[u8]) -> Map<String, Value> {
-        let path = format::json_name(self.name(path).as_bytes());
-        let object =
-            json!({ "operation": self.report.operation, "path": path, "dry_run": self.report.dry_run });
+        let object = json!({ "operation": self.report.operation, "dry_run": self.report.dry_run });
+        let path = image_path_bytes(self.image, path);
+        let object = format::with_names(object, [("path", Some(&path[..]))]);
         if let Value::Object(object) = object { object } else { Map::new() }
     }
 

@@ -209,8 +209,7 @@ impl Run {
             self.store_changed = true;
         }
         if json {
-            print::json_line(&json!({
-                "path": format::json_name(path),
+            let object = json!({
                 "ino": identity.ino,
                 "generation": identity.generation,
                 "change": identity.change.map(|value| value.to_string()),
@@ -218,7 +217,8 @@ impl Run {
                 "size": finding.size,
                 "read": finding.read.is_some(),
                 "verified": verdict.as_ref().map(Result::is_ok),
-            }))?;
+            });
+            print::json_line(&format::with_names(object, [("path", Some(path.as_slice()))]))?;
         }
         Ok(())
     }

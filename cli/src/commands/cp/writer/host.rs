@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{
     DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown,
 };
@@ -250,9 +250,9 @@ impl Target for Host {
         FileType::from_mode(fs::symlink_metadata(path).ok()?.mode())
     }
 
-    fn display_destination(&self, name: Option<&[u8]>) -> String {
+    fn destination_path(&self, name: Option<&[u8]>) -> Vec<u8> {
         let path = self.destination(name).unwrap_or_else(|_| self.to.clone());
-        format::name(path.as_os_str().as_bytes())
+        path.into_os_string().into_vec()
     }
 
     fn abandon(&self, path: &PathBuf, created: &Created) -> bool {

@@ -10,7 +10,7 @@ use ivers_vfs::{
 
 use super::super::stream::{FileHeader, unpacked};
 use super::{Target, Xattrs, acls_missing_in};
-use crate::arguments::last_name;
+use crate::arguments::{join, last_name};
 use crate::image::directory::owned_as;
 use crate::image::inode_handle::InodeHandle;
 use crate::output::failure::usage;
@@ -163,12 +163,6 @@ impl Image {
     }
 }
 
-/// Appends a name to a path for messages.
-fn join_name(dir: &str, name: &[u8]) -> String {
-    let slash = if dir.ends_with('/') { "" } else { "/" };
-    format!("{dir}{slash}{}", format::name(name))
-}
-
 impl Target for Image {
     type Destination = Destination;
     type File = Created;
@@ -195,7 +189,7 @@ impl Target for Image {
             Destination::Itself(_) => {
                 return Err(usage(format!(
                     "has no name to copy under; name the file: {}",
-                    join_name(&self.display_name, b"NAME")
+                    format::name(&join(self.display_name.as_bytes(), b"NAME"))
                 )));
             }
             Destination::Named(dir, name) => (dir, name),
@@ -266,10 +260,11 @@ impl Target for Image {
         Some(inode.kind)
     }
 
-    fn display_destination(&self, name: Option<&[u8]>) -> String {
+    fn destination_path(&self, name: Option<&[u8]>) -> Vec<u8> {
+        let operand = self.display_name.as_bytes();
         match name.filter(|_| self.name.is_none()) {
-            Some(name) => join_name(&self.display_name, name),
-            None => self.display_name.clone(),
+            Some(name) => join(operand, name),
+            None => operand.to_vec(),
         }
     }
 

@@ -19,6 +19,7 @@ pub use stream::Stream;
 use super::interrupt;
 use super::reader::display_path;
 use super::stream::{FileHeader, FileId, Message, Receiver};
+use crate::arguments::join;
 use crate::image::process::CopyOutcome;
 use crate::output::failure::{Problems, StdoutError, code, line, say_error, warn};
 use crate::output::progress::{self, Progress};
@@ -69,8 +70,8 @@ pub trait Target {
     /// Returns the type of the file that exists at the destination of an operand with this name, or at a path
     /// below it. Follows no symbolic link.
     fn existing(&self, name: Option<&[u8]>, below: &[Vec<u8>]) -> Option<FileType>;
-    /// Formats the destination of an operand with this name for a terminal.
-    fn display_destination(&self, name: Option<&[u8]>) -> String;
+    /// Returns the path of the destination of an operand with this name.
+    fn destination_path(&self, name: Option<&[u8]>) -> Vec<u8>;
     /// Removes a file that is incomplete, if it did not exist before the copy. Returns whether it is removed.
     fn abandon(&self, destination: &Self::Destination, file: &Self::File) -> bool;
 }
@@ -226,11 +227,16 @@ impl<T: Target> Writer<'_, T> {
         if !self.options.verbose && !self.options.dry_run {
             return Ok(());
         }
-        let (from, to) = (self.path(name), self.destination_path(name));
         let print = || {
             if self.options.json {
-                return print::json_line(&json!({ "from": from, "to": to, "action": action }));
+                let names = self.names(name);
+                let below = |path| names.iter().fold(path, |path: Vec<u8>, name| join(&path, name));
+                let from = below(self.display_name.clone().into_bytes());
+                let to = below(self.target.destination_path(self.name.as_deref()));
+                let names = [("from", Some(&from[..])), ("to", Some(&to[..]))];
+                return print::json_line(&format::with_names(json!({ "action": action }), names));
             }
+            let (from, to) = (self.path(name), self.destination_path(name));
             match action {
                 "create" => print::line(format_args!("{from} -> {to}")),
                 "replace" => print::line(format_args!("{from} -> {to} (replaced)")),
@@ -241,7 +247,8 @@ impl<T: Target> Writer<'_, T> {
     }
 
     fn destination_path(&self, name: Option<&[u8]>) -> String {
-        display_path(&self.target.display_destination(self.name.as_deref()), &self.names(name))
+        let operand = self.target.destination_path(self.name.as_deref());
+        display_path(&format::name(&operand), &self.names(name))
     }
 
     /// Plans what to do with the next file: `create`, `replace` or `skip`. Returns an error if a dry run

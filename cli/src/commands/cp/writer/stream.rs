@@ -101,8 +101,8 @@ impl Target for Stream {
         None
     }
 
-    fn display_destination(&self, _: Option<&[u8]>) -> String {
-        self.display_name.clone()
+    fn destination_path(&self, _: Option<&[u8]>) -> Vec<u8> {
+        self.display_name.clone().into_bytes()
     }
 
     fn abandon(&self, (): &(), (): &()) -> bool {
