@@ -153,6 +153,52 @@ fn options_of_other_formats_are_refused() {
     }
 }
 
+/// Features of ext are chosen as in mke2fs. The driver and e2fsck accept each set.
+#[test]
+fn features_of_ext_are_chosen() {
+    if !ivers_oracle::have_programs(&["e2fsck", "dumpe2fs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let word = image.to_str().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![7; 300_000]).unwrap();
+    for (fs_type, list, part) in [
+        ("ext4", "^metadata_csum,^64bit", "extent"),
+        ("ext4", "^extent,^dir_index,^resize_inode", "metadata_csum"),
+        ("ext4", "inline_data,large_dir,project", "inline_data"),
+        ("ext2", "extent,64bit,metadata_csum", "metadata_csum"),
+        ("ext2", "has_journal", "has_journal"),
+    ] {
+        let made = ivers(["mkfs", "-q", "-F", "-t", fs_type, "-O", list, "--size", "64M", word]);
+        assert!(made.status.success(), "{list}: {}", said(&made));
+        for (from, to) in [("/etc/hosts", "/small"), (file.to_str().unwrap(), "/large")] {
+            works(&["cp", from, &format!("{word}:{to}")]);
+        }
+        ivers_oracle::run("e2fsck", ["-fn", word]).unwrap();
+        let shown = ivers_oracle::run("dumpe2fs", ["-h", word]).unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        let features = shown.lines().find(|line| line.starts_with("Filesystem features:")).unwrap();
+        assert!(features.contains(part), "{list}: {features}");
+        for removed in list.split(',').filter_map(|name| name.strip_prefix('^')) {
+            assert!(!features.split_whitespace().any(|name| name == removed), "{list}: {features}");
+        }
+        fs::remove_file(&image).unwrap();
+    }
+    for (words, why) in [
+        (vec!["-O", "quota"], "no feature \"quota\""),
+        (vec!["-O", "64bit,^64bit"], "both added and removed"),
+        (vec!["-O", "has_journal", "--no-journal"], "says the opposite"),
+        (vec!["-O", "64bit", "-t", "fat"], "no such property"),
+        (vec!["-O", "64bit", "-t", "ext2"], "64bit needs extent"),
+    ] {
+        let output = ivers(["mkfs", "--size", "64M", word].iter().chain(&words));
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", said(&output));
+        assert!(said(&output).contains(why) && !image.exists(), "{words:?}: {}", said(&output));
+    }
+}
+
 /// The kernel mounts what this makes, where it has a driver for it.
 #[test]
 fn the_kernel_mounts_every_type() {

@@ -28,9 +28,11 @@ are used. What cannot be created is named on standard error; the rest is created
 After a signal (Ctrl-C), or if the files do not fit, a file that the command created is removed; in a file \
 or device that existed it leaves no filesystem. After a signal the exit code is 130.
 
---features changes the features of XFS: a name adds one, ^ before it removes one, and commas separate, as \
-parent,^rmapbt. There are finobt, rmapbt, reflink, inobtcount, sparse, bigtime, nrext64, exchange and \
-parent. The last two need Linux 6.10. --from does not fill XFS yet.
+--features changes the features of ext and XFS: a name adds one, ^ before it removes one, and commas \
+separate, as large_dir,^metadata_csum. ext has has_journal, ext_attr, resize_inode, dir_index, extent, \
+64bit, large_dir, inline_data, huge_file, dir_nlink, metadata_csum and project. XFS has finobt, rmapbt, \
+reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. The last two need Linux 6.10. --from \
+does not fill XFS yet.
 
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \
@@ -44,6 +46,7 @@ Examples:
   ivers mkfs disk.img --from tree --spec devices.txt --size 64M --timestamp 0
   ivers mkfs rootfs.img --from tree --all-root --exclude .git --size auto
   ivers mkfs -L data -m 0 /dev/sdx1
+  ivers mkfs disk.img --size 1G -O ^metadata_csum,^64bit
   ivers mkfs --type xfs disk.img --size 10G --features parent,exchange";
 
 /// A format that `mkfs` makes.
@@ -113,7 +116,7 @@ pub struct Args {
     /// ext3, ext4: make no journal
     #[arg(long)]
     pub no_journal: bool,
-    /// XFS: features to add, or with ^ to remove, as parent,^rmapbt
+    /// ext, XFS: features to add, or with ^ to remove, as large_dir,^metadata_csum
     #[arg(short = 'O', long, value_name = "LIST")]
     pub features: Option<String>,
     /// XFS: the number of allocation groups (default: 4; from 4 TiB on, one for each TiB)

@@ -243,8 +243,9 @@ impl NewFilesystem {
 }
 
 /// Options of ext and XFS that were given.
-fn ext_or_xfs(args: &Args) -> [(&'static str, bool); 3] {
+fn ext_or_xfs(args: &Args) -> [(&'static str, bool); 4] {
     [
+        ("features", args.features.is_some()),
         ("inode-size", args.inode_size.is_some()),
         ("uuid", args.uuid.is_some()),
         ("root-owner", args.root_owner.is_some()),
@@ -262,9 +263,8 @@ fn ext_only(args: &Args) -> [(&'static str, bool); 4] {
 }
 
 /// Options of XFS alone that were given.
-fn xfs_only(args: &Args) -> [(&'static str, bool); 5] {
+fn xfs_only(args: &Args) -> [(&'static str, bool); 4] {
     [
-        ("features", args.features.is_some()),
         ("agcount", args.agcount.is_some()),
         ("log-size", args.log_size.is_some()),
         ("sector-size", args.sector_size.is_some()),
@@ -283,6 +283,12 @@ fn ext_options(args: &Args, fs_type: ExtType, timestamp: u32) -> Result<ivers_ex
     refuse_options("ext", &[("volume-id", args.volume_id.is_some())])?;
     refuse_options("ext", &xfs_only(args))?;
     let uuid = uuid_or_random(args)?;
+    let list = args.features.as_deref().unwrap_or_default();
+    let refuse = |why: String| usage(format!("--features {list}: {why}"));
+    let features = ivers_ext4::mkfs::FeatureChanges::parse(list).map_err(refuse)?;
+    if features.asks("has_journal") == Some(true) && args.no_journal {
+        return Err(refuse("--no-journal says the opposite; remove one".into()));
+    }
     Ok(ivers_ext4::mkfs::MkfsOptions {
         fs_type,
         block_size: args.block_size,
@@ -294,7 +300,8 @@ fn ext_options(args: &Args, fs_type: ExtType, timestamp: u32) -> Result<ivers_ex
         hash_seed: uuid_of(args.hash_seed.as_deref(), "hash-seed")?,
         timestamp,
         root_owner: owner_of(args.root_owner.as_deref())?,
-        journal: !args.no_journal && fs_type != ExtType::Ext2,
+        journal: !args.no_journal,
+        features,
         zeroed: false,
     })
 }

@@ -1,5 +1,6 @@
 //! The sizes of a new filesystem: blocks, groups, inodes, journal.
 
+use super::features::{FeatureChanges, Features};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{MAGIC, stored_label};
 use crate::layout::{Compat, Incompat, RoCompat};
@@ -53,8 +54,10 @@ pub struct MkfsOptions {
     pub timestamp: u32,
     /// Owner of the root directory: user and group.
     pub root_owner: (u32, u32),
-    /// Whether to make a journal. ext2 never has one.
+    /// Whether to make a journal, if the features have one.
     pub journal: bool,
+    /// Changes of the features.
+    pub features: FeatureChanges,
     /// The device reads as zeros: inode tables and the journal need no zeroing.
     pub zeroed: bool,
 }
@@ -73,6 +76,7 @@ impl Default for MkfsOptions {
             timestamp: 0,
             root_owner: (0, 0),
             journal: true,
+            features: FeatureChanges::default(),
             zeroed: false,
         }
     }
@@ -148,12 +152,17 @@ impl Geometry {
         let mut blocks = size_bytes / u64::from(block_size);
         let first_data_block = u64::from(block_size == 1024);
         let per_group = block_size * 8;
-        let is_ext4 = options.fs_type == ExtType::Ext4;
-        let desc_size = if is_ext4 { 64 } else { 32 };
+        let features = Features::new(options.fs_type, &options.features);
+        if features.incompat.contains(Incompat::BIT64) && !features.incompat.contains(Incompat::EXTENTS) {
+            return Err(refuse("the feature 64bit needs extent".to_owned()));
+        }
+        let is_flexible = features.incompat.contains(Incompat::FLEX_BG);
+        let is_64bit = features.incompat.contains(Incompat::BIT64);
+        let desc_size = if is_64bit { 64 } else { 32 };
         let descs_per_block = u64::from(block_size / desc_size);
-        if !is_ext4 && blocks > u64::from(u32::MAX) {
+        if !is_64bit && blocks > u64::from(u32::MAX) {
             return Err(refuse(format!(
-                "{size_bytes} bytes are too many for {}; choose ext4",
+                "{size_bytes} bytes are too many for {} without the feature 64bit, which ext4 has by default",
                 options.fs_type.name()
             )));
         }
@@ -163,7 +172,10 @@ impl Geometry {
             }
             let groups = (blocks - first_data_block).div_ceil(u64::from(per_group));
             let desc_blocks = groups.div_ceil(descs_per_block);
-            let reserved = reserved_gdt(blocks, first_data_block, block_size, desc_size, desc_blocks);
+            let reserved = match features.compat.contains(Compat::RESIZE_INODE) {
+                true => reserved_gdt(blocks, first_data_block, block_size, desc_size, desc_blocks),
+                false => 0,
+            };
             if desc_blocks + reserved + 16 > u64::from(per_group) / 2 || groups > u64::from(u32::MAX) / 8 {
                 return Err(refuse(format!("{size_bytes} bytes are too many for blocks of {block_size}")));
             }
@@ -179,7 +191,7 @@ impl Geometry {
             // The worst case: a group with a copy of the superblock, bitmaps and a table.
             let worst = 1 + desc_blocks + reserved + 2 + table + MIN_LAST_GROUP;
             // Without flexible groups, each group holds its own bitmaps and table.
-            if !is_ext4 && worst > u64::from(per_group) {
+            if !is_flexible && worst > u64::from(per_group) {
                 return Err(refuse(format!("{table} blocks of inodes do not fit into a group")));
             }
             if last < worst {
@@ -189,7 +201,7 @@ impl Geometry {
                 blocks -= last;
                 continue;
             }
-            let journalled = options.journal && options.fs_type != ExtType::Ext2;
+            let journalled = options.journal && features.compat.contains(Compat::HAS_JOURNAL);
             let journal_blocks = if journalled { journal_blocks(blocks) as u32 } else { 0 };
             if journalled && journal_blocks == 0 {
                 return Err(refuse(format!(
@@ -207,7 +219,7 @@ impl Geometry {
                 journal_blocks,
                 superblock: RawSuperblock::new_zeroed(),
             };
-            geometry.superblock = geometry.raw_superblock(options);
+            geometry.superblock = geometry.raw_superblock(options, features);
             geometry.superblock.s_volume_name = label;
             return Ok(geometry);
         }
@@ -217,7 +229,7 @@ impl Geometry {
         self.inodes_per_group * self.groups
     }
 
-    fn raw_superblock(&self, options: &MkfsOptions) -> RawSuperblock {
+    fn raw_superblock(&self, options: &MkfsOptions, mut features: Features) -> RawSuperblock {
         let mut raw = RawSuperblock::new_zeroed();
         let reserved = self.blocks * u64::from(options.reserved_percent) / 100;
         raw.s_inodes_count = self.inodes().into();
@@ -241,29 +253,27 @@ impl Geometry {
         raw.s_rev_level = 1.into();
         raw.s_first_ino = FIRST_INO.into();
         raw.s_inode_size = (options.inode_size as u16).into();
-        let mut compat = Compat::EXT_ATTR | Compat::RESIZE_INODE | Compat::DIR_INDEX;
+        features.compat.set(Compat::HAS_JOURNAL, self.journal_blocks > 0);
         if self.journal_blocks > 0 {
-            compat |= Compat::HAS_JOURNAL;
             raw.s_journal_inum = 8.into();
             raw.s_jnl_backup_type = 1;
         }
         if self.reserved_gdt_blocks == 0 {
-            compat -= Compat::RESIZE_INODE;
+            features.compat -= Compat::RESIZE_INODE;
         }
-        let mut incompat = Incompat::FILETYPE;
-        let mut ro_compat = RoCompat::SPARSE_SUPER | RoCompat::LARGE_FILE;
-        if options.fs_type == ExtType::Ext4 {
-            incompat |= Incompat::EXTENTS | Incompat::BIT64 | Incompat::FLEX_BG;
-            ro_compat |=
-                RoCompat::HUGE_FILE | RoCompat::DIR_NLINK | RoCompat::EXTRA_ISIZE | RoCompat::METADATA_CSUM;
+        if features.incompat.contains(Incompat::BIT64) {
             raw.s_desc_size = 64.into();
+        }
+        if features.incompat.contains(Incompat::FLEX_BG) {
             raw.s_log_groups_per_flex = GROUPS_PER_FLEX_BITS;
+        }
+        if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
             // crc32c
             raw.s_checksum_type = 1;
         }
-        raw.s_feature_compat = compat.bits().into();
-        raw.s_feature_incompat = incompat.bits().into();
-        raw.s_feature_ro_compat = ro_compat.bits().into();
+        raw.s_feature_compat = features.compat.bits().into();
+        raw.s_feature_incompat = features.incompat.bits().into();
+        raw.s_feature_ro_compat = features.ro_compat.bits().into();
         raw.s_uuid = options.uuid;
         raw.s_reserved_gdt_blocks = (self.reserved_gdt_blocks as u16).into();
         let hash_seed = options.hash_seed.unwrap_or_else(|| derived_seed(&options.uuid));

@@ -2,13 +2,15 @@
 //!
 //! The result has the default features of e2fsprogs 1.47. All have hashed directories and online growing
 //! (resize inode); ext3 and ext4 have a journal; ext4 has extents, 64bit, flex_bg, and checksums of all
-//! metadata. The same options give the same image, byte for byte.
+//! metadata. Other features are chosen by name. The same options give the same image, byte for byte.
 
 mod block_map;
+mod features;
 mod geometry;
 pub(crate) mod space;
 mod write;
 
+pub use features::FeatureChanges;
 pub use geometry::{ExtType, MkfsOptions};
 
 use geometry::Geometry;

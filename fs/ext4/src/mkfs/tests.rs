@@ -94,6 +94,30 @@ fn ext2_and_ext3_are_those_of_mke2fs() {
     }
 }
 
+/// Each feature that can be chosen is removed from ext4 and added to ext2.
+#[test]
+fn chosen_features_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let names = ["has_journal", "ext_attr", "resize_inode", "dir_index", "extent", "64bit", "large_dir"];
+    let more = ["inline_data", "huge_file", "dir_nlink", "metadata_csum", "project"];
+    for name in names.into_iter().chain(more) {
+        for (fs_type, sign) in [(ExtType::Ext4, "^"), (ExtType::Ext4, ""), (ExtType::Ext2, "")] {
+            let needed = if name == "64bit" && fs_type == ExtType::Ext2 { ",extent" } else { "" };
+            let list = format!("{sign}{name}{needed}");
+            let changes = FeatureChanges::parse(&list).unwrap();
+            make(&image, 64 << 20, &MkfsOptions { fs_type, features: changes, ..options() });
+            ivers_oracle::e2fsck(&image).unwrap();
+            let has = features(&image)[0].split_whitespace().any(|word| word == name);
+            assert_eq!(has, sign.is_empty(), "{fs_type:?} -O {list}: {:?}", features(&image));
+        }
+    }
+    for (list, why) in [("flex_bg", "no feature"), ("64bit,^64bit", "both"), ("^", "no feature")] {
+        assert!(FeatureChanges::parse(list).unwrap_err().contains(why), "{list}");
+    }
+    assert_eq!(FeatureChanges::parse("^extents, huge_file").unwrap().asks("extent"), Some(false));
+}
+
 #[test]
 fn old_contents_are_not_visible() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,99 @@
+//! The features of a new filesystem: those of its type, and those that the caller adds or removes by name.
+
+use super::ExtType;
+use crate::layout::{Compat, Incompat, RoCompat};
+
+/// Features of a filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Features {
+    pub compat: Compat,
+    pub incompat: Incompat,
+    pub ro_compat: RoCompat,
+}
+
+/// A feature that can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Feature {
+    Compat(Compat),
+    Incompat(Incompat),
+    RoCompat(RoCompat),
+}
+
+use Feature::{Compat as C, Incompat as I, RoCompat as R};
+
+/// The features that can be chosen, by the names of e2fsprogs.
+const CHOICES: [(&str, Feature); 12] = [
+    ("has_journal", C(Compat::HAS_JOURNAL)),
+    ("ext_attr", C(Compat::EXT_ATTR)),
+    ("resize_inode", C(Compat::RESIZE_INODE)),
+    ("dir_index", C(Compat::DIR_INDEX)),
+    ("extent", I(Incompat::EXTENTS)),
+    ("64bit", I(Incompat::BIT64)),
+    ("large_dir", I(Incompat::LARGEDIR)),
+    ("inline_data", I(Incompat::INLINE_DATA)),
+    ("huge_file", R(RoCompat::HUGE_FILE)),
+    ("dir_nlink", R(RoCompat::DIR_NLINK)),
+    ("metadata_csum", R(RoCompat::METADATA_CSUM)),
+    ("project", R(RoCompat::PROJECT)),
+];
+
+/// Changes of the features of a type.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FeatureChanges(Vec<(&'static str, bool)>);
+
+impl FeatureChanges {
+    /// Parses a list as `mke2fs -O` does: `name` adds a feature, `^name` removes it, and commas separate. On
+    /// error returns why not.
+    pub fn parse(list: &str) -> Result<Self, String> {
+        let mut changes = Self::default();
+        for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+            // e2fsprogs has two names for it.
+            let name = if name == "extents" { "extent" } else { name };
+            let Some((name, _)) = CHOICES.iter().find(|(known, _)| *known == name) else {
+                let names = CHOICES.map(|(name, _)| name).join(", ");
+                return Err(format!("there is no feature {name:?} to choose; there are {names}"));
+            };
+            if changes.asks(name) == Some(!on) {
+                return Err(format!("{name} is both added and removed"));
+            }
+            changes.0.push((name, on));
+        }
+        Ok(changes)
+    }
+
+    /// Returns whether a feature is added (true) or removed (false). `None`: it is not named.
+    pub fn asks(&self, name: &str) -> Option<bool> {
+        self.0.iter().find(|(asked, _)| *asked == name).map(|(_, on)| *on)
+    }
+}
+
+impl Features {
+    /// Returns the features of a type, with changes.
+    pub fn new(fs_type: ExtType, changes: &FeatureChanges) -> Self {
+        let mut features = Self {
+            compat: Compat::EXT_ATTR | Compat::RESIZE_INODE | Compat::DIR_INDEX,
+            incompat: Incompat::FILETYPE,
+            ro_compat: RoCompat::SPARSE_SUPER | RoCompat::LARGE_FILE,
+        };
+        features.compat.set(Compat::HAS_JOURNAL, fs_type != ExtType::Ext2);
+        if fs_type == ExtType::Ext4 {
+            features.incompat |= Incompat::EXTENTS | Incompat::BIT64 | Incompat::FLEX_BG;
+            features.ro_compat |=
+                RoCompat::HUGE_FILE | RoCompat::DIR_NLINK | RoCompat::EXTRA_ISIZE | RoCompat::METADATA_CSUM;
+        }
+        for (name, feature) in CHOICES {
+            let Some(on) = changes.asks(name) else { continue };
+            match feature {
+                C(flag) => features.compat.set(flag, on),
+                I(flag) => features.incompat.set(flag, on),
+                R(flag) => features.ro_compat.set(flag, on),
+            }
+        }
+        if !features.incompat.contains(Incompat::EXTENTS) && changes.asks("64bit").is_none() {
+            // By default it is there, and nobody asked for it: it needs extents.
+            features.incompat.remove(Incompat::BIT64);
+        }
+        features
+    }
+}
