@@ -220,6 +220,8 @@ fn open_xfs(
     let options = ivers_xfs::OpenOptions {
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
+        trust_foreign: options.trust_foreign,
+        ..ivers_xfs::OpenOptions::default()
     };
     Ok(ivers_xfs::Xfs::open(device, options)?)
 }

@@ -5,6 +5,7 @@ use crate::layout::checksum::{LONG_BTREE, SHORT_BTREE};
 use crate::layout::raw::{RawInobtRec, RawLongBlock, RawShortBlock};
 use crate::layout::superblock::FsBlock;
 use crate::search::last_at_most;
+use crate::source::Source;
 use crate::volume::{Unit, Whose, Xfs};
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
@@ -43,7 +44,9 @@ impl TreeBlock {
     }
 }
 
-impl Xfs {
+/// Reading of blocks of B-trees.
+pub(crate) trait TreeSource: Source {
+    /// Checks the header of a block.
     fn check_tree_block(
         &self,
         bytes: Unit,
@@ -68,20 +71,24 @@ impl Xfs {
     }
 
     /// Reads a block of a fork's extent B-tree.
-    pub(crate) fn extent_tree_block(&self, pointer: u64, level: u32, ino: u64) -> Result<TreeBlock> {
+    fn extent_tree_block(&self, pointer: u64, level: u32, ino: u64) -> Result<TreeBlock> {
         let whose = Whose::Inode(ino);
         let block = self
-            .sb
+            .sb()
             .run(FsBlock(pointer), 1)
             .ok_or_else(|| self.corrupt(format!("the extent B-tree refers to block {pointer}"), whose))?;
         let bytes = self.unit(&[block], &LONG_BTREE, whose)?;
-        let v5 = self.sb.is_v5();
+        let v5 = self.sb().is_v5();
         let header = if v5 { size_of::<RawLongBlock>() } else { offset_of!(RawLongBlock, bb_blkno) };
         let magic = u32::from_be_bytes(if v5 { *b"BMA3" } else { *b"BMAP" });
         // Records and pairs of key and pointer have the same size.
         self.check_tree_block(bytes, (header, RECORD_BYTES), (magic, level), whose, block)
     }
+}
 
+impl<S: Source> TreeSource for S {}
+
+impl Xfs {
     /// Reads a block of a group's inode B-tree.
     fn inode_tree_block(&self, ag: u32, pointer: u32, level: u32) -> Result<TreeBlock> {
         let whose = Whose::Group(ag);

@@ -1,12 +1,13 @@
 //! Hash trees of names: directories of several blocks and attributes outside the inode share them.
 
-use crate::fork::Fork;
+use crate::fork::{Fork, ForkSource};
 use crate::layout::bytes::number;
 use crate::layout::checksum::DA_BLOCK;
 use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, da_header_bytes, hash_entries_start};
 use crate::layout::raw::RawDaNodeEntry;
 use crate::search::partition;
-use crate::volume::{Unit, Whose, Xfs};
+use crate::source::Source;
+use crate::volume::{Unit, Whose};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::collections::BTreeSet;
@@ -38,9 +39,10 @@ pub(crate) struct HashBlock {
     next: u32,
 }
 
-impl Xfs {
+/// Reading of hash trees.
+pub(crate) trait HashSource: Source {
     /// Reads a block of a tree.
-    pub(crate) fn hash_block(&self, tree: &HashTree<'_>, at: FileBlock) -> Result<HashBlock> {
+    fn hash_block(&self, tree: &HashTree<'_>, at: FileBlock) -> Result<HashBlock> {
         let blocks = self.mapped_blocks(tree.fork, at, tree.unit, tree.ino)?;
         let bytes = self.unit(&blocks, &DA_BLOCK, Whose::Inode(tree.ino))?;
         let field = |at, len| number(&bytes, at, len).unwrap_or(0);
@@ -50,9 +52,9 @@ impl Xfs {
     }
 
     /// Returns the first leaf that may have names with a hash.
-    pub(crate) fn hash_leaf(&self, tree: &HashTree<'_>, hash: u32) -> Result<Option<HashBlock>> {
-        let (whose, version) = (Whose::Inode(tree.ino), usize::from(!self.sb.is_v5()));
-        let (header, entries) = (da_header_bytes(&self.sb), hash_entries_start(&self.sb));
+    fn hash_leaf(&self, tree: &HashTree<'_>, hash: u32) -> Result<Option<HashBlock>> {
+        let (whose, version) = (Whose::Inode(tree.ino), usize::from(!self.sb().is_v5()));
+        let (header, entries) = (da_header_bytes(self.sb()), hash_entries_start(self.sb()));
         let (mut at, mut level) = (tree.root, None);
         for _ in 0..MAX_DEPTH {
             let found = self.hash_block(tree, at)?;
@@ -87,13 +89,13 @@ impl Xfs {
     }
 
     /// Calls `visit` with a leaf and those after it until it breaks: names with one hash can be in several.
-    pub(crate) fn each_leaf_from<T>(
+    fn each_leaf_from<T>(
         &self,
         tree: &HashTree<'_>,
         first: HashBlock,
         mut visit: impl FnMut(&HashBlock) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let version = usize::from(!self.sb.is_v5());
+        let version = usize::from(!self.sb().is_v5());
         let (mut seen, mut leaf) = (BTreeSet::new(), first);
         loop {
             if leaf.magic != tree.leaf_magics[version] {
@@ -113,6 +115,8 @@ impl Xfs {
         }
     }
 }
+
+impl<S: Source> HashSource for S {}
 
 #[cfg(test)]
 mod tests {

@@ -1,18 +1,12 @@
-//! The interface to the VFS.
+//! The filesystem as a whole, and its inodes, as the VFS calls them.
 
-use crate::dir::same_name;
 use crate::geometry_facts::geometry_facts;
-use crate::inode::private_of;
-use crate::layout::attribute::VALUE_MAX;
 use crate::layout::dinode::LINKS_MAX;
 use crate::layout::features::{Features2, Incompat, Version};
+use crate::live::{Edited, core_of, journal_error, private_of};
 use crate::volume::Xfs;
 use ivers_vfs::*;
-use std::ops::ControlFlow;
-
-fn read_only<T>() -> Result<T> {
-    Err(NameError::ReadOnly.into())
-}
+use std::sync::atomic::Ordering;
 
 impl Xfs {
     /// The names of all features, as xfs_info shows them.
@@ -38,6 +32,12 @@ impl Xfs {
         names
     }
 
+    /// Why the journal was aborted, if it was.
+    fn aborted(&self) -> Option<String> {
+        let cause = self.session.as_ref()?.commits.journal().aborted()?;
+        Some(format!("the journal was aborted: {cause}"))
+    }
+
     /// Inodes that are on lists of unlinked inodes.
     fn count_unlinked(&self) -> Result<usize> {
         (0..self.sb.ag_count).map(|ag| Ok(self.unlinked_inodes(ag)?.len())).sum()
@@ -55,16 +55,36 @@ impl FileSystem for Xfs {
             projects: true,
             persistent_inos: true,
             names_alias: self.sb.ignores_case(),
+            semantics: ChangeSemantics {
+                persistent: self.serves_stored,
+                crash_safe: self.serves_stored,
+                ..ChangeSemantics::WITHIN_A_MOUNT
+            },
             ..FsInfo::usual("xfs", self.sb.block_size)
         }
     }
 
     fn health(&self) -> Health {
-        Health { read_only: Some(self.read_only.clone()), no_change_attribute: None }
+        let aborted = self.aborted();
+        Health {
+            no_change_attribute: aborted.clone().or_else(|| self.epoch.missing()),
+            read_only: self.read_only.clone().or(aborted),
+        }
+    }
+
+    fn serves_change_attribute(&self) -> bool {
+        // After an abort the state in memory may never become durable: the next mount raises the epoch.
+        !self.epoch.is_missing()
+            && self.session.as_ref().is_none_or(|session| !session.commits.journal().is_aborted())
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
-        let (sb, counts) = (&self.sb, self.counts);
+        let sb = &self.sb;
+        let (counts, usable) = match &self.session {
+            None => (self.counts, self.counts.free_blocks),
+            Some(session) => (session.space.counts(), session.usable_blocks()),
+        };
+        let reserved = self.session.as_ref().map_or(0, |session| session.reserved.blocks());
         let percent = u64::from(if sb.inode_max_percent == 0 { 100 } else { sb.inode_max_percent.min(100) });
         let most = (sb.blocks / 100).saturating_mul(percent) << sb.inopb_bits;
         let free = counts.free_blocks.min(sb.blocks);
@@ -72,8 +92,8 @@ impl FileSystem for Xfs {
         Ok(StatFs {
             block_size: sb.block_size,
             blocks: sb.blocks - u64::from(sb.log_blocks).min(sb.blocks),
-            blocks_free: free,
-            blocks_available: free,
+            blocks_free: free.saturating_sub(reserved),
+            blocks_available: usable.min(free).saturating_sub(reserved),
             files,
             files_free: files - counts.inodes.saturating_sub(counts.free_inodes),
             name_max: 255,
@@ -115,22 +135,61 @@ impl FileSystem for Xfs {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        match &self.session {
+            None => Ok(()),
+            Some(session) => session.commits.commit().map_err(journal_error),
+        }
     }
 
     fn evict_blocks(&self, bytes: u64) {
         self.cache.evict(bytes);
     }
 
+    fn reclaim_space(&self) -> Result<bool> {
+        // What uncommitted transactions freed is free for data after their commit.
+        let Some(session) = &self.session else { return Ok(false) };
+        let waits = session.space.busy_blocks() > 0;
+        if waits {
+            session.commits.journal().commit_all().map_err(journal_error)?;
+        }
+        Ok(waits)
+    }
+
+    fn abort(&self, why: &Error) {
+        if let Some(session) = &self.session {
+            session.commits.journal().abort(why);
+            log::error!("{}: the journal is aborted: {why}; repair the cause and mount again", self.place);
+        }
+    }
+
     fn unmount(&self) -> Result<()> {
-        Ok(())
+        match &self.session {
+            Some(session) if !session.closed.swap(true, Ordering::AcqRel) => self.close(session),
+            _ => Ok(()),
+        }
     }
 
     fn xattrs(&self) -> Option<&dyn XattrOps> {
         Some(self)
     }
 
+    fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
+        Some(self)
+    }
+
     fn block_map(&self) -> Option<&dyn BlockMapOps> {
+        Some(self)
+    }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+
+    fn epochs(&self) -> Option<&dyn EpochOps> {
+        self.serves_stored.then_some(self as &dyn EpochOps)
+    }
+
+    fn journal(&self) -> Option<&dyn JournalOps> {
         Some(self)
     }
 }
@@ -140,104 +199,41 @@ impl InodeOps for Xfs {
         self.load(ino.0)
     }
 
-    fn log_inode(&self, _inode: &Inode) -> Result<()> {
-        read_only()
+    fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, _old: &Attr, new: &mut Attr) -> Result<()> {
+        core_of(inode).round(new)
     }
 
-    fn delete_inode(&self, _inode: &Inode) -> Result<()> {
-        read_only()
+    fn log_inode(&self, inode: &Inode) -> Result<()> {
+        let change = self.change()?;
+        change.finish(vec![Edited::new(inode).logged()])
     }
 
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        Ok(())
+    fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.free_unlinked(inode)
+    }
+
+    fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {
+        let Some(session) = &self.session else { return Ok(()) };
+        // fsync of a directory covers every change so far.
+        let own = (inode.kind == FileType::Regular).then(|| &private_of(inode).last_change);
+        session.commits.commit_changes(own).map_err(journal_error)
+    }
+
+    fn commit_inode(&self, inode: &Inode) -> Result<()> {
+        let Some(session) = &self.session else { return Ok(()) };
+        session.commits.commit_logged(&private_of(inode).last_change).map_err(journal_error)
     }
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
-        self.link_target(private_of(inode))
+        self.link_target(&core_of(inode))
     }
 }
 
-impl DirectoryOps for Xfs {
-    fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
-        Ok(self.find_name(private_of(dir), name)?.map(|ino| Child::Number(Ino(ino))))
-    }
-
-    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
-        if self.sb.ignores_case() { same_name(a, b) } else { a == b }
-    }
-
-    fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
-        self.parent_of(private_of(dir)).map(Ino)
-    }
-
-    fn readdir(
-        &self,
-        _caller: &Cred,
-        dir: &Inode,
-        cursor: u64,
-        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.list(private_of(dir), cursor, emit)
-    }
-
-    fn create(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _new: &NewInode) -> Result<LoadedInode> {
-        read_only()
-    }
-
-    fn unlink(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _inode: &Inode) -> Result<()> {
-        read_only()
-    }
-
-    fn rename(&self, _rename: &Rename<'_>) -> Result<()> {
-        read_only()
-    }
-}
-
-impl FileOps for Xfs {
-    fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.read_file(private_of(inode), offset, buf)
-    }
-
-    fn reserve(&self, _inode: &Inode, _offset: u64, _len: u64, _pool: BlockPool) -> Result<()> {
-        read_only()
-    }
-
-    fn write_back(&self, _inode: &Inode, _offset: u64, _data: &[u8]) -> Result<Written> {
-        read_only()
-    }
-
-    fn truncate(&self, _caller: &Cred, _inode: &Inode, _size: u64) -> Result<()> {
-        read_only()
-    }
-}
-
-impl BlockMapOps for Xfs {
-    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        self.map_file(private_of(inode), offset)
-    }
-}
-
-impl XattrOps for Xfs {
-    fn value_max(&self) -> u32 {
-        VALUE_MAX
-    }
-
-    fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        self.xattr(private_of(inode), name)
-    }
-
-    fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        self.xattr_names(private_of(inode))
-    }
-
-    fn set_xattr(
-        &self,
-        _caller: &Cred,
-        _inode: &Inode,
-        _name: &[u8],
-        _value: Option<&[u8]>,
-        _mode: XattrMode,
-    ) -> Result<()> {
-        read_only()
+impl JournalOps for Xfs {
+    fn written(&self) -> (u64, u64) {
+        self.session.as_ref().map_or((0, 0), |session| {
+            let stats = session.commits.journal().stats();
+            (stats.journal_blocks, stats.journal_bytes)
+        })
     }
 }

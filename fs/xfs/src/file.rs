@@ -1,5 +1,6 @@
 //! Contents of files.
 
+use crate::fork::ForkSource;
 use crate::inode::Dinode;
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::volume::Xfs;
@@ -8,7 +9,7 @@ use ivers_vfs::{Error, MappedRange, RangeKind, Result};
 
 impl Xfs {
     fn check_readable(&self, file: &Dinode) -> Result<()> {
-        if file.realtime {
+        if file.is_realtime() {
             let what = "its data is on the realtime device, which is not supported";
             return Err(Error::Incompatible(format!("{}, inode {}: {what}", self.place, file.ino)));
         }
@@ -34,7 +35,7 @@ impl Xfs {
             done += len;
         }
         // Bytes past the end are not defined on the device.
-        let inside = file.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let inside = file.size().saturating_sub(offset).min(buf.len() as u64) as usize;
         buf[inside..].fill(0);
         Ok(())
     }

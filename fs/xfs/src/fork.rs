@@ -1,12 +1,13 @@
 //! Forks: where the contents, entries and attributes of an inode are.
 
-use crate::btree::MAX_LEVELS;
+use crate::btree::{MAX_LEVELS, TreeSource};
 use crate::layout::bytes::{number, read};
 use crate::layout::dinode::{FILE_BLOCKS_END, format};
 use crate::layout::raw::{RawBmbtRec, RawBmdrBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::search::last_at_most;
-use crate::volume::{Whose, Xfs};
+use crate::source::Source;
+use crate::volume::Whose;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::mem::size_of;
@@ -23,14 +24,23 @@ pub(crate) enum ForkSpace {
 }
 
 /// A fork of an inode.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Data,
+    Attributes,
+}
+
+/// The contents of a fork.
+#[derive(Debug, Clone)]
 pub(crate) enum Fork {
     /// There is none.
     None,
+    /// The number of a device, as it is stored.
+    Device(u32),
     /// In the inode itself.
     Local(Box<[u8]>),
     /// Extents in ascending order.
-    Extents(Box<[Extent]>),
+    Extents(Vec<Extent>),
     /// A B-tree of extents.
     Btree(TreeRoot),
 }
@@ -46,11 +56,11 @@ pub(crate) struct Extent {
 }
 
 /// The root of an extent B-tree, in the inode.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TreeRoot {
-    level: u32,
+    pub level: u32,
     /// Key and pointer of each child.
-    children: Box<[(u64, u64)]>,
+    pub children: Vec<(u64, u64)>,
 }
 
 /// What is at a file block, and for how many blocks.
@@ -65,16 +75,20 @@ pub(crate) struct Mapping {
 impl Extent {
     pub(crate) fn decode(record: &[u8]) -> Option<Self> {
         let raw: RawBmbtRec = read(record, 0)?;
-        let (l0, l1) = (raw.l0.get(), raw.l1.get());
-        Some(Self {
+        Some(Self::from_words((raw.l0.get(), raw.l1.get())))
+    }
+
+    /// Decodes the two numbers of a record.
+    pub(crate) fn from_words((l0, l1): (u64, u64)) -> Self {
+        Self {
             unwritten: l0 >> 63 != 0,
             file_block: FileBlock(l0 >> 9 & (FILE_BLOCKS_END - 1)),
             start: FsBlock((l0 & 0x1FF) << 43 | l1 >> 21),
             len: l1 & 0x1F_FFFF,
-        })
+        }
     }
 
-    fn end(&self) -> FileBlock {
+    pub(crate) fn end(&self) -> FileBlock {
         self.file_block.saturating_add(self.len)
     }
 }
@@ -110,7 +124,7 @@ impl Fork {
                     }
                     list.push(extent);
                 }
-                Ok(Self::Extents(list.into()))
+                Ok(Self::Extents(list))
             }
             format::BTREE => {
                 let raw: RawBmdrBlock = read(space, 0).ok_or("the extent B-tree's root does not fit")?;
@@ -131,7 +145,7 @@ impl Fork {
     /// Returns whether nothing is stored.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
-            Self::None => true,
+            Self::None | Self::Device(_) => true,
             Self::Local(bytes) => bytes.is_empty(),
             Self::Extents(list) => list.is_empty(),
             Self::Btree(_) => false,
@@ -162,39 +176,47 @@ fn find_extent(
     (index.and_then(extent), next)
 }
 
-impl Xfs {
+/// Reading of maps of forks.
+pub(crate) trait ForkSource: Source {
     /// Returns what is at a file block of a fork of blocks.
-    pub(crate) fn map(&self, fork: &Fork, at: FileBlock, ino: u64) -> Result<Mapping> {
+    fn map(&self, fork: &Fork, at: FileBlock, ino: u64) -> Result<Mapping> {
         let whose = Whose::Inode(ino);
-        let mut end = FileBlock(FILE_BLOCKS_END).max(at.saturating_add(1));
-        let extent = match fork {
-            Fork::None => None,
-            Fork::Local(_) => return Err(self.corrupt("contents in the inode have no blocks", whose)),
-            Fork::Extents(list) => {
-                let (extent, next) = find_extent(list.len(), at, |index| list.get(index).copied());
-                end = end.min(next.unwrap_or(end));
-                extent
-            }
-            Fork::Btree(root) => {
-                let (extent, next) = self.find_in_tree(root, at, ino)?;
-                if next.is_some_and(|next| next <= at) {
-                    return Err(self.corrupt("the keys of the extent B-tree are out of order", whose));
-                }
-                end = end.min(next.unwrap_or(end));
-                extent
-            }
-        };
+        let (extent, next) = self.find_extent(fork, at, ino)?;
+        let end = next.unwrap_or(FileBlock(FILE_BLOCKS_END).max(at.saturating_add(1)));
         let inside = extent.filter(|extent| extent.end() > at);
         let hole = Mapping { len: end - at, block: None, unwritten: false };
         let Some(extent) = inside else { return Ok(hole) };
         let skipped = at - extent.file_block;
-        let first = self.sb.run(extent.start, extent.len).ok_or_else(|| {
+        let first = self.sb().run(extent.start, extent.len).ok_or_else(|| {
             let what = format!("an extent refers to {} blocks at {}", extent.len, extent.start.0);
             self.corrupt(what, whose)
         })?;
         Ok(Mapping { len: extent.len - skipped, block: Some(first + skipped), unwritten: extent.unwritten })
     }
 
+    /// Returns the last extent that starts at or before a file block, and where the next one starts.
+    fn find_extent(
+        &self,
+        fork: &Fork,
+        at: FileBlock,
+        ino: u64,
+    ) -> Result<(Option<Extent>, Option<FileBlock>)> {
+        let whose = Whose::Inode(ino);
+        match fork {
+            Fork::None | Fork::Device(_) => Ok((None, None)),
+            Fork::Local(_) => Err(self.corrupt("contents in the inode have no blocks", whose)),
+            Fork::Extents(list) => Ok(find_extent(list.len(), at, |index| list.get(index).copied())),
+            Fork::Btree(root) => {
+                let (extent, next) = self.find_in_tree(root, at, ino)?;
+                if next.is_some_and(|next| next <= at) {
+                    return Err(self.corrupt("the keys of the extent B-tree are out of order", whose));
+                }
+                Ok((extent, next))
+            }
+        }
+    }
+
+    /// Searches an extent B-tree.
     fn find_in_tree(
         &self,
         root: &TreeRoot,
@@ -224,20 +246,14 @@ impl Xfs {
         let leaf = self.extent_tree_block(pointer, 0, ino)?;
         let (extent, after) = find_extent(leaf.records, at, |index| Extent::decode(leaf.record(index)));
         if let Some(extent) = &extent {
-            check_extent(&self.sb, extent, ForkSpace::Data)
+            check_extent(self.sb(), extent, ForkSpace::Data)
                 .map_err(|what| self.corrupt(what, Whose::Inode(ino)))?;
         }
         Ok((extent, after.or(next)))
     }
 
     /// Returns the device blocks of `count` file blocks that must all be mapped.
-    pub(crate) fn mapped_blocks(
-        &self,
-        fork: &Fork,
-        first: FileBlock,
-        count: u64,
-        ino: u64,
-    ) -> Result<Vec<BlockNo>> {
+    fn mapped_blocks(&self, fork: &Fork, first: FileBlock, count: u64, ino: u64) -> Result<Vec<BlockNo>> {
         let mut blocks = Vec::new();
         while (blocks.len() as u64) < count {
             let at = first.saturating_add(blocks.len() as u64);
@@ -250,6 +266,8 @@ impl Xfs {
         Ok(blocks)
     }
 }
+
+impl<S: Source> ForkSource for S {}
 
 #[cfg(test)]
 mod tests {

@@ -1,37 +1,35 @@
 //! Inodes: decoding, and checks against the inode B-tree.
 
-use crate::fork::{Fork, ForkSpace};
+use crate::fork::{Fork, ForkSpace, Which};
 use crate::layout::bytes::{MAGIC_INODE, number, read};
-use crate::layout::checksum;
+use crate::layout::checksum::has_valid_inode_crc;
 use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags, flags2, format};
 use crate::layout::features::Incompat;
 use crate::layout::raw::{RawDinode, RawInobtRec, V2_INODE_BYTES};
 use crate::layout::superblock::Superblock;
+use crate::live::XfsInode;
 use crate::volume::{Whose, Xfs};
+use crate::write::inode::inode_id;
+use ivers_block::BlockNo;
+use ivers_journal::{Commits, LastChange};
 use ivers_vfs::*;
 use std::mem::size_of;
+use zerocopy::IntoBytes;
 
-/// An inode as it is stored.
-#[derive(Debug)]
+/// An inode: its core as it is stored, and its forks.
+#[derive(Debug, Clone)]
 pub(crate) struct Dinode {
     pub ino: u64,
-    pub generation: u32,
-    pub attr: Attr,
+    /// The core. Its formats are those of the forks.
+    pub raw: RawDinode,
     /// Contents, entries or link target.
     pub data: Fork,
     /// Extended attributes.
     pub attrs: Fork,
-    /// The contents are on the realtime device.
-    pub realtime: bool,
-}
-
-/// The driver's data of an inode.
-pub(crate) fn private_of(inode: &Inode) -> &Dinode {
-    inode.private()
 }
 
 /// Why an inode cannot be decoded.
-enum Refused {
+pub(crate) enum Refused {
     Free,
     Damaged(String),
 }
@@ -43,7 +41,13 @@ impl From<String> for Refused {
 }
 
 impl Dinode {
-    fn decode(sb: &Superblock, bytes: &[u8], ino: u64) -> std::result::Result<Self, Refused> {
+    /// `verified`: its checksum was right when it was read, and may be out of date in memory.
+    pub(crate) fn decode(
+        sb: &Superblock,
+        bytes: &[u8],
+        ino: u64,
+        verified: bool,
+    ) -> std::result::Result<Self, Refused> {
         let raw: RawDinode = read(bytes, 0).ok_or_else(|| "the inode is too short".to_owned())?;
         let v3 = raw.di_version == 3;
         if raw.di_magic.get() != MAGIC_INODE {
@@ -53,8 +57,7 @@ impl Dinode {
             return Err(format!("di_version is {}", raw.di_version).into());
         }
         if v3 {
-            let crc = std::mem::offset_of!(RawDinode, di_crc);
-            if raw.di_crc.get() != checksum::checksum(bytes, crc) {
+            if !verified && !has_valid_inode_crc(bytes) {
                 return Err("bad checksum of the inode; run xfs_repair".to_owned().into());
             }
             if raw.di_ino.get() != ino || raw.di_uuid != sb.meta_uuid {
@@ -70,26 +73,18 @@ impl Dinode {
             return Err(Refused::Free);
         }
         let kind = FileType::from_mode(mode).ok_or_else(|| format!("di_mode is {mode:o}"))?;
-        let flags2 = if v3 { raw.di_flags2.get() } else { 0 };
-        if flags2 & flags2::METADATA != 0 {
+        let mut inode = Self { ino, raw, data: Fork::None, attrs: Fork::None };
+        if inode.flags2() & flags2::METADATA != 0 {
             return Err("metadata inodes are not supported".to_owned().into());
         }
-        let large_counts = flags2 & flags2::NREXT64 != 0;
-        if large_counts && !sb.incompat.contains(Incompat::NREXT64) {
+        if inode.flags2() & flags2::NREXT64 != 0 && !sb.incompat.contains(Incompat::NREXT64) {
             return Err("large extent counters without their feature".to_owned().into());
         }
-        let (extents, attr_extents) = if large_counts {
-            let large = std::mem::offset_of!(RawDinode, di_pad);
-            (number(bytes, large, 8).unwrap_or(0), u64::from(raw.di_nextents.get()))
-        } else {
-            (u64::from(raw.di_nextents.get()), u64::from(raw.di_anextents.get()))
-        };
-        let size = raw.di_size.get();
-        if size > i64::MAX as u64 {
-            return Err(format!("di_size is {size}").into());
+        if inode.size() > i64::MAX as u64 {
+            return Err(format!("di_size is {}", inode.size()).into());
         }
-        let core = if v3 { size_of::<RawDinode>() } else { V2_INODE_BYTES };
-        let literal = &bytes[core..];
+        let raw = &inode.raw;
+        let literal = bytes.get(inode.core_bytes()..).unwrap_or_default();
         let split = usize::from(raw.di_forkoff) * 8;
         if split > literal.len() {
             return Err(format!("di_forkoff is {}", raw.di_forkoff).into());
@@ -99,62 +94,112 @@ impl Dinode {
             split => (&literal[..split], Some(&literal[split..])),
         };
         let has_blocks = matches!(kind, FileType::Regular | FileType::Directory | FileType::Symlink);
-        let realtime = raw.di_flags.get() & flags::REALTIME != 0 && kind == FileType::Regular;
-        let mut rdev = 0;
-        let data = match raw.di_format {
-            format::DEVICE if !has_blocks => {
-                rdev = device_number(number(data, 0, 4).unwrap_or(0) as u32);
-                Fork::None
-            }
+        let data_fork = match raw.di_format {
+            format::DEVICE if !has_blocks => Fork::Device(number(data, 0, 4).unwrap_or(0) as u32),
             stored if has_blocks => {
-                let local_bytes = (kind != FileType::Regular).then_some(size);
-                let space = if realtime { ForkSpace::Realtime } else { ForkSpace::Data };
-                Fork::decode(sb, stored, data, extents, local_bytes, space)?
+                let local_bytes = (kind != FileType::Regular).then_some(inode.size());
+                let space = if inode.is_realtime() { ForkSpace::Realtime } else { ForkSpace::Data };
+                Fork::decode(sb, stored, data, inode.extents(Which::Data), local_bytes, space)?
             }
             other => return Err(format!("di_format is {other}").into()),
         };
-        let attrs = match attrs {
+        let attr_fork = match attrs {
             None => Fork::None,
             // The size of local attributes is in their header.
             Some(space) => Fork::decode(
                 sb,
                 raw.di_aformat,
                 space,
-                attr_extents,
+                inode.extents(Which::Attributes),
                 Some(space.len() as u64),
                 ForkSpace::Attributes,
             )?,
         };
-        let time = |field: u64| -> std::result::Result<Timestamp, String> {
-            if flags2 & flags2::BIGTIME != 0 {
-                let sec = (field / u64::from(NS_PER_SEC)) as i64 - BIGTIME_EPOCH_SEC as i64;
-                return Ok(Timestamp { sec, nsec: (field % u64::from(NS_PER_SEC)) as u32 });
+        (inode.data, inode.attrs) = (data_fork, attr_fork);
+        for time in [inode.raw.di_atime, inode.raw.di_mtime, inode.raw.di_ctime, inode.raw.di_crtime] {
+            let nsec = time.get() as u32;
+            if inode.flags2() & flags2::BIGTIME == 0 && nsec >= NS_PER_SEC {
+                return Err(format!("a time has {nsec} nanoseconds").into());
             }
-            let (sec, nsec) = ((field >> 32) as u32 as i32, field as u32);
-            if nsec >= NS_PER_SEC {
-                return Err(format!("a time has {nsec} nanoseconds"));
+        }
+        Ok(inode)
+    }
+
+    fn is_v3(&self) -> bool {
+        self.raw.di_version == 3
+    }
+
+    /// Bytes before the forks.
+    pub(crate) fn core_bytes(&self) -> usize {
+        if self.is_v3() { size_of::<RawDinode>() } else { V2_INODE_BYTES }
+    }
+
+    pub(crate) fn flags2(&self) -> u64 {
+        if self.is_v3() { self.raw.di_flags2.get() } else { 0 }
+    }
+
+    /// The size in bytes: on disk, which may be behind that in memory.
+    pub(crate) fn size(&self) -> u64 {
+        self.raw.di_size.get()
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.raw.di_gen.get()
+    }
+
+    /// The type: it was checked when the inode was decoded.
+    pub(crate) fn kind(&self) -> FileType {
+        FileType::from_mode(self.raw.di_mode.get().into()).unwrap_or(FileType::Regular)
+    }
+
+    /// Whether the contents are on the realtime device.
+    pub(crate) fn is_realtime(&self) -> bool {
+        self.raw.di_flags.get() & flags::REALTIME != 0 && self.kind() == FileType::Regular
+    }
+
+    /// The stored number of extents of a fork.
+    pub(crate) fn extents(&self, which: Which) -> u64 {
+        match (which, self.flags2() & flags2::NREXT64 != 0) {
+            (Which::Data, true) => {
+                // `di_big_nextents`.
+                number(&[&self.raw.di_pad[..], self.raw.di_flushiter.as_bytes()].concat(), 0, 8).unwrap_or(0)
             }
-            Ok(Timestamp { sec: sec.into(), nsec })
-        };
+            (Which::Data, false) | (Which::Attributes, true) => self.raw.di_nextents.get().into(),
+            (Which::Attributes, false) => self.raw.di_anextents.get().into(),
+        }
+    }
+
+    /// A stored time.
+    pub(crate) fn time(&self, field: u64) -> Timestamp {
+        if self.flags2() & flags2::BIGTIME != 0 {
+            let sec = (field / u64::from(NS_PER_SEC)) as i64 - BIGTIME_EPOCH_SEC as i64;
+            return Timestamp { sec, nsec: (field % u64::from(NS_PER_SEC)) as u32 };
+        }
+        let (sec, nsec) = ((field >> 32) as u32 as i32, field as u32);
+        Timestamp { sec: sec.into(), nsec }
+    }
+
+    /// What the VFS knows of it.
+    pub(crate) fn attr(&self, sb: &Superblock) -> Attr {
+        let raw = &self.raw;
         let project_high = if sb.has_wide_projects() { u32::from(raw.di_projid_hi.get()) << 16 } else { 0 };
         let v1 = raw.di_version == 1;
-        let attr = Attr {
-            kind,
-            perm: mode & 0o7777,
+        Attr {
+            kind: self.kind(),
+            perm: u32::from(raw.di_mode.get()) & 0o7777,
             uid: raw.di_uid.get(),
             gid: raw.di_gid.get(),
             project: if v1 { 0 } else { u32::from(raw.di_projid.get()) | project_high },
             nlink: if v1 { raw.di_onlink.get().into() } else { raw.di_nlink.get() },
-            size,
+            size: self.size(),
             blocks_512: raw.di_nblocks.get().saturating_mul(u64::from(sb.block_size / 512)),
-            rdev,
-            atime: time(raw.di_atime.get())?,
-            mtime: time(raw.di_mtime.get())?,
-            ctime: time(raw.di_ctime.get())?,
-            btime: if v3 { Some(time(raw.di_crtime.get())?) } else { None },
+            rdev: if let Fork::Device(stored) = self.data { device_number(stored) } else { 0 },
+            atime: self.time(raw.di_atime.get()),
+            mtime: self.time(raw.di_mtime.get()),
+            ctime: self.time(raw.di_ctime.get()),
+            btime: self.is_v3().then(|| self.time(raw.di_crtime.get())),
             flags: inode_flags(raw.di_flags.get()),
-        };
-        Ok(Self { ino, generation: raw.di_gen.get(), attr, data, attrs, realtime })
+        }
     }
 
     /// For errors.
@@ -163,25 +208,41 @@ impl Dinode {
     }
 }
 
+/// The bytes of an inode.
+pub(crate) struct Slot {
+    pub bytes: Vec<u8>,
+    /// The block with the inode.
+    pub block: BlockNo,
+    /// The checksums of its cluster were right.
+    pub verified: bool,
+}
+
 /// Converts a device number of 14 and 18 bits to the kernel's encoding of 12 and 20 bits.
 fn device_number(stored: u32) -> u32 {
     let (major, minor) = (stored >> 18 & 0xFFF, stored & 0x3_FFFF);
     (minor & 0xFF) | major << 8 | (minor & !0xFF) << 12
 }
 
-fn inode_flags(stored: u16) -> InodeFlags {
-    [
-        (flags::IMMUTABLE, InodeFlags::IMMUTABLE),
-        (flags::APPEND, InodeFlags::APPEND),
-        (flags::SYNC, InodeFlags::SYNC),
-        (flags::NOATIME, InodeFlags::NOATIME),
-        (flags::NODUMP, InodeFlags::NODUMP),
-        (flags::PROJINHERIT, InodeFlags::PROJINHERIT),
-    ]
-    .into_iter()
-    .filter(|(bit, _)| stored & bit != 0)
-    .map(|(_, flag)| flag)
-    .collect()
+/// Flags that users set, as they are stored.
+const FLAGS: [(u16, InodeFlags); 6] = [
+    (flags::IMMUTABLE, InodeFlags::IMMUTABLE),
+    (flags::APPEND, InodeFlags::APPEND),
+    (flags::SYNC, InodeFlags::SYNC),
+    (flags::NOATIME, InodeFlags::NOATIME),
+    (flags::NODUMP, InodeFlags::NODUMP),
+    (flags::PROJINHERIT, InodeFlags::PROJINHERIT),
+];
+
+pub(crate) fn inode_flags(stored: u16) -> InodeFlags {
+    FLAGS.into_iter().filter(|(bit, _)| stored & bit != 0).map(|(_, flag)| flag).collect()
+}
+
+/// Stored flags with those that users set.
+pub(crate) fn stored_flags(stored: u16, set: InodeFlags) -> u16 {
+    let change = |stored: u16, (bit, flag): (u16, InodeFlags)| {
+        if set.contains(flag) { stored | bit } else { stored & !bit }
+    };
+    FLAGS.into_iter().fold(stored, change)
 }
 
 /// The chunk of an inode B-tree record.
@@ -226,40 +287,86 @@ impl Xfs {
         if !self.is_allocated(ino)? {
             return Err(NameError::Stale.into());
         }
-        let (block, at) = self.sb.inode_place(ino).ok_or(NameError::Stale)?;
-        let bytes = self.block(block)?;
-        let bytes = &bytes[at..at + self.sb.inode_size as usize];
-        Dinode::decode(&self.sb, bytes, ino).map_err(|refused| match refused {
+        let slot = self.inode_slot(ino)?.ok_or(NameError::Stale)?;
+        Dinode::decode(&self.sb, &slot.bytes, ino, slot.verified).map_err(|refused| match refused {
             Refused::Free => NameError::Stale.into(),
-            Refused::Damaged(what) => self.corrupt_block(what, Whose::Inode(ino), block),
+            Refused::Damaged(what) => self.corrupt_block(what, Whose::Inode(ino), slot.block),
         })
+    }
+
+    /// Returns the bytes of an inode, of its newest version. `None` if it lies outside its group.
+    pub(crate) fn inode_slot(&self, ino: u64) -> Result<Option<Slot>> {
+        let alone = || self.sb.inode_place(ino).map(|(block, at)| (vec![block], at));
+        let Some((blocks, at)) = self.sb.inode_cluster(ino).or_else(alone) else { return Ok(None) };
+        // A version that is in the log and not in place. It is asked for first: what is put in place
+        // meanwhile is in the cluster.
+        let patch =
+            self.session.as_ref().and_then(|session| session.space.journal.newest_patch(inode_id(ino)));
+        let buffer = self.cache.get_unit(&blocks)?;
+        let cluster = buffer.read();
+        let size = self.sb.inode_size as usize;
+        if self.sb.is_v5() && !buffer.is_verified() && cluster.chunks_exact(size).all(has_valid_inode_crc) {
+            buffer.set_verified();
+        }
+        let verified = buffer.is_verified() || patch.is_some();
+        let block = blocks[at >> self.sb.block_bits];
+        let bytes = match patch {
+            None => cluster[at..at + size].to_vec(),
+            Some(patch) => {
+                let mut newest = cluster.to_vec();
+                patch.apply(&mut newest);
+                newest[at..at + size].to_vec()
+            }
+        };
+        Ok(Some(Slot { bytes, block, verified }))
     }
 
     /// Returns the next inode of a list of unlinked inodes.
     pub(crate) fn next_unlinked(&self, ino: u64) -> Result<u32> {
-        let (block, at) = self
-            .sb
-            .inode_place(ino)
-            .ok_or_else(|| self.corrupt("an unlinked inode lies outside its group", Whose::Inode(ino)))?;
-        let bytes = self.block(block)?;
-        let raw = read::<RawDinode>(&bytes, at).filter(|raw| raw.di_magic.get() == MAGIC_INODE);
+        let whose = Whose::Inode(ino);
+        let slot = self
+            .inode_slot(ino)?
+            .ok_or_else(|| self.corrupt("an unlinked inode lies outside its group", whose))?;
+        let raw = read::<RawDinode>(&slot.bytes, 0).filter(|raw| raw.di_magic.get() == MAGIC_INODE);
         raw.map(|raw| raw.di_next_unlinked.get())
-            .ok_or_else(|| self.corrupt_block("an unlinked inode has no magic", Whose::Inode(ino), block))
+            .ok_or_else(|| self.corrupt_block("an unlinked inode has no magic", whose, slot.block))
     }
 
     /// Loads an inode for the VFS.
     pub(crate) fn load(&self, ino: u64) -> Result<LoadedInode> {
+        let loaded = self.load_any(ino)?;
+        // An unlinked inode is no longer for users.
+        if loaded.attr.nlink == 0 && self.session.is_some() {
+            return Err(NameError::Stale.into());
+        }
+        Ok(loaded)
+    }
+
+    /// As [`Xfs::load`], also an unlinked inode.
+    pub(crate) fn load_any(&self, ino: u64) -> Result<LoadedInode> {
         if self.sb.hidden_inos.contains(&ino) {
             return Err(NameError::Stale.into());
         }
-        let inode = self.dinode(ino)?;
+        let inode = match &self.session {
+            Some(session) => session.space.while_still(|| self.dinode(ino))?,
+            None => self.dinode(ino)?,
+        };
+        let attr = inode.attr(&self.sb);
+        let (generation, counter) = (inode.generation(), inode.change_count());
+        let commits = self.session.as_ref().map(|session| &session.commits);
+        let private = XfsInode::new(inode, commits.map_or_else(LastChange::default, Commits::loaded));
+        let private = if ino == self.sb.root { self.share_root(private) } else { private };
         Ok(LoadedInode {
             ino: Ino(ino),
-            generation: inode.generation,
-            attr: inode.attr.clone(),
+            generation,
+            attr,
             // See docs/xfs.md: without an epoch record the stored counter proves nothing across mounts.
-            counter: InitialCounter::NotStored,
-            private: Box::new(inode),
+            counter: if self.serves_stored {
+                InitialCounter::Stored(counter)
+            } else {
+                InitialCounter::NotStored
+            },
+            private: Box::new(private),
         })
     }
 }

@@ -1,25 +1,26 @@
-//! The XFS driver. It reads versions 4 and 5, and writes nothing yet.
+//! The XFS driver. It reads versions 4 and 5, and writes version 5.
 //!
-//! [`Xfs::open`] checks an image, replays a dirty log in memory, and returns a filesystem for
-//! `ivers_vfs::Vfs::mount`. `docs/xfs.md` explains the format's bits, what is refused, and the plan for
-//! writing.
+//! [`Xfs::open`] checks an image, replays a dirty log, and returns a filesystem for `ivers_vfs::Vfs::mount`.
+//! `docs/xfs.md` explains the format's bits, what is refused, and how it writes.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
 //! | `search` | binary search |
-//! | `volume` | the open filesystem, and verified blocks of it |
+//! | `volume`, `source` | the open filesystem, and verified blocks of it; where they are read from |
 //! | `btree`, `fork` | B-trees of inodes and extents; where the blocks of a fork are |
 //! | `inode`, `ag` | inodes; heads of allocation groups and unlinked inodes |
 //! | `da` | hash trees of names, for directories and attributes |
 //! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
 //! | [`mod@log`] | finding the log's end, replay, and writing the log |
 //! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
-//! | `write` | changes: transactions, space, inodes |
+//! | `write` | changes: transactions, space, inodes, forks, names |
+//! | `live`, `delayed` | changes through the VFS; delayed allocation |
 //! | [`mkfs`], `label` | making a filesystem; setting its label |
 //! | [`check`] | the checker |
 //!
-//! The driver has no locks: nothing that it keeps changes after it is opened.
+//! A filesystem that is only read has no locks: nothing that it keeps changes. Those of a writable one are in
+//! `docs/xfs.md`.
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,7 @@ mod attr;
 mod btree;
 pub mod check;
 mod da;
+mod delayed;
 mod dir;
 mod driver;
 mod file;
@@ -40,13 +42,15 @@ mod geometry_facts;
 mod inode;
 mod label;
 pub mod layout;
+mod live;
 pub mod log;
 pub mod mkfs;
 mod open;
 mod search;
+mod source;
 mod symlink;
 mod volume;
-#[allow(dead_code, reason = "the driver does not write files yet")]
+#[allow(dead_code, reason = "the driver does not share blocks yet")]
 mod write;
 
 pub use label::set_label;

@@ -1,12 +1,23 @@
 //! Opening an image: what is refused, and what can only be read.
 
-use crate::layout::features::RoCompat;
+use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::superblock::Superblock;
-use crate::log::{self, Replayed};
+use crate::live::{Session, journal_error};
+use crate::log::{self, Opened, Replayed};
 use crate::volume::Xfs;
-use ivers_block::{BufferCache, ByteOffset, Device};
-use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result};
-use std::sync::Arc;
+use crate::write::space::Space;
+use ivers_block::{BlockNo, BufferCache, ByteOffset, Device};
+use ivers_journal::{Commits, Costs, Journal, JournalOptions, LogFormat};
+use ivers_vfs::sync::RankedMutex;
+use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result, ServedEpoch};
+use std::sync::{Arc, Weak};
+
+/// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
+const MIN_JOURNAL_BYTES: u64 = 4 << 20;
+/// Blocks of this size have whole clusters of inodes.
+const MIN_UNALIGNED: u32 = 32 << 10;
+/// `sb_qflags`: usage of users, projects or groups is counted.
+const QUOTAS_ON: u16 = 0x1 | 0x8 | 0x40;
 
 /// Bytes of the largest sector: the superblock's checksum is of its sector.
 pub(crate) const HEAD_BYTES: u64 = 32 << 10;
@@ -16,8 +27,16 @@ pub(crate) const HEAD_BYTES: u64 = 32 << 10;
 pub struct OpenOptions {
     /// The options of all drivers.
     pub common: DriverOptions,
-    /// Show what is in place, without what the log contains.
+    /// Show what is in place, without what the log contains; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
+    /// Open for writing. Writing is new: the commands do not ask for it yet.
+    pub write: bool,
+    /// Trust the epoch record even after a foreign writer.
+    pub trust_foreign: bool,
+    /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
+    /// is logged, no epoch is recorded and no change attribute served. After a crash the superblock says that
+    /// mkfs did not finish.
+    pub filling: bool,
 }
 
 /// Recognises XFS by the first bytes of a device.
@@ -32,10 +51,10 @@ pub(crate) fn read_super(device: &dyn Device, place: &str) -> Result<Superblock>
     Superblock::parse(&head, device.size_bytes(), place)
 }
 
-/// Returns why a filesystem can only be read.
-fn read_only_reason(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> String {
+/// Returns why a filesystem can only be read, if so.
+fn read_only_reason(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> Option<String> {
     let unknown = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
-    if options.common.read_only {
+    Some(if options.common.read_only {
         "requested".into()
     } else if device.is_read_only() {
         "the image is read-only".into()
@@ -43,17 +62,53 @@ fn read_only_reason(device: &dyn Device, sb: &Superblock, options: &OpenOptions)
         format!("this driver cannot write the feature {}", unknown.join(", "))
     } else if !sb.is_v5() {
         "XFS of version 4 is only read".into()
-    } else {
+    } else if let Some(what) = unwritable(sb) {
+        format!("this driver cannot write {what}")
+    } else if !options.write && !options.filling {
         "this driver reads XFS and does not write it yet".into()
+    } else {
+        return None;
+    })
+}
+
+/// Returns what of a filesystem of version 5 is only read, if anything.
+fn unwritable(sb: &Superblock) -> Option<&'static str> {
+    if sb.quota_flags & QUOTAS_ON != 0 {
+        Some("a filesystem with quotas, which it would not keep right")
+    } else if sb.realtime_blocks > 0 {
+        Some("a filesystem with a realtime device")
+    } else if sb.ignores_case() {
+        Some("a filesystem that ignores the case of names")
+    } else if sb.incompat.contains(Incompat::PARENT) {
+        Some("parent pointers")
+    } else if sb.geometry.inode_alignment == 0 && sb.block_size < MIN_UNALIGNED {
+        Some("a filesystem with unaligned inodes")
+    } else {
+        None
     }
 }
 
 impl Xfs {
-    /// Checks an image and opens it. A dirty log is replayed in memory.
+    /// Checks an image and opens it. A dirty log is replayed: in memory if nothing may be written.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let place = options.common.place.clone();
-        let mut sb = read_super(&*device, &place)?;
+        let sb = read_super(&*device, &place)?;
         let read_only = read_only_reason(&*device, &sb, &options);
+        let xfs = match read_only {
+            Some(why) => Self::open_for_reading(device, sb, &options, why)?,
+            None => Self::open_for_writing(device, sb, &options)?,
+        };
+        Ok(Arc::new(xfs))
+    }
+
+    fn open_for_reading(
+        device: Arc<dyn Device>,
+        mut sb: Superblock,
+        options: &OpenOptions,
+        why: String,
+    ) -> Result<Self> {
+        let place = options.common.place.clone();
+        let end = if options.no_replay { None } else { Some(log::end(&*device, &sb, &place)?) };
         let (device, replayed) = match options.no_replay {
             true => (device, None),
             false => {
@@ -72,18 +127,110 @@ impl Xfs {
             }
         };
         let cache = BufferCache::new(device, sb.block_size, options.common.budget.clone());
-        let counts = sb.counts;
-        let mut xfs = Self { sb, place, cache, read_only, counts, log_state };
+        let mut xfs = Self::assemble(sb, options, Arc::new(cache), Some(why), log_state);
         if replayed != Some(Replayed::Clean) {
             xfs.counts = xfs.recount()?;
         }
-        let root = xfs.dinode(xfs.sb.root).map_err(|error| match error {
-            Error::Name(NameError::Stale) => Error::corrupt("there is no root directory", xfs.place.clone()),
+        xfs.check_root()?;
+        if let Some(end) = end.filter(|end| end.clean && xfs.sb.is_v5()) {
+            xfs.serves_stored = xfs.open_epoch(&end, options.trust_foreign)?;
+        }
+        Ok(xfs)
+    }
+
+    /// 1. Replay the log in place. 2. Finish what it left unfinished. 3. Make the OPEN record durable.
+    ///    4. Free the inodes without names.
+    fn open_for_writing(device: Arc<dyn Device>, sb: Superblock, options: &OpenOptions) -> Result<Self> {
+        let place = options.common.place.clone();
+        if options.no_replay {
+            return Err(Error::Incompatible("a writable mount without replay".into()));
+        }
+        let end = log::end(&*device, &sb, &place)?;
+        let opened = match options.filling {
+            true => None,
+            false => Some(log::open_for_writing(device.clone(), &sb, &place)?),
+        };
+        // The superblock may have been in the log.
+        let sb = read_super(&*device, &place)?;
+        let cache = Arc::new(BufferCache::new(device, sb.block_size, options.common.budget.clone()));
+        let seal = sb.clone();
+        let hook = move |blocks: &[BlockNo], lsn, bytes: &mut [u8]| log::stamp(&seal, blocks, lsn, bytes);
+        let usual = JournalOptions::default();
+        let kept = (options.common.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
+        let settled = usual
+            .with_commit_interval(options.common.commit_interval)
+            .with_checkpoint_bytes(kept)
+            .with_write_hook(hook);
+        let (journal, costs, log_state, intents) = match opened {
+            None => {
+                let journal = Journal::none_with(cache.clone(), settled);
+                (journal, Costs::WHOLE_BLOCKS, "not used".to_owned(), Vec::new())
+            }
+            Some(Opened { log, transactions, intents }) => {
+                let log_state = match transactions {
+                    None => "clean".to_owned(),
+                    Some(count) => {
+                        ::log::info!("{place}: {count} transactions of the log were replayed");
+                        format!("{count} transactions were replayed")
+                    }
+                };
+                let costs = log.costs();
+                let journal = Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?;
+                (journal, costs, log_state, intents)
+            }
+        };
+        let mut xfs = Self::assemble(sb, options, cache, None, log_state);
+        if !end.clean {
+            xfs.counts = xfs.recount()?;
+        }
+        let space = Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts);
+        xfs.session = Some(Session::new(space, Commits::new(journal), options.filling));
+        xfs.check_root()?;
+        xfs.serves_stored = true;
+        xfs.finish_intents(intents)?;
+        xfs.free_leftovers()?;
+        if options.filling {
+            xfs.epoch.serve_nothing("the filesystem is being filled");
+            xfs.mark_unfinished(true)?;
+        } else {
+            xfs.open_epoch(&end, options.trust_foreign)?;
+        }
+        let freed = xfs.free_orphans()?;
+        if freed > 0 {
+            ::log::info!("{place}: {freed} inodes without names were freed");
+        }
+        Ok(xfs)
+    }
+
+    fn assemble(
+        sb: Superblock,
+        options: &OpenOptions,
+        cache: Arc<BufferCache>,
+        read_only: Option<String>,
+        log_state: String,
+    ) -> Self {
+        Self {
+            counts: sb.counts,
+            sb,
+            place: options.common.place.clone(),
+            cache,
+            read_only,
+            log_state,
+            session: None,
+            epoch: ServedEpoch::default(),
+            serves_stored: false,
+            root_private: RankedMutex::new(Weak::new()),
+        }
+    }
+
+    fn check_root(&self) -> Result<()> {
+        let root = self.dinode(self.sb.root).map_err(|error| match error {
+            Error::Name(NameError::Stale) => Error::corrupt("there is no root directory", self.place.clone()),
             error => error,
         })?;
-        if root.attr.kind != FileType::Directory {
-            return Err(xfs.corrupt("the root is no directory", root.whose()));
+        if root.kind() != FileType::Directory {
+            return Err(self.corrupt("the root is no directory", root.whose()));
         }
-        Ok(Arc::new(xfs))
+        Ok(())
     }
 }

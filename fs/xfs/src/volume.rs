@@ -2,28 +2,41 @@
 
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::{Counts, Superblock};
+use crate::live::{Session, XfsInode};
 use ivers_block::{BlockNo, BufferCache, BufferRead};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::{Error, Result, ServedEpoch};
 use std::fmt::{Display, Formatter};
 use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
-/// An open XFS filesystem. It is only read.
+/// An open XFS filesystem.
 pub struct Xfs {
     pub(crate) sb: Superblock,
     /// The image's name in errors.
     pub(crate) place: String,
-    pub(crate) cache: BufferCache,
-    /// Why nothing can be changed.
-    pub(crate) read_only: String,
+    pub(crate) cache: Arc<BufferCache>,
+    /// Why nothing can be changed, if so.
+    pub(crate) read_only: Option<String>,
+    /// The counts at open, which stay if nothing can be changed.
     pub(crate) counts: Counts,
     /// What was found in the log, for `ivers info`.
     pub(crate) log_state: String,
+    /// What a writable mount has beside.
+    pub(crate) session: Option<Session>,
+    pub(crate) epoch: ServedEpoch,
+    /// Change counters are those that are stored.
+    pub(crate) serves_stored: bool,
+    /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
+    pub(crate) root_private: RankedMutex<rank::Leaf, Weak<XfsInode>>,
 }
 
 /// The bytes of a structure of one or several blocks.
 pub(crate) enum Unit {
-    One(BufferRead),
-    Several(Box<[u8]>),
+    Cached(BufferRead),
+    /// Changed by a transaction that is not published.
+    Changed(Rc<Vec<u8>>),
 }
 
 impl Deref for Unit {
@@ -31,8 +44,8 @@ impl Deref for Unit {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::One(block) => block,
-            Self::Several(bytes) => bytes,
+            Self::Cached(bytes) => bytes,
+            Self::Changed(bytes) => bytes,
         }
     }
 }
@@ -84,39 +97,29 @@ impl Xfs {
         whose.corrupt_block(&self.place, what, block)
     }
 
-    /// Reads one block without checks.
-    pub(crate) fn block(&self, block: BlockNo) -> Result<BufferRead> {
-        Ok(self.cache.get(block)?.read())
-    }
-
     /// Reads a structure of one or several blocks, and checks in version 5 that it describes itself as
     /// expected. The magic is the caller's to check.
     pub(crate) fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
-        let mut buffers = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            buffers.push(self.cache.get(*block)?);
-        }
-        let bytes = match &buffers[..] {
-            [one] => Unit::One(one.read()),
-            several => {
-                let mut bytes = Vec::with_capacity(several.len() * self.sb.block_size as usize);
-                several.iter().for_each(|buffer| bytes.extend_from_slice(&buffer.read()));
-                Unit::Several(bytes.into())
-            }
+        let Some(first) = blocks.first() else {
+            return Err(self.corrupt("a structure without blocks", whose));
         };
-        let Some(first) = blocks.first().filter(|_| self.sb.is_v5()) else { return Ok(bytes) };
-        // A block belongs to one structure: the flag says that its checksum was right. What else the
+        let buffer = self.cache.get_unit(blocks)?;
+        let bytes = buffer.read();
+        if !self.sb.is_v5() {
+            return Ok(Unit::Cached(bytes));
+        }
+        // A unit belongs to one structure: the flag says that its checksum was right. What else the
         // structure says is checked in each case, since damaged pointers may lead here from elsewhere.
-        if !buffers.iter().all(|buffer| buffer.is_verified()) {
+        if !buffer.is_verified() {
             if !kind.has_valid_crc(&bytes) {
                 return Err(self.corrupt_block("bad checksum; run xfs_repair", whose, *first));
             }
-            buffers.iter().for_each(|buffer| buffer.set_verified());
+            buffer.set_verified();
         }
         let expected =
             Expected { uuid: self.sb.meta_uuid, blkno: self.sb.sector_of(*first), owner: whose.number() };
         kind.check_place(&bytes, &expected).map_err(|what| self.corrupt_block(what, whose, *first))?;
-        Ok(bytes)
+        Ok(Unit::Cached(bytes))
     }
 
     /// Reads from the device, past the cache.

@@ -4,25 +4,8 @@ mod common;
 
 use common::fill::fill;
 use common::*;
-use ivers_block::FileDevice;
-use ivers_block::OpenMode;
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
-use ivers_vfs::check::{Findings, Memory};
-use ivers_xfs::check::check;
-use std::path::Path;
-use std::sync::Arc;
-
-fn check_file(path: &Path) -> Findings {
-    let device = FileDevice::open(path, OpenMode::ReadOnly).unwrap();
-    check(Arc::new(device), Memory::unlimited(), "image").unwrap()
-}
-
-fn assert_clean(path: &Path, what: &str) {
-    let found = check_file(path);
-    let lines: Vec<_> = found.kept().iter().take(20).map(|found| format!("{found:?}")).collect();
-    assert!(found.is_clean(), "{what}: {}\n{:?}", lines.join("\n"), found.notes());
-}
 
 #[test]
 fn clean_images_have_no_findings() {

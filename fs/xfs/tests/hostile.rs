@@ -185,7 +185,7 @@ fn a_damaged_log_is_refused() {
         );
         // The image can still be read as it is.
         let common = DriverOptions { read_only: true, ..DriverOptions::default() };
-        Xfs::open(memory(&bytes), OpenOptions { common, no_replay: true }).unwrap();
+        Xfs::open(memory(&bytes), OpenOptions { common, no_replay: true, ..OpenOptions::default() }).unwrap();
     }
     let mut bytes = good.clone();
     bytes[log..log + (13 << 20)].fill(0);

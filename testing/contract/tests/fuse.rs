@@ -1,5 +1,5 @@
-//! The contract through FUSE, with write-back cache: `mem`, ext4, FAT, OFS and FFS as programs see them. The
-//! claims are read from the mount.
+//! The contract through FUSE, with write-back cache: `mem`, ext4, XFS, FAT, OFS and FFS as programs see them.
+//! The claims are read from the mount.
 
 mod common;
 
@@ -53,6 +53,20 @@ fn ext4_keeps_the_contract() {
             steps(1000),
         );
         assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
+    }
+}
+
+#[test]
+fn xfs_keeps_the_contract() {
+    if !can_mount() {
+        return;
+    }
+    for (name, block_size, features) in XFSES {
+        let base = Arc::new(new_xfs(block_size, features));
+        let make = || image_through_fuse(name, &base, &[LAZY, EAGER, LAZYTIME, LAZYVERSION], open_xfs);
+        let report = hold(&mut || make() as Box<dyn Subject>, seed(), steps(1000));
+        assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
+        assert!(report.claims.persistent, "{report:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The contract on `mem`, examplefs, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run,
+//! The contract on `mem`, examplefs, ext4, XFS, AFFS and FAT in this process. `IVERS_SEED` replays a run,
 //! `IVERS_STEPS` sets its length.
 
 mod common;
@@ -35,6 +35,21 @@ fn ext4_keeps_the_contract() {
             let checked = |promise| report.tallies.of(promise).checked;
             assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
             assert!(checked(Promise::Persistent) > 0, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn xfs_keeps_the_contract() {
+    for (name, block_size, features) in XFSES {
+        let base = Arc::new(new_xfs(block_size, features));
+        for (nth, hows) in
+            [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION]].into_iter().enumerate()
+        {
+            let report = hold(&mut || xfs(name, &base, hows), seed() + nth as u64, steps(2500));
+            let checked = |promise| report.tallies.of(promise).checked;
+            assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
+            assert!(report.claims.persistent && checked(Promise::Persistent) > 0, "{report:?}");
         }
     }
 }
@@ -161,6 +176,21 @@ fn concurrent_actors_on_ext4_keep_the_contract() {
             .enumerate()
         {
             let together = hold_together(&mut || ext4(name, &base, hows), seed() + nth as u64, phases(100));
+            was_crowded(&together);
+            assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
+        }
+    }
+}
+
+#[test]
+fn concurrent_actors_on_xfs_keep_the_contract() {
+    for (name, block_size, features) in XFSES {
+        let base = Arc::new(new_xfs(block_size, features));
+        for (nth, hows) in [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME, SLOW_LAZYVERSION]]
+            .into_iter()
+            .enumerate()
+        {
+            let together = hold_together(&mut || xfs(name, &base, hows), seed() + nth as u64, phases(100));
             was_crowded(&together);
             assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
         }

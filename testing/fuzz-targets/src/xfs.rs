@@ -88,8 +88,9 @@ fn damage(device: &dyn Device, base: &Base, patch: &Patch<'_>, sealed: bool) {
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let common = DriverOptions { read_only: true, budget: budget.clone(), ..DriverOptions::default() };
-    let options = OpenOptions { common, no_replay: flags.no_replay() };
+    let read_only = flags.read_only() || flags.no_replay();
+    let common = DriverOptions { read_only, budget: budget.clone(), ..DriverOptions::default() };
+    let options = OpenOptions { common, no_replay: flags.no_replay(), ..OpenOptions::default() };
     let fs = Xfs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -9,13 +9,13 @@ const PREFIXES: [(&[u8], u8); 3] = [(b"user.", 0), (b"trusted.", flags::ROOT), (
 const SHOWN_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Whether a name that users see is that of an access control list.
-pub(super) fn is_shown_acl(name: &[u8]) -> bool {
+pub(crate) fn is_shown_acl(name: &[u8]) -> bool {
     SHOWN_ACLS.contains(&name)
 }
 
 /// Where the value of an attribute is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Here(Vec<u8>),
     /// In blocks of the attribute fork.
     Remote {
@@ -26,14 +26,14 @@ pub(super) enum Value {
 
 /// An attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Attribute {
+pub(crate) struct Attribute {
     pub flags: u8,
     pub name: Vec<u8>,
     pub value: Value,
 }
 
 impl Attribute {
-    pub(super) fn is(&self, namespace: u8, name: &[u8]) -> bool {
+    pub(crate) fn is(&self, namespace: u8, name: &[u8]) -> bool {
         self.flags & (flags::NAMESPACES | flags::INCOMPLETE) == namespace && self.name == name
     }
 
@@ -54,7 +54,7 @@ impl Attribute {
 }
 
 /// Splits a name into namespace and stored name.
-pub(super) fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
+pub(crate) fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     if let Some(nth) = SHOWN_ACLS.iter().position(|shown| *shown == name) {
         return Some((flags::ROOT, ACL_NAMES[nth]));
     }

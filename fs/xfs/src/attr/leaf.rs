@@ -1,14 +1,16 @@
 //! Blocks of attributes, and values in blocks of their own.
 
 use super::attribute::{Attribute, Value, check_name};
+use crate::fork::ForkSource;
 use crate::inode::Dinode;
 use crate::layout::attribute::{VALUE_MAX, attr_entries_start, flags, remote_header_bytes};
 use crate::layout::bytes::{number, read};
 use crate::layout::checksum::REMOTE;
 use crate::layout::directory::da_header_bytes;
 use crate::layout::raw::{RawAttrLeafEntry, RawRemoteHeader};
+use crate::layout::superblock::Superblock;
 use crate::search::partition;
-use crate::volume::Xfs;
+use crate::source::Source;
 use ivers_block::FileBlock;
 use ivers_vfs::Result;
 use std::mem::size_of;
@@ -16,18 +18,19 @@ use std::mem::size_of;
 const ENTRY_BYTES: usize = size_of::<RawAttrLeafEntry>();
 
 /// A block of attributes, sorted by hash.
-pub(super) struct Table<'a> {
+pub(crate) struct Table<'a> {
     bytes: &'a [u8],
     entries: usize,
     pub count: usize,
 }
 
 impl Table<'_> {
-    fn entry(&self, index: usize) -> Option<RawAttrLeafEntry> {
+    /// The entry with an index.
+    pub(crate) fn entry(&self, index: usize) -> Option<RawAttrLeafEntry> {
         read(self.bytes, self.entries + index * ENTRY_BYTES)
     }
 
-    pub(super) fn hash(&self, index: usize) -> u32 {
+    pub(crate) fn hash(&self, index: usize) -> u32 {
         self.entry(index).map_or(0, |entry| entry.hashval.get())
     }
 
@@ -36,7 +39,7 @@ impl Table<'_> {
         partition(self.count, |index| self.hash(index) < hash)
     }
 
-    pub(super) fn attribute(&self, index: usize) -> std::result::Result<Attribute, String> {
+    pub(crate) fn attribute(&self, index: usize) -> std::result::Result<Attribute, String> {
         let cut = || "an attribute ends past its block".to_owned();
         let entry = self.entry(index).ok_or_else(cut)?;
         let at = usize::from(entry.nameidx.get());
@@ -57,32 +60,37 @@ impl Table<'_> {
     }
 }
 
-impl Xfs {
-    pub(super) fn attribute_table<'a>(&self, bytes: &'a [u8]) -> std::result::Result<Table<'a>, String> {
-        let (header, entries) = (da_header_bytes(&self.sb), attr_entries_start(&self.sb));
-        let count = number(bytes, header, 2).unwrap_or(0) as usize;
-        if entries + count * ENTRY_BYTES > bytes.len() {
-            return Err(format!("a block of attributes has {count} entries"));
-        }
-        Ok(Table { bytes, entries, count })
+/// Finds the entries of a block of attributes.
+pub(crate) fn attribute_table<'a>(
+    sb: &Superblock,
+    bytes: &'a [u8],
+) -> std::result::Result<Table<'a>, String> {
+    let (header, entries) = (da_header_bytes(sb), attr_entries_start(sb));
+    let count = number(bytes, header, 2).unwrap_or(0) as usize;
+    if entries + count * ENTRY_BYTES > bytes.len() {
+        return Err(format!("a block of attributes has {count} entries"));
     }
+    Ok(Table { bytes, entries, count })
+}
 
+/// Reading of values.
+pub(crate) trait ValueSource: Source {
     /// Reads a value from its blocks. In version 5 each has a header.
-    pub(super) fn remote_value(&self, inode: &Dinode, first: FileBlock, len: u32) -> Result<Vec<u8>> {
+    fn remote_value(&self, inode: &Dinode, first: FileBlock, len: u32) -> Result<Vec<u8>> {
         if len > VALUE_MAX {
             return Err(self.corrupt(format!("the value of an attribute has {len} bytes"), inode.whose()));
         }
-        let (len, header) = (len as usize, remote_header_bytes(&self.sb));
-        let each = self.sb.block_size as usize - header;
+        let (len, header) = (len as usize, remote_header_bytes(self.sb()));
+        let each = self.sb().block_size as usize - header;
         let blocks = self.mapped_blocks(&inode.attrs, first, len.div_ceil(each) as u64, inode.ino)?;
         let mut value = Vec::with_capacity(len);
         for block in blocks {
             let part = each.min(len - value.len());
-            if !self.sb.is_v5() {
-                value.extend_from_slice(&self.block(block)?[..part]);
+            let bytes = self.unit(&[block], &REMOTE, inode.whose())?;
+            if !self.sb().is_v5() {
+                value.extend_from_slice(&bytes[..part]);
                 continue;
             }
-            let bytes = self.unit(&[block], &REMOTE, inode.whose())?;
             let head = read::<RawRemoteHeader>(&bytes, 0)
                 .filter(|head| head.rm_magic.get().to_be_bytes() == *b"XARM");
             let fits = |head: &RawRemoteHeader| {
@@ -97,3 +105,5 @@ impl Xfs {
         Ok(value)
     }
 }
+
+impl<S: Source> ValueSource for S {}

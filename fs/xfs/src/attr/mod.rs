@@ -3,16 +3,19 @@
 mod acl;
 mod attribute;
 mod leaf;
-mod short;
+pub(crate) mod short;
 
-use crate::da::{HashTree, hash_name};
+use crate::da::{HashSource, HashTree, hash_name};
 use crate::fork::Fork;
 use crate::inode::Dinode;
 use crate::layout::attribute::LEAF_MAGICS;
+use crate::source::Source;
 use crate::volume::Xfs;
-use attribute::{Attribute, Value, is_shown_acl, split_name};
+pub(crate) use attribute::{Attribute, Value, is_shown_acl, split_name};
 use ivers_block::FileBlock;
 use ivers_vfs::{NameError, Result};
+use leaf::ValueSource;
+pub(crate) use leaf::attribute_table;
 use std::collections::BTreeSet;
 
 /// Returns whether a stored access control list can be read.
@@ -20,7 +23,9 @@ pub(crate) fn is_access_list(stored: &[u8]) -> bool {
     acl::from_disk(stored).is_some()
 }
 
-impl Xfs {
+/// Finding of attributes.
+pub(crate) trait AttrSource: Source {
+    /// The hash tree of attributes.
     fn attribute_tree<'a>(&self, inode: &'a Dinode) -> HashTree<'a> {
         HashTree { ino: inode.ino, fork: &inode.attrs, root: FileBlock(0), unit: 1, leaf_magics: LEAF_MAGICS }
     }
@@ -38,7 +43,7 @@ impl Xfs {
         let Some(first) = self.hash_leaf(&tree, hash)? else { return Ok(None) };
         let found = self.each_leaf_from(&tree, first, |leaf| {
             let bad = |what: String| self.corrupt_block(what, inode.whose(), leaf.block);
-            let table = self.attribute_table(&leaf.bytes).map_err(bad)?;
+            let table = attribute_table(self.sb(), &leaf.bytes).map_err(bad)?;
             for index in table.first_with(hash)..table.count {
                 if table.hash(index) != hash {
                     return Ok(Some(None));
@@ -52,7 +57,11 @@ impl Xfs {
         })?;
         Ok(found.flatten())
     }
+}
 
+impl<S: Source> AttrSource for S {}
+
+impl Xfs {
     /// Calls `visit` with every attribute.
     fn each_attribute(&self, inode: &Dinode, mut visit: impl FnMut(Attribute)) -> Result<()> {
         if inode.attrs.is_empty() {
@@ -67,7 +76,7 @@ impl Xfs {
         let Some(first) = self.hash_leaf(&tree, 0)? else { return Ok(()) };
         self.each_leaf_from(&tree, first, |leaf| {
             let bad = |what: String| self.corrupt_block(what, inode.whose(), leaf.block);
-            let table = self.attribute_table(&leaf.bytes).map_err(bad)?;
+            let table = attribute_table(&self.sb, &leaf.bytes).map_err(bad)?;
             for index in 0..table.count {
                 visit(table.attribute(index).map_err(bad)?);
             }

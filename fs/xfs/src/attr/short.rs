@@ -4,10 +4,10 @@ use super::attribute::{Attribute, Value, check_name};
 use crate::layout::bytes::number;
 
 /// `totsize`, `count` and a byte of padding.
-const HEADER_BYTES: usize = 4;
+pub(crate) const HEADER_BYTES: usize = 4;
 
 /// Decodes all attributes.
-pub(super) fn decode(space: &[u8]) -> Result<Vec<Attribute>, String> {
+pub(crate) fn decode(space: &[u8]) -> Result<Vec<Attribute>, String> {
     let cut = || "the attributes end past the inode".to_owned();
     let total = number(space, 0, 2).ok_or_else(cut)? as usize;
     let bytes = space.get(..total).ok_or_else(cut)?;

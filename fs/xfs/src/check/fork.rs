@@ -4,6 +4,7 @@ use super::state::{Checker, Slot};
 use super::tree::Walk;
 use crate::btree::MAX_LEVELS;
 use crate::fork::Extent;
+pub(super) use crate::fork::Which;
 use crate::layout::bytes::{number, read};
 use crate::layout::dinode::{FILE_BLOCKS_END, flags, flags2, format};
 use crate::layout::features::Incompat;
@@ -13,15 +14,8 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::mem::{offset_of, size_of};
 
-/// A fork.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
-    Data,
-    Attributes,
-}
-
 impl Which {
-    pub(super) fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Data => "the data fork",
             Self::Attributes => "the attribute fork",

@@ -1,18 +1,21 @@
 //! Data blocks of directories: entries and free space, one after the other.
 
-use super::entry::{Entry, check_name, file_type};
+use super::entry::{Entry, check_name};
+use crate::fork::ForkSource;
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::checksum::DIR_DATA;
 use crate::layout::directory::{
     ADDRESS_UNIT, BLOCK_MAGICS, DATA_MAGICS, FREE_TAG, data_start, dir_unit, entry_bytes,
 };
-use crate::volume::{Unit, Xfs};
+use crate::layout::superblock::Superblock;
+use crate::source::Source;
+use crate::volume::Unit;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 
 /// A data block whose header is checked.
-pub(super) struct DataBlock {
+pub(crate) struct DataBlock {
     pub bytes: Unit,
     pub block: BlockNo,
     block_form: bool,
@@ -25,62 +28,71 @@ impl DataBlock {
     }
 
     /// Decodes the entry at an offset.
-    pub(super) fn entry_at(&self, xfs: &Xfs, at: usize) -> std::result::Result<Entry<'_>, String> {
-        if at < data_start(&xfs.sb) || number(&self.bytes, at, 2) == Some(FREE_TAG) {
+    pub(super) fn entry_at(&self, sb: &Superblock, at: usize) -> std::result::Result<Entry<'_>, String> {
+        if at < data_start(sb) || number(&self.bytes, at, 2) == Some(FREE_TAG) {
             return Err(format!("there is no entry at offset {at}"));
         }
-        self.next(xfs, at, self.bytes.len())?.0.ok_or_else(|| format!("there is no entry at offset {at}"))
+        self.next(sb, at, self.bytes.len())?.0.ok_or_else(|| format!("there is no entry at offset {at}"))
     }
 
     /// Decodes what is at an offset, up to `stop`: an entry or free space, and its length in bytes.
     pub(super) fn next(
         &self,
-        xfs: &Xfs,
+        sb: &Superblock,
         at: usize,
         stop: usize,
     ) -> std::result::Result<(Option<Entry<'_>>, usize), String> {
-        let bytes = self.bytes.get(..stop).unwrap_or_default();
-        let cut = || format!("an entry at offset {at} ends past its block");
-        let (len, entry) = if number(bytes, at, 2) == Some(FREE_TAG) {
-            (number(bytes, at + 2, 2).ok_or_else(cut)? as usize, None)
-        } else {
-            let ino = number(bytes, at, 8).ok_or_else(cut)?;
-            let name_len = usize::from(*bytes.get(at + 8).ok_or_else(cut)?);
-            let name = bytes.get(at + 9..at + 9 + name_len).ok_or_else(cut)?;
-            let has_type = xfs.sb.has_ftype();
-            let kind =
-                if has_type { file_type(*bytes.get(at + 9 + name_len).ok_or_else(cut)?) } else { None };
-            let len = entry_bytes(&xfs.sb, name_len);
-            (len, Some(Entry { ino, name, kind, address: at as u64 / ADDRESS_UNIT }))
-        };
-        let tag = number(bytes, (at + len).wrapping_sub(2), 2);
-        if len == 0 || len % ADDRESS_UNIT as usize != 0 || tag != Some(at as u64) {
-            return Err(format!("an entry at offset {at} of a directory block has a wrong length or tag"));
-        }
-        if let Some(entry) = &entry {
-            check_name(entry.name)?;
-        }
-        Ok((entry, len))
+        item_at(sb, self.bytes.get(..stop).unwrap_or_default(), at)
     }
 }
 
-impl Xfs {
+/// Decodes what is at an offset of a data block: an entry or free space, and its length in bytes. `bytes` end
+/// where the entries end.
+pub(crate) fn item_at<'a>(
+    sb: &Superblock,
+    bytes: &'a [u8],
+    at: usize,
+) -> std::result::Result<(Option<Entry<'a>>, usize), String> {
+    let cut = || format!("an entry at offset {at} ends past its block");
+    let (len, entry) = if number(bytes, at, 2) == Some(FREE_TAG) {
+        (number(bytes, at + 2, 2).ok_or_else(cut)? as usize, None)
+    } else {
+        let ino = number(bytes, at, 8).ok_or_else(cut)?;
+        let name_len = usize::from(*bytes.get(at + 8).ok_or_else(cut)?);
+        let name = bytes.get(at + 9..at + 9 + name_len).ok_or_else(cut)?;
+        let ftype = if sb.has_ftype() { *bytes.get(at + 9 + name_len).ok_or_else(cut)? } else { 0 };
+        (entry_bytes(sb, name_len), Some(Entry { ino, name, ftype, address: at as u64 / ADDRESS_UNIT }))
+    };
+    let tag = number(bytes, (at + len).wrapping_sub(2), 2);
+    if len == 0 || !len.is_multiple_of(ADDRESS_UNIT as usize) || tag != Some(at as u64) {
+        return Err(format!("an entry at offset {at} of a directory block has a wrong length or tag"));
+    }
+    if let Some(entry) = &entry {
+        check_name(entry.name)?;
+    }
+    Ok((entry, len))
+}
+
+/// Reading of data blocks.
+pub(crate) trait DataSource: Source {
     /// Reads a data block of a directory by its number.
-    pub(super) fn data_block(&self, dir: &Dinode, number: u64) -> Result<DataBlock> {
-        let unit = dir_unit(&self.sb);
+    fn data_block(&self, dir: &Dinode, number: u64) -> Result<DataBlock> {
+        let unit = dir_unit(self.sb());
         let blocks = self.mapped_blocks(&dir.data, FileBlock(number.saturating_mul(unit)), unit, dir.ino)?;
         let bytes = self.unit(&blocks, &DIR_DATA, dir.whose())?;
         let block = blocks.first().copied().unwrap_or_default();
-        let version = usize::from(!self.sb.is_v5());
+        let version = usize::from(!self.sb().is_v5());
         let block_form = bytes.starts_with(BLOCK_MAGICS[version]);
         if !block_form && !bytes.starts_with(DATA_MAGICS[version]) {
             let what = "a data block of a directory has a wrong magic";
             return Err(self.corrupt_block(what, dir.whose(), block));
         }
-        if block_form && (number != 0 || dir.attr.size != u64::from(self.sb.dir_block_size)) {
+        if block_form && (number != 0 || dir.size() != u64::from(self.sb().dir_block_size)) {
             let what = "a block directory has another size";
             return Err(self.corrupt_block(what, dir.whose(), block));
         }
         Ok(DataBlock { bytes, block, block_form })
     }
 }
+
+impl<S: Source> DataSource for S {}

@@ -6,10 +6,11 @@ use std::ops::ControlFlow;
 
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     pub ino: u64,
     pub name: &'a [u8],
-    pub kind: Option<FileType>,
+    /// The stored type; 0 without that feature.
+    pub ftype: u8,
     pub address: u64,
 }
 
@@ -18,12 +19,17 @@ pub(super) type Emit<'a> = dyn FnMut(&DirEntry<'_>) -> ControlFlow<()> + 'a;
 
 impl Entry<'_> {
     pub(super) fn emit(&self, emit: &mut Emit<'_>) -> ControlFlow<()> {
-        emit(&DirEntry { ino: Ino(self.ino), name: self.name, kind: self.kind, next: self.address + 1 })
+        emit(&DirEntry {
+            ino: Ino(self.ino),
+            name: self.name,
+            kind: file_type(self.ftype),
+            next: self.address + 1,
+        })
     }
 }
 
 /// The type that an entry has for its inode.
-pub(super) fn file_type(stored: u8) -> Option<FileType> {
+fn file_type(stored: u8) -> Option<FileType> {
     Some(match stored {
         ftype::REGULAR => FileType::Regular,
         ftype::DIRECTORY => FileType::Directory,
@@ -37,7 +43,7 @@ pub(super) fn file_type(stored: u8) -> Option<FileType> {
 }
 
 /// A name must be usable as one.
-pub(super) fn check_name(name: &[u8]) -> std::result::Result<(), String> {
+pub(crate) fn check_name(name: &[u8]) -> std::result::Result<(), String> {
     if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
         return Err("an entry has an invalid name".into());
     }

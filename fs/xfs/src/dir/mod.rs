@@ -14,50 +14,63 @@ mod entry;
 mod names;
 mod short;
 
-use crate::da::HashTree;
-use crate::fork::Fork;
+use crate::da::{HashSource, HashTree};
+use crate::fork::{Fork, ForkSource};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::directory::{
-    ADDRESS_UNIT, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, da_header_bytes, data_start, dir_unit,
+    ADDRESS_UNIT, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, da_header_bytes, data_start, dir_unit, ftype,
     hash_entries_start,
 };
 use crate::layout::raw::{RawDirBlockTail, RawDirLeafEntry};
 use crate::search::partition;
+use crate::source::Source;
 use crate::volume::Xfs;
-use data::DataBlock;
-use entry::{Emit, Entry};
+use data::{DataBlock, DataSource};
+use entry::Emit;
 use ivers_block::FileBlock;
-use ivers_vfs::{FileType, Result};
+use ivers_vfs::Result;
 use std::mem::size_of;
 
+pub(crate) use data::item_at;
+pub(crate) use entry::Entry;
 pub(crate) use names::hash as name_hash;
-pub(crate) use names::same_name;
-use names::{hash, matches};
+use names::hash;
+pub(crate) use names::{matches, same_name};
+pub(crate) use short::ShortForm;
 
 const LEAF_ENTRY_BYTES: usize = size_of::<RawDirLeafEntry>();
 
-impl Xfs {
-    /// Returns the inode that a directory has for a name.
-    pub(crate) fn find_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<u64>> {
+/// An entry that was found by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub ino: u64,
+    /// Its address; 0 for `..` of a short form.
+    pub address: u32,
+}
+
+/// Finding of names.
+pub(crate) trait DirSource: Source {
+    /// Returns the entry of a directory that has a name.
+    fn find_entry(&self, dir: &Dinode, name: &[u8]) -> Result<Option<Found>> {
+        let sb = self.sb();
         if let Fork::Local(bytes) = &dir.data {
-            let short = self.short_form(dir, bytes)?;
+            let short = ShortForm::of(self, dir, bytes)?;
             if name == b".." {
-                return Ok(Some(short.parent));
+                return Ok(Some(Found { ino: short.parent, address: 0 }));
             }
-            let found = short.entries.iter().find(|entry| matches(&self.sb, entry.name, name));
-            return Ok(found.map(|entry| entry.ino));
+            let found = short.entries.iter().find(|entry| matches(sb, entry.name, name));
+            return Ok(found.map(|entry| Found { ino: entry.ino, address: entry.address as u32 }));
         }
-        let wanted = hash(&self.sb, name);
+        let wanted = hash(sb, name);
         let first = self.data_block(dir, 0)?;
         if first.is_block_form() {
             let (count, leaf) = self.block_form_leaf(dir, &first)?;
             let entry = |index: usize| leaf_entry(&first.bytes, leaf, index);
             let from = partition(count, |index| entry(index).0 < wanted);
             for index in (from..count).take_while(|index| entry(*index).0 == wanted) {
-                let found = self.entry_at(dir, Some(&first), entry(index).1)?;
-                if found.as_ref().is_some_and(|(found, _)| matches(&self.sb, found, name)) {
-                    return Ok(found.map(|(_, ino)| ino));
+                if let Some(found) = self.named_entry(dir, Some(&first), entry(index).1, name)? {
+                    return Ok(Some(found));
                 }
             }
             return Ok(None);
@@ -67,15 +80,16 @@ impl Xfs {
     }
 
     /// Finds a name in a leaf or node directory.
-    fn find_by_hash(&self, dir: &Dinode, name: &[u8], wanted: u32) -> Result<Option<u64>> {
-        let root = FileBlock(LEAF_OFFSET / u64::from(self.sb.block_size));
-        let unit = dir_unit(&self.sb);
+    fn find_by_hash(&self, dir: &Dinode, name: &[u8], wanted: u32) -> Result<Option<Found>> {
+        let sb = self.sb();
+        let root = FileBlock(LEAF_OFFSET / u64::from(sb.block_size));
+        let unit = dir_unit(sb);
         let tree = |leaf_magics| HashTree { ino: dir.ino, fork: &dir.data, root, unit, leaf_magics };
-        let version = usize::from(!self.sb.is_v5());
+        let version = usize::from(!sb.is_v5());
         let magic = number(&self.hash_block(&tree(LEAFN_MAGICS), root)?.bytes, 8, 2).unwrap_or(0) as u16;
         let tree = tree(if magic == LEAF1_MAGICS[version] { LEAF1_MAGICS } else { LEAFN_MAGICS });
         let Some(leaf) = self.hash_leaf(&tree, wanted)? else { return Ok(None) };
-        let (header, entries) = (da_header_bytes(&self.sb), hash_entries_start(&self.sb));
+        let (header, entries) = (da_header_bytes(sb), hash_entries_start(sb));
         // `Some(None)`: the hashes that follow are larger.
         let found = self.each_leaf_from(&tree, leaf, |leaf| {
             let count = number(&leaf.bytes, header, 2).unwrap_or(0) as usize;
@@ -90,9 +104,8 @@ impl Xfs {
                 if hash != wanted {
                     return Ok(Some(None));
                 }
-                let found = self.entry_at(dir, None, address)?;
-                if found.as_ref().is_some_and(|(found, _)| matches(&self.sb, found, name)) {
-                    return Ok(Some(found.map(|(_, ino)| ino)));
+                if let Some(found) = self.named_entry(dir, None, address, name)? {
+                    return Ok(Some(Some(found)));
                 }
             }
             Ok(None)
@@ -100,18 +113,19 @@ impl Xfs {
         Ok(found.flatten())
     }
 
-    /// Returns name and inode of the entry at an address. `None` for a removed entry.
-    fn entry_at(
+    /// Returns the entry at an address if it has a name. `None` too for a removed entry.
+    fn named_entry(
         &self,
         dir: &Dinode,
         block: Option<&DataBlock>,
         address: u32,
-    ) -> Result<Option<(Vec<u8>, u64)>> {
+        name: &[u8],
+    ) -> Result<Option<Found>> {
         if address == 0 {
             return Ok(None);
         }
         let byte = u64::from(address) * ADDRESS_UNIT;
-        let size = u64::from(self.sb.dir_block_size);
+        let size = u64::from(self.sb().dir_block_size);
         let other;
         let block = match block {
             Some(block) if byte < size => block,
@@ -121,9 +135,9 @@ impl Xfs {
             }
         };
         let entry = block
-            .entry_at(self, (byte % size) as usize)
+            .entry_at(self.sb(), (byte % size) as usize)
             .map_err(|what| self.corrupt_block(what, dir.whose(), block.block))?;
-        Ok(Some((entry.name.to_vec(), entry.ino)))
+        Ok(matches(self.sb(), entry.name, name).then_some(Found { ino: entry.ino, address }))
     }
 
     /// Returns how many hashes a block directory has, and where they start.
@@ -131,13 +145,22 @@ impl Xfs {
         let tail = block.bytes.len() - size_of::<RawDirBlockTail>();
         let count = number(&block.bytes, tail, 4).unwrap_or(0) as usize;
         let leaf = count.checked_mul(LEAF_ENTRY_BYTES).and_then(|bytes| tail.checked_sub(bytes));
-        match leaf.filter(|leaf| *leaf >= data_start(&self.sb)) {
+        match leaf.filter(|leaf| *leaf >= data_start(self.sb())) {
             Some(leaf) => Ok((count, leaf)),
             None => {
                 let what = format!("a block directory has {count} entries");
                 Err(self.corrupt_block(what, dir.whose(), block.block))
             }
         }
+    }
+}
+
+impl<S: Source> DirSource for S {}
+
+impl Xfs {
+    /// Returns the inode that a directory has for a name.
+    pub(crate) fn find_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<u64>> {
+        Ok(self.find_entry(dir, name)?.map(|found| found.ino))
     }
 
     /// Returns the parent of a directory.
@@ -149,12 +172,12 @@ impl Xfs {
     /// Emits the entries from a cursor on.
     pub(crate) fn list(&self, dir: &Dinode, cursor: u64, emit: &mut Emit<'_>) -> Result<()> {
         if let Fork::Local(bytes) = &dir.data {
-            let short = self.short_form(dir, bytes)?;
+            let short = ShortForm::of(self, dir, bytes)?;
             let start = data_start(&self.sb) as u64 / ADDRESS_UNIT;
-            let kind = Some(FileType::Directory);
+            let ftype = ftype::DIRECTORY;
             let dots = [
-                Entry { ino: dir.ino, name: b".", kind, address: start },
-                Entry { ino: short.parent, name: b"..", kind, address: start + 2 },
+                Entry { ino: dir.ino, name: b".", ftype, address: start },
+                Entry { ino: short.parent, name: b"..", ftype, address: start + 2 },
             ];
             for entry in dots.iter().chain(&short.entries).filter(|entry| entry.address >= cursor) {
                 if entry.emit(emit).is_break() {
@@ -165,7 +188,7 @@ impl Xfs {
         }
         let size = u64::from(self.sb.dir_block_size);
         let mut block = cursor.saturating_mul(ADDRESS_UNIT) / size;
-        let end = dir.attr.size.min(LEAF_OFFSET).div_ceil(size);
+        let end = dir.size().min(LEAF_OFFSET).div_ceil(size);
         while block < end {
             let mapping = self.map(&dir.data, FileBlock(block * dir_unit(&self.sb)), dir.ino)?;
             if mapping.block.is_none() {
@@ -178,7 +201,7 @@ impl Xfs {
             let first = block * size / ADDRESS_UNIT;
             let mut at = data_start(&self.sb);
             while at < stop {
-                let item = data.next(self, at, stop);
+                let item = data.next(&self.sb, at, stop);
                 let (entry, len) = item.map_err(|what| self.corrupt_block(what, dir.whose(), data.block))?;
                 at += len;
                 let Some(entry) = entry else { continue };

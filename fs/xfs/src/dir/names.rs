@@ -21,7 +21,7 @@ pub(crate) fn hash(sb: &Superblock, name: &[u8]) -> u32 {
 }
 
 /// Returns whether a stored name is the one that is looked for.
-pub(super) fn matches(sb: &Superblock, stored: &[u8], wanted: &[u8]) -> bool {
+pub(crate) fn matches(sb: &Superblock, stored: &[u8], wanted: &[u8]) -> bool {
     stored == wanted || (sb.ignores_case() && same_name(stored, wanted))
 }
 

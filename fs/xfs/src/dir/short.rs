@@ -1,21 +1,22 @@
 //! Directories in the inode.
 
-use super::entry::{Entry, check_name, file_type};
+use super::entry::{Entry, check_name};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::directory::{ADDRESS_UNIT, data_start};
-use crate::volume::Xfs;
+use crate::source::Source;
 use ivers_vfs::Result;
 
 /// A decoded directory.
-pub(super) struct ShortForm<'a> {
+#[derive(Debug)]
+pub(crate) struct ShortForm<'a> {
     pub parent: u64,
     /// In ascending order of their addresses; without `.` and `..`.
     pub entries: Vec<Entry<'a>>,
 }
 
 impl<'a> ShortForm<'a> {
-    fn decode(bytes: &'a [u8], has_type: bool, first: usize) -> std::result::Result<Self, String> {
+    pub(crate) fn decode(bytes: &'a [u8], has_type: bool, first: usize) -> std::result::Result<Self, String> {
         let cut = || "the entries end past the directory".to_owned();
         let byte = |at: usize| bytes.get(at).copied().ok_or_else(cut);
         let count = usize::from(byte(0)?);
@@ -34,7 +35,7 @@ impl<'a> ShortForm<'a> {
                 return Err("an entry has the name of the directory itself or of its parent".into());
             }
             at += 3 + name_len;
-            let kind = if has_type { file_type(byte(at)?) } else { None };
+            let ftype = if has_type { byte(at)? } else { 0 };
             at += usize::from(has_type);
             let ino = number(bytes, at, ino_bytes).ok_or_else(cut)?;
             at += ino_bytes;
@@ -43,16 +44,18 @@ impl<'a> ShortForm<'a> {
                 return Err(format!("an entry has the offset {offset}"));
             }
             least = address + 1;
-            entries.push(Entry { ino, name, kind, address });
+            entries.push(Entry { ino, name, ftype, address });
         }
         Ok(Self { parent, entries })
     }
 }
 
-impl Xfs {
-    pub(super) fn short_form<'a>(&self, dir: &Dinode, bytes: &'a [u8]) -> Result<ShortForm<'a>> {
-        ShortForm::decode(bytes, self.sb.has_ftype(), data_start(&self.sb))
-            .map_err(|what| self.corrupt(what, dir.whose()))
+impl ShortForm<'_> {
+    /// Decodes the entries of a directory.
+    pub(crate) fn of<'a, S: Source>(source: &S, dir: &Dinode, bytes: &'a [u8]) -> Result<ShortForm<'a>> {
+        let sb = source.sb();
+        ShortForm::decode(bytes, sb.has_ftype(), data_start(sb))
+            .map_err(|what| source.corrupt(what, dir.whose()))
     }
 }
 

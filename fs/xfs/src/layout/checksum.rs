@@ -49,6 +49,10 @@ described!(DIR_DATA, RawDirDataHeader, crc, lsn, uuid, blkno, owner 8);
 described!(DA_BLOCK, RawDaHeader, crc, lsn, uuid, blkno, owner 8);
 described!(REMOTE, RawRemoteHeader, rm_crc, rm_lsn, rm_uuid, rm_blkno, rm_owner 8);
 
+/// The magic of a block of an attribute's value, and the LSN that it has.
+pub(crate) const REMOTE_VALUE_MAGIC: &[u8] = b"XARM";
+pub(crate) const NO_LSN: u64 = u64::MAX;
+
 /// What a structure must say of itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Expected {
@@ -111,6 +115,17 @@ impl SelfDescription {
         }
     }
 
+    /// Stores what a structure says of itself, but for LSN and checksum.
+    pub fn describe(&self, bytes: &mut [u8], expected: &Expected) {
+        bytes[self.uuid..self.uuid + 16].copy_from_slice(&expected.uuid);
+        if let Some(at) = self.blkno {
+            bytes[at..at + 8].copy_from_slice(&expected.blkno.to_be_bytes());
+        }
+        if let Some((at, len)) = self.owner {
+            bytes[at..at + len].copy_from_slice(&expected.owner.to_be_bytes()[8 - len..]);
+        }
+    }
+
     /// The LSN of the last change that is in place.
     pub fn lsn(&self, bytes: &[u8]) -> Option<u64> {
         number(bytes, self.lsn, 8)
@@ -118,6 +133,8 @@ impl SelfDescription {
 
     /// Stores an LSN and the checksum.
     pub fn seal(&self, bytes: &mut [u8], lsn: u64) {
+        // Linux does not log values of attributes, and refuses to write one with an LSN: in its recovery too.
+        let lsn = if bytes.starts_with(REMOTE_VALUE_MAGIC) { NO_LSN } else { lsn };
         if let Some(place) = bytes.get_mut(self.lsn..self.lsn + 8) {
             place.copy_from_slice(&lsn.to_be_bytes());
         }

@@ -3,13 +3,9 @@
 use super::bytes::number;
 use super::features::Version;
 use super::superblock::Superblock;
-use ivers_block::BlockNo;
 
 /// Inodes of a chunk.
 pub(crate) const CHUNK_INODES: u64 = 64;
-/// Bytes of a cluster with inodes of 256 bytes; larger inodes have larger clusters.
-const CLUSTER_BYTES: u32 = 8192;
-const CLUSTER_INODE_BYTES: u32 = 256;
 /// Inodes for which a bit of `ir_holemask` counts.
 const HOLE_INODES: u32 = 4;
 
@@ -80,29 +76,6 @@ impl Superblock {
     /// The alignment of chunks in blocks.
     pub(crate) fn chunk_alignment(&self) -> u32 {
         if self.flags.contains(Version::ALIGN) { self.geometry.inode_alignment.max(1) } else { 1 }
-    }
-
-    /// Blocks of a cluster of inodes, which is one buffer of the log.
-    pub(crate) fn cluster_blocks(&self) -> u32 {
-        let bytes = CLUSTER_BYTES * (self.inode_size / CLUSTER_INODE_BYTES).max(1);
-        let large = bytes >> self.block_bits;
-        let bytes = if self.is_v5() && self.chunk_alignment() >= large { bytes } else { CLUSTER_BYTES };
-        (bytes >> self.block_bits).max(1)
-    }
-
-    /// The blocks of the cluster of an inode, and the offset of the inode in them. `None` if there is no such
-    /// place, or if chunks are not aligned to clusters: then only the inode B-tree knows where clusters begin.
-    pub(crate) fn inode_cluster(&self, ino: u64) -> Option<(Vec<BlockNo>, usize)> {
-        let blocks = self.cluster_blocks();
-        let (ag, agino) = self.agino(ino)?;
-        let block = agino >> self.inopb_bits;
-        if !self.chunk_alignment().is_multiple_of(blocks) {
-            return None;
-        }
-        let first = block - block % blocks;
-        let offset = ((agino - (first << self.inopb_bits)) * self.inode_size) as usize;
-        let cluster: Option<Vec<_>> = (first..first + blocks).map(|block| self.ag_block(ag, block)).collect();
-        Some((cluster?, offset))
     }
 
     /// The number of an inode of a group.

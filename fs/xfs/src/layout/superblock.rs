@@ -72,6 +72,8 @@ pub struct Superblock {
     pub realtime_blocks: u64,
     /// Inodes without names: of the realtime device and of quotas.
     pub hidden_inos: [u64; 5],
+    /// Which quotas are kept.
+    pub quota_flags: u16,
     /// Percentage of the blocks that may be inodes.
     pub inode_max_percent: u8,
     /// What no code depends on.
@@ -101,6 +103,10 @@ pub struct Counts {
     /// Free blocks.
     pub free_blocks: u64,
 }
+
+/// Bytes of a cluster of inodes of the smallest size.
+const BIG_CLUSTER_BYTES: u32 = 8192;
+const SMALLEST_INODE_BYTES: u32 = 256;
 
 impl Superblock {
     /// Recognises a filesystem by the first bytes of a device.
@@ -248,6 +254,7 @@ impl Superblock {
                 raw.sb_gquotino.get(),
                 raw.sb_pquotino.get(),
             ],
+            quota_flags: raw.sb_qflags.get(),
             inode_max_percent: raw.sb_imax_pct,
             geometry: Geometry {
                 inode_alignment: if flags.contains(Version::ALIGN) { raw.sb_inoalignmt.get() } else { 0 },
@@ -337,6 +344,26 @@ impl Superblock {
         let (ag, agino) = self.agino(ino)?;
         let block = self.ag_block(ag, agino >> self.inopb_bits)?;
         Some((block, ((agino & ((1 << self.inopb_bits) - 1)) * self.inode_size) as usize))
+    }
+
+    /// Blocks of a cluster of inodes: a buffer that Linux reads, logs and writes as a whole.
+    pub fn cluster_blocks(&self) -> u32 {
+        let small = BIG_CLUSTER_BYTES >> self.block_bits;
+        let scaled = (BIG_CLUSTER_BYTES * (self.inode_size / SMALLEST_INODE_BYTES)) >> self.block_bits;
+        let aligned = self.geometry.inode_alignment;
+        let blocks = if self.is_v5() && aligned >= scaled { scaled } else { small };
+        // Without this alignment only the inode B-tree knows where clusters start.
+        if aligned >= blocks { blocks.max(1) } else { 1 }
+    }
+
+    /// The blocks of the cluster with an inode, and the offset of the inode in it.
+    pub fn inode_cluster(&self, ino: u64) -> Option<(Vec<BlockNo>, usize)> {
+        let (ag, agino) = self.agino(ino)?;
+        let (block, count) = (agino >> self.inopb_bits, self.cluster_blocks());
+        let first = block - block % count;
+        let blocks: Option<Vec<_>> = (first..first + count).map(|block| self.ag_block(ag, block)).collect();
+        let index = agino - (first << self.inopb_bits);
+        Some((blocks?, (index * self.inode_size) as usize))
     }
 
     /// The number of 512 bytes at which a block starts.

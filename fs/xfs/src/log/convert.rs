@@ -157,6 +157,14 @@ mod tests {
         logged[32..36].reverse();
         logged[36..40].reverse();
         assert_eq!(native_core(&logged).unwrap()[..], *inode.as_bytes());
+        assert_eq!(logged_core(inode.as_bytes()).unwrap()[..], logged);
+        for set in [0, flags2::BIGTIME, flags2::NREXT64, flags2::BIGTIME | flags2::NREXT64] {
+            inode.di_flags2 = set.into();
+            inode.di_pad = [0, 0, 0, 0, 0, 1];
+            inode.di_flushiter = 0x0203.into();
+            let logged = logged_core(inode.as_bytes()).unwrap();
+            assert_eq!(native_core(&logged).unwrap()[..], *inode.as_bytes(), "{set:#x}");
+        }
         logged[4] = 2;
         assert_eq!(native_core(&logged), None);
         assert_eq!(native_core(&logged[1..]), None);
@@ -172,6 +180,11 @@ mod tests {
         put_root(&mut space, &block).unwrap();
         assert_eq!(space[..4], [0, 1, 0, 2]);
         assert_eq!((&space[4..20], &space[4 + 48..4 + 64]), (&[1u8; 16][..], &[2u8; 16][..]));
+        let logged = logged_root(&space, &[7; 16], 9).unwrap();
+        let mut again = vec![0u8; 100];
+        put_root(&mut again, &logged).unwrap();
+        assert_eq!((again, logged.len()), (space.clone(), 72 + 2 * 16));
+        assert_eq!(logged_root(&[0, 1, 0, 9, 0, 0, 0, 0], &[7; 16], 9), None);
         assert_eq!(put_root(&mut space[..30], &block), None);
         block[7] = 17;
         assert_eq!(put_root(&mut space, &block), None);

@@ -7,6 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `refusal` | errors |
+//! | `end` | what the end of a log shows |
 //! | `wire` | numbers of the format |
 //! | `ring`, `record` | sectors and records: reading and making them |
 //! | `scan` | the records from the tail to the head |
@@ -20,6 +21,7 @@
 
 mod convert;
 mod encode;
+mod end;
 mod items;
 mod record;
 mod refusal;
@@ -32,6 +34,10 @@ mod wire;
 mod writer;
 
 use crate::layout::superblock::Superblock;
+#[cfg(test)]
+pub(crate) use encode::INODE;
+pub(crate) use encode::intent_id;
+pub(crate) use end::{LogEnd, end, mark};
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
 pub(crate) use record::{RecordHead, RecordShape, unmount_operation};

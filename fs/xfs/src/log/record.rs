@@ -109,3 +109,59 @@ pub(crate) fn unmount_operation(tid: u32) -> Vec<u8> {
     let unmount = [UNMOUNT_MAGIC.to_le_bytes(), [0; 2], [0; 2], [0; 2]].concat();
     operation(tid, client::LOG, op::UNMOUNT, &unmount)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::ring::Ring;
+    use crate::mkfs::{MkfsOptions, mkfs};
+    use ivers_block::{Device, MemDevice};
+
+    /// Records of all sizes and at all places are read as they were written.
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let device = MemDevice::new(64 << 20);
+        let options = MkfsOptions { uuid: [3; 16], small: true, zeroed: true, ..MkfsOptions::default() };
+        mkfs(&device, &options).unwrap();
+        let sb = crate::open::read_super(&device, "image").unwrap();
+        let ring = Ring::new(&device, &sb, "image").unwrap();
+        for (unit, len, sector) in [
+            (0, 1, 0),
+            (0, 500, ring.len - 1),
+            (0, 30_000, ring.len - 1),
+            (0, 30_000, ring.len - 40),
+            (32 << 10, 30_000, 64),
+            (256 << 10, 200_000, 0),
+            (256 << 10, 250_000, ring.len - 3),
+            (256 << 10, 250_000, ring.len - 300),
+        ] {
+            let shape = RecordShape::new(sb.uuid, unit);
+            assert!(len <= shape.data_max());
+            // Words that look like the start of a record too.
+            let data: Vec<u8> = (0..len).map(|at| MAGIC.to_be_bytes()[at % 4]).collect();
+            let (lsn, tail) = (Lsn { cycle: 5, sector }, Lsn { cycle: 4, sector: sector / 2 });
+            let head = RecordHead { lsn, tail, previous: 7, operations: 9 };
+            let mut bytes = shape.record(&head, data.clone(), ring.len);
+            assert!(bytes.len().is_multiple_of(shape.unit as usize) && bytes.len() == shape.bytes(len));
+            let before_end = ((ring.len - sector) as usize * SECTOR).min(bytes.len());
+            let (first, second) = bytes.split_at(before_end);
+            let start = ring.start() + u64::from(sector) * SECTOR as u64;
+            device.write_at(start, first).unwrap();
+            device.write_at(ring.start(), second).unwrap();
+            let record = ring.record(sector).unwrap().unwrap_or_else(|| panic!("{unit}, {len}, {sector}"));
+            assert_eq!((record.lsn, record.tail, record.operations), (lsn, tail, 9));
+            assert!(record.data.starts_with(&data) && record.longest == shape.longest);
+            assert_eq!(record.sectors as usize * SECTOR, bytes.len());
+            for at in 0..record.sectors {
+                let at = sector + at;
+                let (at, cycle) = if at < ring.len { (at, 5) } else { (at - ring.len, 6) };
+                assert_eq!(ring.cycle(at).unwrap(), cycle, "{unit}, {len}, sector {at}");
+            }
+            // One wrong bit anywhere.
+            let last = bytes.len() - 1;
+            bytes[last.min(600)] ^= 1;
+            device.write_at(start, &bytes[..before_end]).unwrap();
+            assert!(ring.record(sector).unwrap().is_none() || before_end <= 600);
+        }
+    }
+}

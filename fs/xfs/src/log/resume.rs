@@ -116,3 +116,55 @@ fn mark_stale(device: &dyn Device, ring: &Ring<'_>, head: Lsn, tail: Lsn) -> Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mkfs::{MkfsOptions, mkfs};
+    use crate::open::read_super;
+    use ivers_block::MemDevice;
+
+    /// What lies after the head is marked if it has the head's cycle, up to 2 MiB and not past the tail.
+    #[test]
+    fn sectors_after_the_head_are_marked_as_older() {
+        let device = MemDevice::new(64 << 20);
+        let options = MkfsOptions { uuid: [3; 16], small: true, zeroed: true, ..MkfsOptions::default() };
+        mkfs(&device, &options).unwrap();
+        let sb = read_super(&device, "image").unwrap();
+        let ring = Ring::new(&device, &sb, "image").unwrap();
+        let len = ring.len;
+        let put = |sector: u32, cycle: u32| {
+            let mut bytes = [9; SECTOR];
+            bytes[..4].copy_from_slice(&cycle.to_be_bytes());
+            device.write_at(ring.start() + u64::from(sector) * SECTOR as u64, &bytes).unwrap();
+        };
+        let head = |sector: u32| Lsn { cycle: 7, sector };
+        // In the middle: a record that was written out of order, and one too far away to be one.
+        (0..len).for_each(|sector| put(sector, 7));
+        (1000..len).for_each(|sector| put(sector, 6));
+        [1005, 1006, 1000 + IN_FLIGHT - 1, 1000 + IN_FLIGHT].iter().for_each(|&sector| put(sector, 7));
+        mark_stale(&device, &ring, head(1000), Lsn { cycle: 6, sector: len - 1 }).unwrap();
+        let cycles = ring.cycles(0, len).unwrap();
+        for (sector, cycle) in (0..).zip(cycles) {
+            let expected = if sector < 1000 || sector == 1000 + IN_FLIGHT { 7 } else { 6 };
+            assert_eq!(cycle, expected, "sector {sector}");
+        }
+        // Around the end of the ring, up to the tail.
+        (0..len).for_each(|sector| put(sector, 7));
+        (0..40).for_each(|sector| put(sector, 8));
+        mark_stale(&device, &ring, head(len - 10), Lsn { cycle: 7, sector: 20 }).unwrap();
+        let cycles = ring.cycles(0, len).unwrap();
+        for (sector, cycle) in (0..).zip(cycles) {
+            let expected = match sector {
+                0..20 => 7,
+                20..40 => 8,
+                _ if sector >= len - 10 => 6,
+                _ => 7,
+            };
+            assert_eq!(cycle, expected, "sector {sector}");
+        }
+        // A full log has nothing after its head.
+        mark_stale(&device, &ring, head(20), Lsn { cycle: 6, sector: 20 }).unwrap();
+        assert_eq!(ring.cycle(20).unwrap(), 8);
+    }
+}

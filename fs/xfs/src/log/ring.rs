@@ -69,15 +69,20 @@ impl<'a> Ring<'a> {
     }
 
     /// Reads sectors from one on, around the end of the ring.
-    fn read(&self, sector: u32, count: u32) -> Result<Vec<u8>> {
+    pub(super) fn read(&self, sector: u32, count: u32) -> Result<Vec<u8>> {
         let mut bytes = vec![0; count as usize * SECTOR];
         let before_end = ((self.len - sector).min(count) as usize) * SECTOR;
         let (head, rest) = bytes.split_at_mut(before_end);
-        self.device.read_at(self.start + u64::from(sector) * SECTOR as u64, head)?;
+        self.device.read_at(self.offset(sector), head)?;
         if !rest.is_empty() {
             self.device.read_at(self.start, rest)?;
         }
         Ok(bytes)
+    }
+
+    /// Where a sector is on the device.
+    pub(super) fn offset(&self, sector: u32) -> ByteOffset {
+        self.start + u64::from(sector) * SECTOR as u64
     }
 
     /// Returns the cycle of a sector.

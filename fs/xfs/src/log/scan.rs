@@ -33,8 +33,8 @@ struct Guess {
 }
 
 impl Guess {
-    /// The least cycle of a record that starts at a sector. Where sectors are missing, records of older cycles
-    /// can be valid.
+    /// The least cycle of a record that starts at a sector. Where sectors are missing, records of older
+    /// cycles can be valid.
     fn least_cycle(&self, sector: u32) -> u32 {
         if sector < self.sector || self.sector == 0 { self.newest } else { self.newest.saturating_sub(1) }
     }
@@ -80,34 +80,26 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
         }
         return Err(damaged(ring.place, "the log has no valid record at its head"));
     };
-    let mut records: Vec<Lsn> = Vec::new();
-    let (mut at, mut walked) = (near.tail, 0u64);
-    let (mut tail, mut longest, mut clean) = (Lsn::from(0), 0, false);
-    while let Some(record) = ring.record(at.sector)?.filter(|record| record.lsn == at) {
-        walked += u64::from(record.sectors);
-        if walked > u64::from(ring.len) {
+    let newest = near.lsn;
+    let mut near = near;
+    let mut walk = Walk::from(ring, near.tail)?;
+    // The tail of a record can be where sectors are missing: that of the first record of a transaction, if
+    // the log was empty before it. Then an older record says what is needed.
+    while walk.records.is_empty() {
+        let older = record_before(ring, near.tail.sector, &guess)?.filter(|older| older.lsn < near.tail);
+        let Some(older) = older.filter(|older| distance(ring, older.lsn, newest) <= SEARCHED) else {
             break;
-        }
-        // A tail only moves forward. Anything else was not written by a log.
-        if record.tail < tail {
-            return Err(damaged(ring.place, "the tail of the log moves back"));
-        }
-        (tail, longest) = (record.tail, record.longest);
-        clean = is_unmount(&record);
-        records.push(at);
-        let next = at.sector + record.sectors;
-        at = if next < ring.len {
-            Lsn { sector: next, ..at }
-        } else {
-            Lsn { cycle: next_cycle(at.cycle), sector: next - ring.len }
         };
+        near = older;
+        walk = Walk::from(ring, near.tail)?;
     }
+    let Walk { records, tail, longest, clean, end: at } = walk;
     if records.is_empty() {
         return Err(damaged(ring.place, "the log has no valid record at its tail"));
     }
     // Records that were being written when the system stopped may be damaged, those before them not.
-    if at <= near.lsn {
-        let missing = (near.lsn.sector + ring.len - at.sector) % ring.len;
+    if at <= newest {
+        let missing = distance(ring, at, newest);
         if missing > IN_FLIGHT + 1024 {
             let what = format!("the log record at sector {} is damaged, and later ones are not", at.sector);
             return Err(damaged(ring.place, &what));
@@ -116,6 +108,49 @@ pub(super) fn scan(ring: &Ring<'_>) -> Result<Found> {
     let needed = records.into_iter().filter(|lsn| *lsn >= tail);
     let records = needed.map(|lsn| lsn.sector).collect();
     Ok(Found { clean, records, head: at, tail, longest })
+}
+
+/// Sectors from one position to a later one.
+fn distance(ring: &Ring<'_>, from: Lsn, to: Lsn) -> u32 {
+    (to.sector + ring.len - from.sector) % ring.len
+}
+
+/// Records that follow each other.
+struct Walk {
+    records: Vec<Lsn>,
+    /// What the last one says.
+    tail: Lsn,
+    longest: u32,
+    clean: bool,
+    /// Where the next one would start.
+    end: Lsn,
+}
+
+impl Walk {
+    fn from(ring: &Ring<'_>, start: Lsn) -> Result<Self> {
+        let tail = Lsn::from(0);
+        let mut walk = Self { records: Vec::new(), tail, longest: 0, clean: false, end: start };
+        let mut walked = 0u64;
+        while let Some(record) = ring.record(walk.end.sector)?.filter(|record| record.lsn == walk.end) {
+            walked += u64::from(record.sectors);
+            if walked > u64::from(ring.len) {
+                break;
+            }
+            // A tail only moves forward. Anything else was not written by a log.
+            if record.tail < walk.tail {
+                return Err(damaged(ring.place, "the tail of the log moves back"));
+            }
+            (walk.tail, walk.longest, walk.clean) = (record.tail, record.longest, is_unmount(&record));
+            walk.records.push(walk.end);
+            let next = walk.end.sector + record.sectors;
+            walk.end = if next < ring.len {
+                Lsn { sector: next, ..walk.end }
+            } else {
+                Lsn { cycle: next_cycle(walk.end.cycle), sector: next - ring.len }
+            };
+        }
+        Ok(walk)
+    }
 }
 
 fn is_unmount(record: &Record) -> bool {

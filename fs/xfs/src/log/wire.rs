@@ -18,6 +18,9 @@ pub(crate) const LITTLE_ENDIAN: u32 = 1;
 /// order, and so may every writer.
 pub(crate) const IN_FLIGHT: u32 = 8 * RECORD_MAX / SECTOR as u32;
 
+/// The regions of an item to write: the first one says what the item is. Their lengths are multiples of 4.
+pub(super) type Regions = Vec<Vec<u8>>;
+
 /// Flags of an operation.
 pub(crate) mod op {
     pub(crate) const START: u8 = 0x01;

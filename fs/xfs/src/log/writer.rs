@@ -6,8 +6,8 @@
 //! # The tail
 //!
 //! Each record names the tail. A tail that moved is durable with the next record, and only then its space
-//! counts as free: a crash would find the older tail, and what lies there must be whole. `settle_tail` writes an
-//! empty transaction for that, when there is no other record. The space for it is never given away.
+//! counts as free: a crash would find the older tail, and what lies there must be whole. `settle_tail` writes
+//! an empty transaction for that, when there is no other record. The space for it is never given away.
 
 use super::encode::{self, COSTS};
 use super::record::{RecordHead, RecordShape, operation, unmount_operation};
@@ -33,7 +33,7 @@ const UNFLUSHED_MAX: u32 = 7;
 /// Shortest records that always have space: an empty transaction, an unmount, and what aligns them.
 const RESERVED_RECORDS: u64 = 4;
 /// What follows the cycle in the sector after the head of a clean log.
-const MARK: &[u8] = b"ivers: the log ends before this sector";
+pub(super) const MARK: &[u8] = b"ivers: the log ends before this sector";
 
 /// The log of a filesystem that is open for writing.
 pub struct XfsLog {

@@ -1,6 +1,7 @@
 //! Allocating and freeing runs of blocks.
 
 use super::free_space::{FreeExtent, by_block, by_size};
+use super::space::Space;
 use super::tree::Tree;
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
@@ -24,7 +25,7 @@ pub(crate) struct Run {
     pub(crate) len: u32,
 }
 
-/// What is to be allocated.
+/// What to allocate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AllocRequest {
     /// As near as possible to this block: in its group if that has space.
@@ -290,6 +291,19 @@ impl Tx<'_> {
             return Err(space.corrupt(what, Whose::Group(ag)));
         }
         Ok((ag, FreeExtent { start, len: run.len }))
+    }
+}
+
+impl Space {
+    /// Free blocks that files cannot get, at most.
+    pub(crate) fn most_reserved(&self) -> u64 {
+        let has = |feature| u64::from(self.sb.ro_compat.contains(feature));
+        let shares = has(RoCompat::RMAPBT) + has(RoCompat::REFLINK);
+        let of = |ag| {
+            let share = self.sb.ag_len(ag) / 100 * RESERVE_PERCENT;
+            u64::from(RESERVE_BLOCKS) + shares * u64::from(share)
+        };
+        (0..self.sb.ag_count).map(of).sum()
     }
 }
 

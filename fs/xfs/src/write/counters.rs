@@ -1,5 +1,5 @@
-//! Counters of the superblock. They are kept in memory and written at unmount: after a crash they are added up
-//! from the heads of the groups.
+//! Counters of the superblock. They are kept in memory and written at unmount. After a crash they are added
+//! up from the heads of the groups.
 
 use super::space::Space;
 use crate::layout::raw::RawSuperblock;

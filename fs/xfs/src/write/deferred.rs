@@ -8,7 +8,7 @@ use super::free_space::FreeExtent;
 use super::intents::{Intent, done_record};
 use super::refcount::CountChange;
 use super::space::Freed;
-use super::tx::Tx;
+use super::tx::{Publish, Tx};
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use ivers_journal::ObjectId;
@@ -76,7 +76,7 @@ impl Deferred {
     }
 
     /// Works that an intent of the log promises.
-    pub(super) fn push_promised(&mut self, works: Vec<Work>, intent: Logged) {
+    pub(super) fn push_from_intent(&mut self, works: Vec<Work>, intent: Logged) {
         let mut finishes = Some(intent);
         for work in works {
             self.queue.push_back(Pending { work, finishes: finishes.take() });
@@ -91,26 +91,36 @@ impl Deferred {
     }
 }
 
+/// Nobody reads what a transaction changes.
+struct Alone;
+
+impl Publish for Alone {}
+
 impl Tx<'_> {
     /// Does all deferred work, and publishes all changes.
     ///
     /// Work that does not fit is done in further transactions: the transaction rolls. What is published then
     /// stays, and intents in the log promise the rest. An error after a roll aborts the journal, since only
     /// recovery can keep that promise. On any other error nothing was published.
-    pub(crate) fn finish(mut self) -> Result<()> {
-        let result = self.work().and_then(|()| self.publish());
+    pub(crate) fn finish(self) -> Result<()> {
+        self.finish_with(&mut Alone)
+    }
+
+    /// As [`Tx::finish`], beside readers: `publisher` keeps them away while the changes are published.
+    pub(crate) fn finish_with(mut self, publisher: &mut dyn Publish) -> Result<()> {
+        let result = self.work(publisher).and_then(|()| self.publish(publisher));
         if result.is_err() && self.deferred.rolled {
             self.space().journal.abort("work that the log promises failed");
         }
         result
     }
 
-    fn work(&mut self) -> Result<()> {
+    fn work(&mut self, publisher: &mut dyn Publish) -> Result<()> {
         let mut works = 0;
         while let Some(pending) = self.deferred.queue.pop_front() {
             if works > 0 && self.must_roll(works)? {
                 self.deferred.queue.push_front(pending);
-                self.roll()?;
+                self.roll(publisher)?;
                 works = 0;
                 continue;
             }
@@ -131,15 +141,16 @@ impl Tx<'_> {
         if works >= space.works_a_roll() {
             return Ok(true);
         }
-        let one = space.credits_of_change();
-        if self.charge() + u64::from(one) <= u64::from(self.credits) {
-            return Ok(false);
+        let wanted = self.charge() + u64::from(space.credits_of_change());
+        match u32::try_from(wanted.saturating_sub(self.credits.into())) {
+            Ok(0) => Ok(false),
+            Ok(missing) => Ok(!self.extend(missing)?),
+            Err(_) => Ok(true),
         }
-        Ok(!self.extend(one)?)
     }
 
     /// Logs an intent for each work that is left, publishes the changes, and begins the next transaction.
-    fn roll(&mut self) -> Result<()> {
+    fn roll(&mut self, publisher: &mut dyn Publish) -> Result<()> {
         let space = self.space();
         let finish_credits = space.credits_of_change();
         let mut intents = Vec::new();
@@ -150,8 +161,10 @@ impl Tx<'_> {
         }
         intents.into_iter().for_each(|intent| self.log_intent(Arc::new(intent)));
         self.deferred.rolled = true;
-        self.publish()?;
-        self.restart()
+        self.publish(publisher)?;
+        #[cfg(test)]
+        space.between_rolls.get().into_iter().for_each(|f| f());
+        self.restart(finish_credits)
     }
 
     /// Does a work, or its first part. Returns the rest.
@@ -170,16 +183,9 @@ impl Tx<'_> {
                 let rest = FreeExtent { start: blocks.start + done, len: blocks.len - done };
                 return Ok((rest.len > 0).then_some(Work { blocks: rest, ..work }));
             }
-            Change::AddCopy => {
-                self.fix_free_list(ag)?;
-                self.map_in_group(ag, blocks, Owner::COPY)?;
-                self.add_copy(ag, blocks)?;
-            }
-            Change::RemoveCopy => {
-                self.fix_free_list(ag)?;
-                self.unmap_in_group(ag, blocks, Some(Owner::COPY))?;
-                self.remove_copy(ag, blocks)?;
-            }
+            // The reverse map changes with works of its own.
+            Change::AddCopy => self.add_copy(ag, blocks)?,
+            Change::RemoveCopy => self.remove_copy(ag, blocks)?,
             Change::Free(FreedOwner::Gone) => self.free_in_group(ag, blocks, None)?,
             Change::Free(FreedOwner::Known(owner)) => self.free_in_group(ag, blocks, Some(owner))?,
             Change::Free(FreedOwner::Unknown) => {

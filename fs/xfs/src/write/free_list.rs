@@ -17,7 +17,7 @@ use ivers_vfs::{NameError, Result};
 /// the rests of an extent that is cut in its middle.
 const INSERTIONS: u32 = 2;
 
-/// The blocks that the list of a group should have: each insertion splits at most one block a level, and makes
+/// The blocks that the list of a group should have: an insertion splits at most one block a level, and makes
 /// a root.
 fn wanted(sb: &Superblock, agf: &RawAgf) -> u32 {
     let trees = if sb.ro_compat.contains(RoCompat::RMAPBT) { 3 } else { 2 };

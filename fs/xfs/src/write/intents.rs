@@ -4,11 +4,13 @@
 //! the intent, and the extents. Numbers are little-endian.
 
 use super::deferred::{Change, FreedOwner, Logged, Work};
+use super::free_space::FreeExtent;
 use super::refcount::CountChange;
-use super::space::Space;
+use super::space::{Space, journal_error};
 use super::tx::Tx;
 use crate::layout::owner::{ATTRIBUTES, FILE_BLOCK, Owner, TREE, UNWRITTEN};
 use crate::layout::superblock::{FsBlock, Superblock};
+use crate::log::{FoundIntent, intent_id};
 use ivers_journal::{LogObject, ObjectId, Patch};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
@@ -55,6 +57,8 @@ mod mapping {
     pub(super) const UNWRITTEN: u32 = 1 << 30;
 }
 
+/// The type of a log item, which a record lacks.
+const TYPE_BYTES: usize = 2;
 const HEAD_BYTES: usize = 14;
 
 /// An intent in the log.
@@ -188,7 +192,7 @@ impl Space {
                 return Err(self.bad_intent(id, &format!("it has {len} blocks at {start}")));
             }
             let (ag, block) = self.sb.ag_of(FsBlock(start));
-            let blocks = super::free_space::FreeExtent { start: block, len };
+            let blocks = FreeExtent { start: block, len };
             let mut push = |change| works.push(Work { ag, blocks, change });
             match id.kind {
                 kind::FREE => push(Change::Free(FreedOwner::Unknown)),
@@ -247,16 +251,53 @@ impl Space {
         Ok(changes)
     }
 
-    /// Begins the transaction that finishes an intent which recovery found. For [`kind::MAPPING`] the caller
-    /// makes the changes of [`Space::map_changes`]; all others are finished by [`Tx::finish`].
-    pub(crate) fn begin_finishing(&self, id: ObjectId, record: &[u8]) -> Result<Tx<'_>> {
-        let works = if id.kind == kind::MAPPING { Vec::new() } else { self.works(id, record)? };
+    fn adopt(&self, id: ObjectId, record: &[u8]) -> Logged {
         let logged = Logged { id, record: record.into() };
+        let finish_credits = self.credits_of_change();
+        self.journal.adopt(Arc::new(Intent { logged: logged.clone(), finish_credits }));
+        logged
+    }
+
+    /// Finishes what recovery found, but for changes of files: these are returned, adopted, in their order.
+    /// See [`Space::begin_finishing`].
+    pub(crate) fn finish_intents(&self, mut found: Vec<FoundIntent>) -> Result<Vec<(ObjectId, Vec<u8>)>> {
+        // Within a transaction, in the order of the work: owners go before the blocks are freed.
+        let rank = |kind: u32| match kind {
+            kind::REVERSE_MAP => 1,
+            kind::REFCOUNT => 2,
+            kind::FREE => 3,
+            _ => 0,
+        };
+        let id_of = |intent: &FoundIntent| intent_id(intent.kind, intent.id);
+        found.sort_by_key(|intent| (intent.lsn, id_of(intent).map_or(0, |id| rank(id.kind))));
+        let mut all = Vec::new();
+        for intent in &found {
+            let id = id_of(intent).ok_or_else(|| self.corrupt_log("an intent of unknown type".into()))?;
+            let item = intent.regions.first().and_then(|region| region.get(TYPE_BYTES..));
+            let record = item.ok_or_else(|| self.bad_intent(id, "it is too short"))?;
+            // No other transaction begins before all are adopted.
+            self.adopt(id, record);
+            all.push((id, record.to_vec()));
+        }
+        let (files, groups) = all.into_iter().partition(|(id, _)| rank(id.kind) == 0);
+        let groups: Vec<(ObjectId, Vec<u8>)> = groups;
+        for (id, record) in groups {
+            self.begin_finishing(id, &record)?.finish()?;
+        }
+        Ok(files)
+    }
+
+    /// Begins the transaction that finishes an intent which recovery found. For one of
+    /// [`kind::MAPPING`] the caller makes the changes of [`Space::map_changes`]; [`Tx::finish`] does the work
+    /// of all others.
+    pub(crate) fn begin_finishing(&self, id: ObjectId, record: &[u8]) -> Result<Tx<'_>> {
+        let in_groups = [kind::FREE, kind::REVERSE_MAP, kind::REFCOUNT].contains(&id.kind);
+        let works = if in_groups { self.works(id, record)? } else { Vec::new() };
+        let logged = self.adopt(id, record);
         let credits = self.credits_of_change();
-        self.journal.adopt(Arc::new(Intent { logged: logged.clone(), finish_credits: credits }));
-        let handle = self.journal.begin_finishing(id, credits);
-        let mut tx = Tx::new(self, handle.map_err(super::space::journal_error)?, credits);
-        tx.deferred.push_promised(works, logged);
+        let handle = self.journal.begin_finishing(id, credits).map_err(journal_error)?;
+        let mut tx = Tx::new(self, handle, credits);
+        tx.deferred.push_from_intent(works, logged);
         Ok(tx)
     }
 }

@@ -1,7 +1,8 @@
-//! Changes: transactions, space and inodes. Nothing here knows files, directories or attributes.
+//! Changes: transactions, space, forks, directories, attributes.
 //!
-//! A [`Tx`] collects changes and publishes all of them at its end. Until then nobody sees them, so an error
-//! needs no undo: dropping the transaction is enough.
+//! A [`tx::Tx`] collects changes and publishes all of them at its end. Until then nobody sees them, so an
+//! error needs no undo: dropping the transaction is enough. An inode that is changed is a clone of the one
+//! that others see; the caller puts the clone in its place when the transaction is published.
 //!
 //! | module | contents |
 //! |---|---|
@@ -15,22 +16,41 @@
 //! | `inodes`, `unlinked` | inodes and their chunks; lists of unlinked inodes |
 //! | `counters` | counters of the superblock |
 //! | `runs` | what the code of files asks for |
+//! | `inode` | inodes that are changed: encoding, logging, new ones |
+//! | `fork`, `bmbt` | maps of forks: extents, and B-trees of them |
+//! | `hash_tree`, `node` | hash trees, which directories and attributes share |
+//! | `dir`, `hashes` | directories in all forms |
+//! | `attr` | extended attributes in all forms |
+//! | `symlink` | targets of symbolic links |
+//! | `names` | operations of a user: create, link, unlink, rename, exchange |
 
 pub(crate) mod alloc;
+mod attr;
+mod bmbt;
 mod busy;
 mod counters;
 mod credits;
 mod deferred;
+pub(crate) mod dir;
+pub(crate) mod fork;
 mod free_list;
 mod free_space;
 mod group;
+mod hash_tree;
+mod hashes;
+pub(crate) mod inode;
 mod inodes;
 pub(crate) mod intents;
+pub(crate) mod names;
+mod node;
 mod owner;
 mod refcount;
 mod rmap;
 mod runs;
+#[cfg(test)]
+mod samples;
 pub(crate) mod space;
+mod symlink;
 #[cfg(test)]
 mod tests;
 mod tree;

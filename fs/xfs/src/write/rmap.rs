@@ -46,7 +46,7 @@ const fn tree(ag: u32) -> Tree {
 }
 
 impl Tx<'_> {
-    fn has_reverse_map(&self) -> bool {
+    pub(super) fn has_reverse_map(&self) -> bool {
         self.space().sb.ro_compat.contains(RoCompat::RMAPBT)
     }
 

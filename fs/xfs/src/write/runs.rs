@@ -29,11 +29,17 @@ impl Tx<'_> {
 
     /// Records the owner of a run that has none in the reverse map, at the end of the transaction.
     pub(crate) fn map(&mut self, run: Run, owner: Owner) -> Result<()> {
+        if !self.has_reverse_map() {
+            return Ok(());
+        }
         self.defer(run, Change::Map(owner))
     }
 
     /// Removes an owner of a run from the reverse map, at the end of the transaction.
     pub(crate) fn unmap(&mut self, run: Run, owner: Owner) -> Result<()> {
+        if !self.has_reverse_map() {
+            return Ok(());
+        }
         self.defer(run, Change::Unmap(owner))
     }
 
@@ -63,12 +69,13 @@ impl Tx<'_> {
     /// Gives blocks for copy on write, or a part of them, to a file.
     pub(crate) fn take_copy(&mut self, run: Run, owner: Owner) -> Result<()> {
         self.defer(run, Change::RemoveCopy)?;
-        self.map(run, owner)
+        self.change_owner(run, Owner::COPY, owner)
     }
 
     /// Frees blocks for copy on write, or a part of them, that no file got.
     pub(crate) fn free_copy(&mut self, run: Run) -> Result<()> {
         self.defer(run, Change::RemoveCopy)?;
+        self.unmap(run, Owner::COPY)?;
         self.defer(run, Change::Free(FreedOwner::Gone))
     }
 }

@@ -41,6 +41,9 @@ pub(crate) struct Space {
     next_intent: AtomicU64,
     /// Deferred works of one transaction; relaxed, since it is set before the space is used.
     works_a_roll: AtomicU32,
+    /// Called between two transactions of a roll, so that a test can let a commit come between them.
+    #[cfg(test)]
+    pub(super) between_rolls: std::sync::OnceLock<fn()>,
 }
 
 /// Deferred works of one transaction. More would hold the lock of the groups for long.
@@ -68,11 +71,14 @@ impl Space {
             groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
             next_intent: AtomicU64::new(1),
             works_a_roll: AtomicU32::new(WORKS_A_ROLL),
+            #[cfg(test)]
+            between_rolls: std::sync::OnceLock::new(),
         }
     }
 
-    /// Makes transactions roll after so many works, for tests.
-    pub(crate) fn set_works_a_roll(&self, works: u32) {
+    /// Makes transactions roll after so many works.
+    #[cfg(test)]
+    pub(super) fn set_works_a_roll(&self, works: u32) {
         self.works_a_roll.store(works, Ordering::Relaxed);
     }
 
@@ -98,6 +104,12 @@ impl Space {
     /// The sums over all groups.
     pub(crate) fn counts(&self) -> Counts {
         self.groups.lock().counts
+    }
+
+    /// Calls `f` while nobody publishes changes of groups. The caller has no transaction.
+    pub(crate) fn while_still<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _groups = self.lock_groups();
+        f()
     }
 
     pub(super) fn lock_groups(&self) -> GroupsGuard<'_> {

@@ -239,7 +239,7 @@ impl Tx<'_> {
         let key = tree.kind.keys(record).0;
         let (mut cursor, found) = self.descend(tree, key)?;
         if found && tree.kind.keys(&self.record(tree, &cursor)?).0 == key {
-            let what = format!("{} has a record already that is to be inserted", tree.kind.name());
+            let what = format!("{} already has the record to insert", tree.kind.name());
             return Err(self.space().corrupt(what, tree.whose()));
         }
         let (mut entry, mut went_right) = (Entry::record(record), false);

@@ -5,7 +5,7 @@ use super::space::{Freed, GroupsGuard, Space, journal_error};
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::volume::Whose;
 use ivers_block::{BlockNo, Buffer, BufferRead, Unit};
-use ivers_journal::{Handle, JournalError, LogObject};
+use ivers_journal::{Handle, JournalError, LogObject, Tid};
 use ivers_vfs::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, Range};
@@ -38,6 +38,17 @@ pub(crate) struct Tx<'s> {
     pub(super) deferred: Deferred,
 }
 
+/// What stands between a transaction and readers of what it changes.
+pub(crate) trait Publish {
+    /// The changes become visible now: keeps readers of several blocks away. It takes only locks that come
+    /// after that of the groups.
+    fn begin(&mut self) {}
+
+    /// All blocks are visible. It may change which inodes are logged in this transaction, and lets readers
+    /// in. Called again, with nothing left to do, if the transaction rolls.
+    fn end(&mut self, _tid: Tid, _inodes: &mut Vec<Arc<dyn LogObject>>) {}
+}
+
 /// A changed unit.
 struct Changed {
     unit: Unit,
@@ -64,7 +75,7 @@ impl Deref for UnitBytes {
 }
 
 impl<'s> Tx<'s> {
-    /// A transaction that continues a handle. The handle may log `credits`, and as many after each roll.
+    /// A transaction that uses a handle, which may log `credits`.
     pub(super) fn new(space: &'s Space, handle: Handle, credits: u32) -> Self {
         Self {
             space,
@@ -151,11 +162,10 @@ impl<'s> Tx<'s> {
         }
     }
 
-    /// Logs an inode, as it is when the transaction is published: the caller holds its lock until then.
+    /// Logs an inode. A later version in the same transaction replaces it.
     pub(crate) fn log_inode(&mut self, inode: Arc<dyn LogObject>) {
-        if !self.objects.iter().any(|object| object.id() == inode.id()) {
-            self.objects.push(inode);
-        }
+        self.objects.retain(|object| object.id() != inode.id());
+        self.objects.push(inode);
     }
 
     fn find(&self, blocks: &[BlockNo], whose: Whose) -> Result<Option<&Changed>> {
@@ -207,7 +217,7 @@ impl<'s> Tx<'s> {
     }
 
     /// Makes the changes visible to all, and releases the groups.
-    pub(super) fn publish(&mut self) -> Result<()> {
+    pub(super) fn publish(&mut self, publisher: &mut dyn Publish) -> Result<()> {
         let charge = self.charge();
         let missing = charge.saturating_sub(self.credits.into());
         if missing > 0 && !self.extend(u32::try_from(missing).unwrap_or(u32::MAX))? {
@@ -215,14 +225,24 @@ impl<'s> Tx<'s> {
             return Err(journal_error(JournalError::TooLarge { charge, limit }));
         }
         let units = std::mem::take(&mut self.units);
-        // What can fail comes first. From then on nothing is half done.
         self.handle.check().map_err(journal_error)?;
+        let published = self.publish_all(units, publisher);
+        if published.is_err() {
+            self.space.journal.abort("a transaction was published in part");
+        }
+        self.groups = None;
+        published
+    }
+
+    fn publish_all(&mut self, units: BTreeMap<BlockNo, Changed>, publisher: &mut dyn Publish) -> Result<()> {
         let forgotten = std::mem::take(&mut self.forgotten);
         forgotten.iter().for_each(|unit| self.handle.forget_unit(unit));
         self.count_heads(&units);
+        publisher.begin();
         for changed in units.into_values() {
             self.publish_unit(&changed)?;
         }
+        publisher.end(self.handle.tid(), &mut self.objects);
         for object in std::mem::take(&mut self.objects) {
             self.handle.log_object(&object).map_err(journal_error)?;
         }
@@ -235,7 +255,6 @@ impl<'s> Tx<'s> {
             let keys = busy.add(&freed);
             self.handle.on_commit(Box::new(move || busy.remove(&keys)));
         }
-        self.groups = None;
         Ok(())
     }
 
@@ -300,9 +319,10 @@ impl<'s> Tx<'s> {
         self.units.values().map(of_unit).sum::<u64>() + objects.sum::<u64>() + revokes
     }
 
-    /// Publishes the changes and continues in another transaction, which may log as many credits.
-    pub(super) fn restart(&mut self) -> Result<()> {
-        self.handle.restart(self.credits).map_err(journal_error)
+    /// Continues in another transaction, which may log `credits`. The changes are published.
+    pub(super) fn restart(&mut self, credits: u32) -> Result<()> {
+        self.credits = credits;
+        self.handle.restart(credits).map_err(journal_error)
     }
 }
 

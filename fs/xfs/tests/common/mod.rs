@@ -4,6 +4,7 @@
 
 pub mod fill;
 pub mod small;
+pub mod storm;
 
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_oracle::have_programs;
@@ -248,4 +249,27 @@ pub fn assert_same(ours: &Tree, theirs: &Tree, what: &str) {
     }
     let extra: Vec<_> = ours.keys().filter(|path| !theirs.contains_key(*path)).take(5).collect();
     assert!(extra.is_empty(), "{what}: {extra:?}");
+}
+
+/// Opens an image for writing and mounts it.
+pub fn mount_writable(path: &Path) -> Arc<Vfs> {
+    let device = Arc::new(FileDevice::open(path, OpenMode::ReadWrite).unwrap());
+    let fs = Xfs::open(device, OpenOptions { write: true, ..OpenOptions::default() })
+        .unwrap_or_else(|error| panic!("open: {error}"));
+    Vfs::mount(fs, MountOptions::default()).unwrap_or_else(|error| panic!("mount: {error}"))
+}
+
+/// xfs_repair reports nothing.
+pub fn repair_finds_nothing(path: &Path, what: &str) {
+    let words = ["-n".as_ref(), "-f".as_ref(), path.as_os_str()];
+    ivers_oracle::run("xfs_repair", words).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+}
+
+/// Our checker reports nothing.
+pub fn assert_clean(path: &Path, what: &str) {
+    let device = FileDevice::open(path, OpenMode::ReadOnly).unwrap();
+    let found =
+        ivers_xfs::check::check(Arc::new(device), ivers_vfs::check::Memory::unlimited(), "image").unwrap();
+    let lines: Vec<_> = found.kept().iter().take(20).map(|found| format!("{found:?}")).collect();
+    assert!(found.is_clean(), "{what}: {}\n{:?}", lines.join("\n"), found.notes());
 }

@@ -1,9 +1,10 @@
 //! Logs that ivers wrote and Linux replays, and the other way round.
 
 use crate::common::*;
+use crate::intents::Free;
 use crate::volume::{Volume, superblock, writable};
 use ivers_block::{BlockNo, Unit};
-use ivers_journal::{LogObject, ObjectId, Patch};
+use ivers_journal::LogObject;
 use ivers_oracle::kernel::can_loop_mount;
 use ivers_oracle::{LoopMount, have_programs, output, run, said};
 use ivers_vfs::*;
@@ -74,8 +75,16 @@ fn change(volume: &Volume, inodes: &[u64]) {
             volume.journal.commit(tid).unwrap();
         }
     }
-    // Contents that users see.
+    // Contents that users see: forks in inodes, and blocks.
     let handle = volume.begin();
+    for &ino in inodes {
+        volume.change(&handle, ino, |inode| match inode.bytes[2] >> 4 {
+            0xA if inode.bytes[176..].starts_with(b"short") => inode.put(176, b"SHORT"),
+            // A device of characters: the lowest byte of its number.
+            0x2 => inode.put(179, &[5]),
+            _ => {}
+        });
+    }
     let (one, two) = (target(volume, b'1'), target(volume, b'2'));
     for unit in [&one, &two].into_iter().flatten() {
         let buffer = volume.cache.get_unit(unit).unwrap();
@@ -121,6 +130,7 @@ fn check_changed(tree: &Tree, vfs_inodes: usize, what: &str) {
     assert!(changed + 1 >= vfs_inodes, "{what}");
     let target = |name: &str| &tree[name];
     assert_ne!(target("/long-1"), target("/long-3"), "{what}");
+    check_forks(tree, what);
     let digest_of = |byte: u8| format!("data={:x}", digest(&[byte; 1000]));
     assert!(target("/long-2").contains(&digest_of(b'2')), "{what}: a freed buffer was replayed");
     let is_unchanged = target("/long-1").contains(&digest_of(b'1'));
@@ -192,8 +202,15 @@ fn a_clean_log_is_clean_to_linux() {
     }
 }
 
+/// What is in the inodes themselves.
+fn check_forks(tree: &Tree, what: &str) {
+    assert!(tree["/s"].contains(&format!("data={:x}", digest(b"SHORT"))), "{what}: {}", tree["/s"]);
+    assert!(tree["/null"].contains("rdev=105 "), "{what}: {}", tree["/null"]);
+}
+
 /// What was freed is not written in place either.
 fn check_in_place(tree: &Tree, what: &str) {
+    check_forks(tree, what);
     let old = format!("data={:x}", digest(&[b'2'; 1000]));
     assert!(tree["/long-2"].contains(&old), "{what}: a freed buffer was written");
     assert!(tree.values().all(|line| line.contains("(10000")), "{what}");
@@ -265,37 +282,6 @@ fn logs_of_linux_are_replayed_in_place() {
             LoopMount::new(&path, "").unwrap().unmount().unwrap();
             repair_finds_nothing(&path, &what);
         }
-    }
-}
-
-/// An intent that frees an extent (EFI), and its done item.
-struct Free {
-    number: u64,
-    start: u64,
-    blocks: u32,
-}
-
-impl LogObject for Free {
-    fn id(&self) -> ObjectId {
-        ObjectId { kind: 2, number: self.number }
-    }
-
-    fn record(&self) -> Vec<u8> {
-        // One region and one extent, the id, the extent.
-        let mut record = vec![1, 0, 1, 0, 0, 0];
-        record.extend(self.number.to_le_bytes());
-        record.extend(self.start.to_le_bytes());
-        record.extend(self.blocks.to_le_bytes());
-        record.extend([0; 4]);
-        record
-    }
-
-    fn patch(&self) -> Option<Patch> {
-        None
-    }
-
-    fn finish_credits(&self) -> u32 {
-        1000
     }
 }
 

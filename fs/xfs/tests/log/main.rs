@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod intents;
 mod kernel;
 mod power_cuts;
 mod volume;

@@ -128,16 +128,49 @@ pub fn open_ext4(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSy
     Ext4::open(device, options).expect("it opens")
 }
 
-/// Mounts ext4 on a device in memory; each mount takes the next of `hows`.
-pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+/// Mounts a format with lasting inode numbers on a device in memory; each mount takes the next of `hows`.
+fn in_memory(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How], open: Open) -> Box<InProcess> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let mut mounts = hows.iter().cycle();
     let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
     Box::new(InProcess::new(format!("{name}, {}", labels.join(" then ")), false, true, move || {
         let how = *mounts.next().expect("a cycle");
         let budget = how.budget();
-        how.mount(open_ext4(how.device(&device), budget.clone()), budget)
+        how.mount(open(how.device(&device), budget.clone()), budget)
     }))
+}
+
+/// Mounts ext4 on a device in memory.
+pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+    in_memory(name, base, hows, open_ext4)
+}
+
+/// Kinds of XFS: block sizes, and the features of mkfs.xfs.
+pub const XFSES: [(&str, u32, &str); 3] = [
+    ("xfs", 4096, "rmapbt"),
+    ("xfs, 1 KiB blocks", 1024, "rmapbt"),
+    ("xfs without reverse map", 4096, "^rmapbt,^nrext64"),
+];
+
+/// Returns the bytes of an empty XFS filesystem.
+pub fn new_xfs(block_size: u32, features: &str) -> Vec<u8> {
+    use ivers_xfs::mkfs::{Features, MkfsOptions, mkfs};
+    let device = MemDevice::new(96 << 20);
+    let features = Features::parse(features).expect("features");
+    let small = MkfsOptions { small: true, zeroed: true, uuid: [7; 16], ..MkfsOptions::default() };
+    mkfs(&device, &MkfsOptions { block_size, features, ..small }).expect("it is made");
+    device.to_bytes()
+}
+
+pub fn open_xfs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
+    let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
+    let options = ivers_xfs::OpenOptions { common, write: true, ..ivers_xfs::OpenOptions::default() };
+    ivers_xfs::Xfs::open(device, options).expect("it opens")
+}
+
+/// Mounts XFS on a device in memory.
+pub fn xfs(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+    in_memory(name, base, hows, open_xfs)
 }
 
 /// Variants of AFFS: the low bytes of their `DOS` words.
@@ -183,16 +216,9 @@ pub fn open_example(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn Fil
     Arc::new(ivers_examplefs::ExampleFs::open(device, options).expect("it opens"))
 }
 
-/// Mounts the example driver on a device in memory; each mount takes the next of `hows`.
+/// Mounts the example driver on a device in memory.
 pub fn examplefs(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
-    let mut mounts = hows.iter().cycle();
-    let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
-    Box::new(InProcess::new(format!("examplefs, {}", labels.join(" then ")), false, true, move || {
-        let how = *mounts.next().expect("a cycle");
-        let budget = how.budget();
-        how.mount(open_example(how.device(&device), budget.clone()), budget)
-    }))
+    in_memory("examplefs", base, hows, open_example)
 }
 
 /// Small and large FAT entries, with clusters of one sector.

@@ -1,6 +1,5 @@
 //! Buffers: their changed chunks, and what recovery must know of them.
 
-use super::Regions;
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGFL, MAGIC_AGI, MAGIC_INODE, MAGIC_SUPERBLOCK, number};
 use crate::layout::checksum::SelfDescription;
 use crate::layout::raw::RawBufItem;
@@ -8,7 +7,7 @@ use crate::layout::superblock::Superblock;
 use crate::log::ring::Lsn;
 use crate::log::stamp::{heads_in, stamp_inodes};
 use crate::log::wire::buffer::{CANCEL, CHUNK, INODES, TYPE_SHIFT};
-use crate::log::wire::{SECTOR, kind};
+use crate::log::wire::{Regions, SECTOR, kind};
 use ivers_block::Unit;
 use ivers_journal::LogItem;
 use std::borrow::Cow;
@@ -131,8 +130,9 @@ pub(super) fn changed(sb: &Superblock, lsn: Lsn, item: &LogItem, items: &mut Vec
 
 /// The bytes to log of a buffer, and its flags.
 ///
-/// Recovery completes a buffer of a known type with LSN and checksum. It does not for inodes in a new cluster,
-/// and not for a buffer of several runs, which it sees as several buffers: these are logged complete.
+/// Recovery completes a buffer of a known type with LSN and checksum. It does not for inodes in a new
+/// cluster, and not for a buffer of several runs, which it sees as several buffers: these are logged
+/// complete.
 fn contents<'a>(sb: &Superblock, lsn: Lsn, item: &'a LogItem) -> (Cow<'a, [u8]>, u16) {
     let data: &[u8] = &item.data;
     if item.unit.runs().nth(1).is_some() {

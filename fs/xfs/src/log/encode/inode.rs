@@ -1,12 +1,11 @@
 //! Inodes: the core in the byte order of the machine, and the forks.
 
-use super::Regions;
 use crate::layout::bytes::read;
 use crate::layout::dinode::{flags2, format};
 use crate::layout::raw::{RawDinode, RawInodeItem};
 use crate::layout::superblock::Superblock;
 use crate::log::convert::{logged_core, logged_root};
-use crate::log::wire::{fields, kind};
+use crate::log::wire::{Regions, fields, kind};
 use ivers_block::Unit;
 use std::mem::size_of;
 use zerocopy::{FromZeros, IntoBytes};
@@ -50,8 +49,8 @@ impl Fork<'_> {
 
 /// The item of an inode that lies in `unit`. `record` has the changed fields, then the inode as it is stored.
 ///
-/// The item always has the core and each fork in use: it replaces earlier ones, which may be lost when the tail
-/// passes them.
+/// The item always has the core and each fork in use: it replaces earlier ones, which may be lost when the
+/// tail passes them.
 pub(super) fn item(sb: &Superblock, ino: u64, unit: &Unit, record: &[u8]) -> Option<Regions> {
     let stored = record.get(FIELDS_BYTES..FIELDS_BYTES + sb.inode_size as usize)?;
     let core: RawDinode = read(stored, 0)?;

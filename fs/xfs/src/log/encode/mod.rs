@@ -4,19 +4,14 @@
 //! |---|---|
 //! | `buffer` | buffers, freed buffers |
 //! | `inode` | inodes |
-//!
-//! An item is a list of regions. The first one says what the item is.
 
 mod buffer;
 mod inode;
 
 use super::ring::Lsn;
-use super::wire::kind;
+use super::wire::{Regions, kind};
 use crate::layout::superblock::Superblock;
-use ivers_journal::{Costs, JournalError, LogTransaction, ObjectId, RecordKind, Result};
-
-/// The regions of an item. Their lengths are multiples of 4.
-pub(super) type Regions = Vec<Vec<u8>>;
+use ivers_journal::{Costs, JournalError, LogTransaction, ObjectId, ObjectRecord, RecordKind, Result};
 
 /// The kind of objects that are inodes. The number is that of the inode.
 pub(crate) const INODE: u32 = 1;
@@ -25,9 +20,9 @@ pub(crate) const FIRST_INTENT: u32 = 2;
 
 /// Upper bounds of what each thing takes in the log, in bytes, with the headers of its operations.
 ///
-/// A block can have four buffers: the heads of a group. A range is rounded up at both ends, and may be in four
-/// buffers. An object has up to four regions; an inode has a format and a header of a B-tree root in addition
-/// to its bytes.
+/// A block can have four buffers: the heads of a group. A range is rounded up at both ends, and may be in
+/// four buffers. An object has up to four regions; an inode has a format and a header of a B-tree root in
+/// addition to its bytes.
 pub(super) const COSTS: Costs = Costs { buffer: 240, range: 320, byte: 1, object: Some(240), revoke: 120 };
 
 /// The object of an intent of a log item's type.
@@ -45,7 +40,16 @@ pub(super) fn items(sb: &Superblock, lsn: Lsn, transaction: &LogTransaction) -> 
     for unit in &transaction.revokes {
         buffer::freed(sb, unit, &mut items);
     }
-    for object in &transaction.objects {
+    // Recovery finishes intents in the order in which the log has them: owners of blocks go first, then
+    // references, and then the blocks are freed.
+    let mut objects: Vec<&ObjectRecord> = transaction.objects.iter().collect();
+    objects.sort_by_key(|object| match object.id.kind.checked_sub(FIRST_INTENT) {
+        Some(0) => 3,
+        Some(1) => 1,
+        Some(2) => 2,
+        _ => 0,
+    });
+    for object in objects {
         items.push(match &object.kind {
             RecordKind::Placed(unit) if object.id.kind == INODE => {
                 inode::item(sb, object.id.number, unit, &object.bytes).ok_or_else(|| refused(object.id))?

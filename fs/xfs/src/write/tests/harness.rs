@@ -1,26 +1,29 @@
 //! Files whose extents a test sets itself: the owners of what it allocates.
 
 use super::common::{self, mkfs};
-use super::stamp::stamp;
 use crate::check::check;
 use crate::layout::bytes::{number, read};
 use crate::layout::owner::Owner;
 use crate::layout::raw::RawDinode;
 use crate::layout::superblock::{FsBlock, Superblock};
+use crate::log::{INODE, open_for_writing, stamp};
+use crate::mkfs::{Features, MkfsOptions};
 use crate::volume::Whose;
 use crate::write::alloc::Run;
 use crate::write::space::Space;
 use crate::write::tx::Tx;
-use ivers_block::{Budget, BufferCache, ByteOffset, Device, FileDevice, OpenMode};
-use ivers_journal::{Costs, Journal, JournalOptions};
+use ivers_block::{Budget, BufferCache, ByteOffset, Device, FileDevice, OpenMode, Unit};
+use ivers_journal::{Costs, Journal, JournalOptions, LogFormat, LogObject, ObjectId, Patch};
 use ivers_oracle::LoopMount;
 use ivers_vfs::check::Memory;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 const REFLINK: u64 = 0x2;
 const NREXT64: u64 = 0x10;
@@ -63,9 +66,25 @@ pub struct Image {
 
 impl Image {
     pub fn new(args: &[&str], files: usize) -> Self {
+        Self::filled(|path| mkfs(path, args, None), files)
+    }
+
+    /// An image that ivers makes, with features that mkfs.xfs 6.1 does not know.
+    pub fn with_features(features: &str) -> Self {
+        let make = |path: &Path| {
+            std::fs::File::create(path).unwrap().set_len(common::IMAGE_BYTES).unwrap();
+            let device = FileDevice::open(path, OpenMode::ReadWrite).unwrap();
+            let features = Features::parse(features).unwrap();
+            let options = MkfsOptions { features, uuid: [7; 16], zeroed: true, ..MkfsOptions::default() };
+            crate::mkfs::mkfs(&device, &options).unwrap();
+        };
+        Self::filled(make, 0)
+    }
+
+    fn filled(make: impl FnOnce(&Path), files: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        mkfs(&path, args, None);
+        make(&path);
         let mounted = LoopMount::new(&path, "").unwrap();
         let inside = mounted.path().join("d");
         std::fs::create_dir(&inside).unwrap();
@@ -86,12 +105,25 @@ impl Image {
 
     /// Everything that judges an image.
     pub fn judge(&self, what: &str) {
+        self.check(what);
+        let repaired = ivers_oracle::output("xfs_repair", ["-n".as_ref(), self.path.as_os_str()]).unwrap();
+        assert!(repaired.status.success(), "{what}: {}", ivers_oracle::said(&repaired));
+    }
+
+    /// Our checker.
+    pub fn check(&self, what: &str) {
         let device = FileDevice::open(&self.path, OpenMode::ReadOnly).unwrap();
         let found = check(Arc::new(device), Memory::unlimited(), "image").unwrap();
         let lines: Vec<_> = found.kept().iter().take(20).map(|found| format!("{found:?}")).collect();
         assert!(found.is_clean(), "{what}: {}", lines.join("\n"));
-        let repaired = ivers_oracle::output("xfs_repair", ["-n".as_ref(), self.path.as_os_str()]).unwrap();
-        assert!(repaired.status.success(), "{what}: {}", ivers_oracle::said(&repaired));
+    }
+
+    /// A copy in a file of its own.
+    pub fn copy(&self, name: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::copy(&self.path, &path).unwrap();
+        Self { _dir: dir, path, inos: self.inos.clone(), directory: self.directory }
     }
 
     /// Linux mounts it for writing, and allocates and frees space and inodes.
@@ -123,12 +155,62 @@ pub fn open(device: Arc<dyn Device>) -> Space {
     Space::new(sb, "image".into(), journal, Costs::WHOLE_BLOCKS, counts)
 }
 
+/// Opens the filesystem with its log, and finishes the intents in it.
+pub fn open_with_log(device: Arc<dyn Device>) -> Space {
+    open_with_log_counting(device).0
+}
+
+/// As [`open_with_log`], and returns how many intents there were.
+pub fn open_with_log_counting(device: Arc<dyn Device>) -> (Space, usize) {
+    let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
+    // The superblock may have been in the log.
+    let sb = superblock(&*device);
+    let cache = Arc::new(BufferCache::new(device, sb.block_size, Arc::new(Budget::unlimited())));
+    let of_hook = sb.clone();
+    let hook = move |blocks: &[_], lsn, bytes: &mut [u8]| stamp(&of_hook, blocks, lsn, bytes);
+    let options = JournalOptions::default().with_commit_interval(Duration::from_secs(3600));
+    let costs = opened.log.costs();
+    let journal = Journal::open(Box::new(opened.log), cache, options.with_write_hook(hook)).unwrap();
+    let counts = sb.counts;
+    let space = Space::new(sb, "image".into(), journal, costs, counts);
+    let found = opened.intents.len();
+    assert_eq!(space.finish_intents(opened.intents).unwrap(), []);
+    space.recount().unwrap();
+    space.free_leftover_copies().unwrap();
+    (space, found)
+}
+
 /// Closes the filesystem as an unmount does.
 pub fn close(space: Space) {
     let counts = space.counts();
     assert_eq!(space.recount().unwrap(), counts, "the counters in memory");
     space.write_counters().unwrap();
-    space.journal.commit_all().unwrap();
+    space.journal.shutdown().unwrap();
+}
+
+/// An inode as it is logged.
+struct TestInode {
+    ino: u64,
+    unit: Unit,
+    offset: usize,
+    bytes: Vec<u8>,
+}
+
+impl LogObject for TestInode {
+    fn id(&self) -> ObjectId {
+        ObjectId { kind: INODE, number: self.ino }
+    }
+
+    fn record(&self) -> Vec<u8> {
+        [&[1, 0, 0, 0], &self.bytes[..]].concat()
+    }
+
+    fn patch(&self) -> Option<Patch> {
+        let link = offset_of!(RawDinode, di_next_unlinked);
+        let piece = |range: Range<usize>| ((self.offset + range.start) as u32, Arc::from(&self.bytes[range]));
+        let pieces = vec![piece(0..link), piece(link + 4..self.bytes.len())];
+        Some(Patch { unit: self.unit.clone(), pieces })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,42 +250,45 @@ impl TestFile {
         self.extents.last().map_or(0, |last| last.file_block + u64::from(last.run.len) + 3)
     }
 
-    /// Puts the extents into the inode.
+    /// Logs the inode with the extents.
     pub fn store(&self, tx: &mut Tx<'_>) {
-        let sb = &tx.space().sb;
-        let (cluster, at) = sb.inode_cluster(self.ino).unwrap();
-        tx.modify(&cluster, None, Whose::Inode(self.ino), |bytes| {
-            let inode = &mut bytes[at..at + sb.inode_size as usize];
-            let raw: RawDinode = read(inode, 0).unwrap();
-            assert_eq!((raw.di_ino.get(), raw.di_format), (self.ino, 2));
-            let mut put = |at: usize, value: &[u8]| inode[at..at + value.len()].copy_from_slice(value);
-            // Linux keeps space for attributes, of which there are none.
-            put(offset_of!(RawDinode, di_forkoff), &[0]);
-            let blocks: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();
-            let size = self.next_block() * u64::from(sb.block_size);
-            let count = self.extents.len() as u64;
-            put(offset_of!(RawDinode, di_size), &size.to_be_bytes());
-            put(offset_of!(RawDinode, di_nblocks), &blocks.to_be_bytes());
-            let mut flags2 = raw.di_flags2.get();
-            if flags2 & NREXT64 != 0 {
-                put(offset_of!(RawDinode, di_pad), &count.to_be_bytes());
-            } else {
-                put(offset_of!(RawDinode, di_nextents), &(count as u32).to_be_bytes());
-            }
-            if self.reflink {
-                flags2 |= REFLINK;
-                put(offset_of!(RawDinode, di_flags2), &flags2.to_be_bytes());
-            }
-            let mut at = size_of::<RawDinode>();
-            for extent in &self.extents {
-                let start = extent.run.start.0;
-                let l0 = u64::from(extent.unwritten) << 63 | extent.file_block << 9 | start >> 43;
-                let l1 = start << 21 | u64::from(extent.run.len);
-                put(at, &[l0.to_be_bytes(), l1.to_be_bytes()].concat());
-                at += 16;
-            }
-        })
-        .unwrap();
+        let (sb, journal) = (&tx.space().sb, &tx.space().journal);
+        let (cluster, offset) = sb.inode_cluster(self.ino).unwrap();
+        let mut bytes = tx.read_unit(&cluster, None, Whose::Inode(self.ino)).unwrap().to_vec();
+        if let Some(patch) = journal.newest_patch(ObjectId { kind: INODE, number: self.ino }) {
+            patch.apply(&mut bytes);
+        }
+        let mut inode = bytes[offset..offset + sb.inode_size as usize].to_vec();
+        let raw: RawDinode = read(&inode, 0).unwrap();
+        assert_eq!((raw.di_ino.get(), raw.di_format), (self.ino, 2));
+        let mut put = |at: usize, value: &[u8]| inode[at..at + value.len()].copy_from_slice(value);
+        // Linux keeps space for attributes, of which there are none.
+        put(offset_of!(RawDinode, di_forkoff), &[0]);
+        let blocks: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();
+        let size = self.next_block() * u64::from(sb.block_size);
+        let count = self.extents.len() as u64;
+        put(offset_of!(RawDinode, di_size), &size.to_be_bytes());
+        put(offset_of!(RawDinode, di_nblocks), &blocks.to_be_bytes());
+        let mut flags2 = raw.di_flags2.get();
+        if flags2 & NREXT64 != 0 {
+            put(offset_of!(RawDinode, di_pad), &count.to_be_bytes());
+        } else {
+            put(offset_of!(RawDinode, di_nextents), &(count as u32).to_be_bytes());
+        }
+        if self.reflink {
+            flags2 |= REFLINK;
+            put(offset_of!(RawDinode, di_flags2), &flags2.to_be_bytes());
+        }
+        let mut at = size_of::<RawDinode>();
+        for extent in &self.extents {
+            let start = extent.run.start.0;
+            let l0 = u64::from(extent.unwritten) << 63 | extent.file_block << 9 | start >> 43;
+            let l1 = start << 21 | u64::from(extent.run.len);
+            put(at, &[l0.to_be_bytes(), l1.to_be_bytes()].concat());
+            at += 16;
+        }
+        let unit = Unit::new(&cluster);
+        tx.log_inode(Arc::new(TestInode { ino: self.ino, unit, offset, bytes: inode }));
     }
 
     /// Frees a part of an extent.

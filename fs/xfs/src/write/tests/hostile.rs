@@ -1,9 +1,9 @@
 //! Damaged images: no change panics, loops for ever, or takes much memory.
 
 use super::harness::*;
-use super::stamp::stamp;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
+use crate::log::stamp;
 use crate::write::alloc::AllocRequest;
 use ivers_block::{BlockNo, ByteOffset, Device, FileDevice, OpenMode, OverlayDevice};
 use std::sync::Arc;

@@ -2,10 +2,13 @@
 
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod crash;
+mod fixture;
 mod harness;
 mod hostile;
+mod hostile_names;
 mod inodes;
+mod names;
 mod sharing;
 mod space;
-mod stamp;
 mod trees;

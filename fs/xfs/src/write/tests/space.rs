@@ -15,7 +15,7 @@ fn have_tools() -> bool {
 }
 
 /// Changes one file at random.
-fn change(random: &mut Seeded, tx: &mut Tx<'_>, file: &mut TestFile, longest: u32) {
+pub fn change(random: &mut Seeded, tx: &mut Tx<'_>, file: &mut TestFile, longest: u32) {
     let sb = &tx.space().sb;
     let full = file.extents.len() + 1 >= TestFile::most_extents(sb);
     if !full && (file.extents.is_empty() || random.below(5) < 3) {
@@ -148,7 +148,7 @@ fn a_full_filesystem_has_no_space_and_stays_sound() {
 }
 
 #[test]
-fn promised_work_is_finished() {
+fn the_work_of_intents_is_finished() {
     if !have_tools() {
         return;
     }
@@ -197,5 +197,5 @@ fn promised_work_is_finished() {
     record[14..22].fill(0xFF);
     assert!(space.begin_finishing(id(kind::FREE, 9), &record).is_err());
     close(space);
-    image.judge("promised");
+    image.judge("intents");
 }

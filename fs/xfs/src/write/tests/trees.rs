@@ -11,8 +11,8 @@ fn trees_grow_to_several_levels_and_shrink_again() {
         return;
     }
     let kinds: [(&str, &[&str], u32); 3] = [
-        ("blocks of 1 KiB", &["-b", "size=1024"], 3),
-        ("blocks of 1 KiB, reverse map", &["-b", "size=1024", "-m", "rmapbt=1"], 3),
+        ("blocks of 1 KiB", &["-b", "size=1024"], 2),
+        ("blocks of 1 KiB, reverse map", &["-b", "size=1024", "-m", "rmapbt=1"], 2),
         ("default", &[], 2),
     ];
     for (name, args, least) in kinds {

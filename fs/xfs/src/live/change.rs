@@ -1,0 +1,165 @@
+//! A change: one transaction, and the inodes in it.
+//!
+//! The transaction works on copies of blocks, and the change on copies of inodes. At its end it publishes
+//! both under the locks of the inodes, so that a reader never sees one without the other. Then the change
+//! counters move, and then the inodes are logged: an observer of the new value finds the new contents.
+
+use super::session::Session;
+use super::vnode::{XfsInode, private_of};
+use crate::inode::Dinode;
+use crate::layout::superblock::Superblock;
+use crate::volume::Xfs;
+use crate::write::inode::inode_id;
+use crate::write::tx::{Publish, Tx};
+use ivers_journal::{Changes, LogObject, Tid};
+use ivers_vfs::sync::{RankedMutexGuard, RankedWriteGuard};
+use ivers_vfs::{FileType, Inode, Logged, Result, Timestamp, Touch};
+use std::sync::Arc;
+
+/// One change of the filesystem. Dropping it forgets it.
+pub(crate) struct Change<'x> {
+    session: &'x Session,
+    sb: &'x Superblock,
+    // Before the turn: ended first.
+    pub tx: Tx<'x>,
+    _turn: RankedMutexGuard<'x, ()>,
+}
+
+/// An inode that a change edits.
+pub(crate) struct Edited<'i> {
+    inode: &'i Inode,
+    /// The inode as it will be. Link count, blocks and, unless it is a regular file, the size go from here to
+    /// the VFS; all other attributes come from there.
+    pub core: Dinode,
+    touch: Option<Touch>,
+    logs: bool,
+    /// The object has the newest attributes of the VFS.
+    has_attributes: bool,
+}
+
+impl<'i> Edited<'i> {
+    /// A copy of an inode, to edit. Background work: no change for users.
+    pub(crate) fn new(inode: &'i Inode) -> Self {
+        let core = private_of(inode).core.read().clone();
+        Self { inode, core, touch: None, logs: false, has_attributes: true }
+    }
+
+    /// Users see a change. It is logged if the inode differs, a time moves, or a client asked for its value.
+    pub(crate) fn touched(mut self, touch: Touch) -> Self {
+        self.touch = Some(touch);
+        self
+    }
+
+    /// It is logged in any case.
+    pub(crate) fn logged(mut self) -> Self {
+        self.logs = true;
+        self
+    }
+
+    /// Only the driver's part changes: another object of the inode, which the VFS has, may have newer
+    /// attributes and a newer counter.
+    pub(crate) fn without_attributes(mut self) -> Self {
+        self.has_attributes = false;
+        self
+    }
+
+    /// The time that operations give it. The VFS decides what is stored.
+    pub(crate) fn time(&self) -> Timestamp {
+        self.inode.attr().ctime
+    }
+
+    /// Makes the inode visible. Returns whether it is logged.
+    fn publish(self, guard: &mut Dinode, sb: &Superblock) -> bool {
+        let Self { inode, mut core, touch, logs, has_attributes } = self;
+        if touch.is_some() {
+            // Times are the VFS's: a change of them alone need not be logged.
+            core.raw.di_mtime = guard.raw.di_mtime;
+            core.raw.di_ctime = guard.raw.di_ctime;
+        }
+        let differs = core.encode(sb) != guard.encode(sb);
+        *guard = core;
+        inode.with_attr(|attr| {
+            attr.nlink = guard.nlink();
+            attr.blocks_512 = guard.blocks_512(sb);
+            if attr.kind != FileType::Regular {
+                attr.size = guard.size();
+            }
+        });
+        let anyway = differs || logs;
+        let must_log = match touch {
+            Some(touch) => {
+                let logged = if anyway { Logged::Anyway } else { Logged::IfNeeded };
+                inode.changed(touch, logged).must_log()
+            }
+            None => {
+                if differs {
+                    inode.logged_in_background();
+                }
+                anyway
+            }
+        };
+        if must_log && has_attributes {
+            guard.apply(&inode.attr());
+            guard.set_change_count(inode.counter.peek());
+        }
+        must_log
+    }
+}
+
+/// Publishes edited inodes with their transaction.
+struct Publisher<'p, 'i> {
+    sb: &'p Superblock,
+    changes: &'p Changes,
+    privates: &'p [Arc<XfsInode>],
+    edited: Vec<Edited<'i>>,
+    guards: Vec<RankedWriteGuard<'p, Dinode>>,
+}
+
+impl Publish for Publisher<'_, '_> {
+    fn begin(&mut self) {
+        self.guards = self.privates.iter().map(|private| private.core.write()).collect();
+    }
+
+    fn end(&mut self, tid: Tid, objects: &mut Vec<Arc<dyn LogObject>>) {
+        for (edited, guard) in self.edited.drain(..).zip(&mut self.guards) {
+            // What the operations have logged does not have the newest attributes, or need not be logged.
+            let id = inode_id(guard.ino);
+            objects.retain(|object| object.id() != id);
+            if edited.publish(guard, self.sb) {
+                objects.extend(guard.image(self.sb));
+            }
+        }
+        self.guards.clear();
+        self.changes.transaction_ends(tid, self.privates.iter().map(|private| &private.last_change));
+    }
+}
+
+impl Xfs {
+    /// Begins a change. It waits for the one before.
+    pub(crate) fn change(&self) -> Result<Change<'_>> {
+        let session = self.session()?;
+        let turn = session.turn.lock();
+        let tx = session.space.begin(session.credits)?;
+        Ok(Change { session, sb: &self.sb, tx, _turn: turn })
+    }
+}
+
+impl Change<'_> {
+    /// Makes the change visible. On error nothing has changed, unless the journal is aborted.
+    pub(crate) fn finish(self, mut edited: Vec<Edited<'_>>) -> Result<()> {
+        if let Some(bad) = edited.iter().find(|edited| edited.core.encode(self.sb).is_none()) {
+            return Err(self.tx.space().corrupt("its forks do not fit", bad.core.whose()));
+        }
+        // The order of their locks.
+        edited.sort_by_key(|edited| edited.inode.ino);
+        let privates: Vec<_> = edited.iter().map(|edited| private_of(edited.inode).clone()).collect();
+        let changes = self.session.commits.changes();
+        self.tx.finish_with(&mut Publisher {
+            sb: self.sb,
+            changes,
+            privates: &privates,
+            edited,
+            guards: Vec::new(),
+        })
+    }
+}

@@ -1,0 +1,32 @@
+//! Changes through the VFS. `docs/xfs.md` has the design: locks, transactions, delayed allocation, the epoch.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `session` | the state of a writable mount |
+//! | `vnode` | what the driver keeps with an inode of the VFS |
+//! | `attributes` | attributes of the VFS in inodes |
+//! | `change` | one transaction, and the inodes in it |
+//! | `edits` | what a change does to an inode: the calls of the layers below |
+//! | `names` | create, link, unlink, rename |
+//! | `reservations`, `writeback`, `space` | delayed allocation, data, truncation and fallocate |
+//! | `removal` | freeing inodes without names |
+//! | `epoch`, `unmount` | the epoch record; the end of a session |
+//! | `ops` | names, data and attributes as the VFS calls them |
+
+mod attributes;
+mod change;
+mod edits;
+mod epoch;
+mod names;
+mod ops;
+mod removal;
+mod reservations;
+mod session;
+mod space;
+mod unmount;
+mod vnode;
+mod writeback;
+
+pub(crate) use change::{Change, Edited};
+pub(crate) use session::{Session, journal_error};
+pub(crate) use vnode::{XfsInode, core_of, private_of};

@@ -1,0 +1,81 @@
+//! Freeing inodes without names, also those that a crash left.
+
+use super::edits::EXTENTS_A_CHANGE;
+use super::{Edited, core_of};
+use crate::log::{FoundIntent, intent_id};
+use crate::volume::Xfs;
+use crate::write::intents::kind::MAPPING;
+use ivers_vfs::{Error, Inode, NameError, Result};
+
+impl Xfs {
+    /// Frees an unlinked inode: its blocks in as many transactions as it takes, the inode in the last one.
+    pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
+        // The next inode here starts above every value that this one showed.
+        inode.counter.inc();
+        loop {
+            let mut change = self.change()?;
+            let mut edited = Edited::new(inode).logged().without_attributes();
+            edited.core.set_change_count(inode.counter.peek());
+            let done = change.tx.release_inode(&mut edited.core, EXTENTS_A_CHANGE)?;
+            change.finish(vec![edited])?;
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Finishes what the last session left unfinished in the log.
+    pub(crate) fn finish_intents(&self, intents: Vec<FoundIntent>) -> Result<()> {
+        let session = self.session()?;
+        let mut known = Vec::new();
+        for intent in &intents {
+            let id = intent_id(intent.kind, intent.id).filter(|id| id.kind != MAPPING);
+            let id = id.ok_or_else(|| {
+                let what = format!("it holds an unfinished {} intent", intent.name());
+                let way_out = "mount and unmount it with Linux, or run xfs_repair";
+                Error::Incompatible(format!("{}: the log is dirty, and {what}: {way_out}", self.place))
+            })?;
+            // Without the type, as the journal has records.
+            known.push((id, intent.regions.concat().split_off(2)));
+        }
+        for (id, record) in &known {
+            let _turn = session.turn.lock();
+            session.space.begin_finishing(*id, record)?.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Frees blocks for copy on write that the last session left.
+    pub(crate) fn free_leftovers(&self) -> Result<()> {
+        let session = self.session()?;
+        let _turn = session.turn.lock();
+        let freed = session.space.free_leftover_copies()?;
+        if freed > 0 {
+            log::info!("{}: {freed} blocks that copy on write left were freed", self.place);
+        }
+        Ok(())
+    }
+
+    /// Frees the inodes without names that the last session left. Returns how many.
+    pub(crate) fn free_orphans(&self) -> Result<usize> {
+        let mut count = 0;
+        for ag in 0..self.sb.ag_count {
+            for ino in self.unlinked_inodes(ag)? {
+                let loaded = self.load_any(ino).map_err(|error| match error {
+                    Error::Name(NameError::Stale) => {
+                        let what = format!("the list of unlinked inodes has inode {ino}, which is free");
+                        Error::corrupt(what, format!("{}, group {ag}", self.place))
+                    }
+                    error => error,
+                })?;
+                let inode = Inode::detached(loaded);
+                if core_of(&inode).nlink() != 0 {
+                    return Err(self.corrupt("an unlinked inode has links", core_of(&inode).whose()));
+                }
+                self.free_unlinked(&inode)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}

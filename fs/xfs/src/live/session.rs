@@ -1,0 +1,71 @@
+//! The state of a filesystem that is open for writing.
+
+use crate::delayed::Reserved;
+use crate::volume::Xfs;
+use crate::write::space::Space;
+use ivers_journal::{Commits, JournalError};
+use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::{Error, NameError, Result};
+use std::sync::atomic::AtomicBool;
+
+/// Free blocks that only removals and reserved writes may use, and in each group.
+const KEPT_BLOCKS: u64 = 128;
+const KEPT_BLOCKS_A_GROUP: u64 = 8;
+
+/// What a writable mount keeps.
+pub(crate) struct Session {
+    pub space: Space,
+    pub commits: Commits,
+    /// One change at a time.
+    pub turn: RankedMutex<rank::BeforeHandle, ()>,
+    pub reserved: Reserved,
+    /// What each transaction may log.
+    pub credits: u32,
+    pub closed: AtomicBool,
+    /// See [`crate::OpenOptions::filling`].
+    pub filling: bool,
+}
+
+impl Session {
+    pub(crate) fn new(space: Space, commits: Commits, filling: bool) -> Self {
+        let credits = commits.journal().max_credits() / 4;
+        Self {
+            space,
+            commits,
+            turn: RankedMutex::default(),
+            reserved: Reserved::default(),
+            credits,
+            closed: AtomicBool::new(false),
+            filling,
+        }
+    }
+
+    /// Free blocks for users, including the reserved ones.
+    pub(crate) fn usable_blocks(&self) -> u64 {
+        let kept = KEPT_BLOCKS + KEPT_BLOCKS_A_GROUP * u64::from(self.space.sb.ag_count);
+        self.space.counts().free_blocks.saturating_sub(kept)
+    }
+
+    /// Checks that a change may use up to `blocks`.
+    pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
+        if self.reserved.blocks() + blocks > self.usable_blocks() {
+            return Err(NameError::NoSpace.into());
+        }
+        Ok(())
+    }
+}
+
+/// Maps an error of the journal.
+pub(crate) fn journal_error(error: JournalError) -> Error {
+    match error {
+        JournalError::Block(error) => error.into(),
+        error => Error::io(error),
+    }
+}
+
+impl Xfs {
+    /// The state for writing.
+    pub(crate) fn session(&self) -> Result<&Session> {
+        self.session.as_ref().ok_or_else(|| NameError::ReadOnly.into())
+    }
+}

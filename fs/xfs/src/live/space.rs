@@ -1,0 +1,157 @@
+//! Sizes of files, and space apart from writing: truncation and fallocate.
+
+use super::{Edited, core_of};
+use crate::fork::ForkSource;
+use crate::layout::dinode::FILE_BLOCKS_END;
+use crate::volume::Xfs;
+use ivers_block::FileBlock;
+use ivers_vfs::{Error, FallocateMode, Inode, NameError, Result, Touch};
+use std::ops::Range;
+
+/// The first block that no file has.
+const END: FileBlock = FileBlock(FILE_BLOCKS_END);
+
+impl Xfs {
+    /// Sets the size of the data; see [`ivers_vfs::FileOps::truncate`].
+    pub(super) fn truncate_data(&self, inode: &Inode, size: u64) -> Result<()> {
+        if size > i64::MAX as u64 {
+            return Err(NameError::TooLarge.into());
+        }
+        let bits = self.sb.block_bits;
+        if size >= core_of(inode).size() {
+            self.zero_stale_tail(inode, size.next_multiple_of(1 << bits))?;
+            return self.change_size(inode, size);
+        }
+        // If the device refuses these zeros, the file is cut all the same: the VFS shows it so. They are
+        // tried again before the file grows.
+        let from = FileBlock(size.div_ceil(1 << bits));
+        let zeroed = self.zero_part(inode, size, from.0 << bits);
+        if !matches!(zeroed, Ok(()) | Err(Error::FileData(_))) {
+            return zeroed;
+        }
+        let mut cut = |edited: &mut Edited<'_>| edited.core.set_size(size);
+        self.remove_blocks(inode, from..END, &mut cut)?;
+        zeroed
+    }
+
+    /// Records a change of data, with this size on the device.
+    fn change_size(&self, inode: &Inode, size: u64) -> Result<()> {
+        let change = self.change()?;
+        let mut edited = Edited::new(inode).touched(Touch::Data).logged();
+        edited.core.set_size(size);
+        change.finish(vec![edited])
+    }
+
+    /// Frees blocks of a file, in as many transactions as it takes. `first` edits the inode in the first one,
+    /// which is the change that users see.
+    fn remove_blocks(
+        &self,
+        inode: &Inode,
+        range: Range<FileBlock>,
+        first: &mut dyn FnMut(&mut Edited<'_>),
+    ) -> Result<()> {
+        let mut is_first = true;
+        loop {
+            let mut change = self.change()?;
+            let mut edited = Edited::new(inode).logged();
+            if is_first {
+                first(&mut edited);
+                edited = edited.touched(Touch::Data);
+            }
+            let done = change.remove(&mut edited.core, range.clone())?;
+            change.finish(vec![edited])?;
+            is_first = false;
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Zeroes bytes inside one block on the device.
+    fn zero_part(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let bits = self.sb.block_bits;
+        let mapping = self.mapping_at(inode, FileBlock(from >> bits))?;
+        match mapping.block.filter(|_| !mapping.unwritten) {
+            Some(block) => {
+                self.expect_own_data(inode)?;
+                self.zero(inode, block, from & ((1 << bits) - 1), to - from)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn punch(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let (first, last) = (offset.div_ceil(1 << bits), end >> bits);
+        if first > last {
+            self.zero_part(inode, offset, end)?;
+        } else {
+            self.zero_part(inode, offset, first << bits)?;
+            self.zero_part(inode, last << bits, end)?;
+        }
+        self.remove_blocks(inode, FileBlock(first)..FileBlock(last.max(first)), &mut |_| {})
+    }
+
+    /// See [`ivers_vfs::AllocateOps::fallocate`].
+    pub(super) fn allocate_range(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+        let end = end.ok_or(NameError::TooLarge)?;
+        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
+            return Err(NameError::NotSupported.into());
+        }
+        self.expect_own_data(inode)?;
+        if mode.contains(FallocateMode::PUNCH_HOLE) {
+            return self.punch(inode, offset, end);
+        }
+        if mode.contains(FallocateMode::ZERO_RANGE) {
+            self.punch(inode, offset, end)?;
+        }
+        let range = FileBlock(offset >> bits)..FileBlock(end.div_ceil(1 << bits));
+        self.fill_holes(inode, range)?;
+        let mut size = core_of(inode).size();
+        if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
+            self.zero_stale_tail(inode, end.next_multiple_of(1 << bits))?;
+            inode.with_attr(|attr| attr.size = end);
+            size = end;
+        }
+        self.change_size(inode, size)
+    }
+
+    /// Allocates unwritten blocks for every hole of a range.
+    fn fill_holes(&self, inode: &Inode, range: Range<FileBlock>) -> Result<()> {
+        let session = self.session()?;
+        let holes = {
+            let core = core_of(inode);
+            let (mut at, mut holes) = (range.start, 0);
+            while at < range.end {
+                let mapping = self.map(&core.data, at, core.ino)?;
+                let stop = at.saturating_add(mapping.len).min(range.end);
+                holes += if mapping.block.is_none() { stop - at } else { 0 };
+                at = stop;
+            }
+            holes
+        };
+        // All or nothing, and not the reserved blocks.
+        session.check_space(holes)?;
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.mapping_at(inode, at)?;
+            let stop = at.saturating_add(mapping.len).min(range.end);
+            at = match mapping.block {
+                Some(_) => stop,
+                None => self.allocate_unwritten(inode, at..stop)?,
+            };
+        }
+        Ok(())
+    }
+}

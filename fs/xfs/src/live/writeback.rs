@@ -1,0 +1,167 @@
+//! Write-back: space as unwritten blocks, then the data, then the map says that it is written.
+
+use super::reservations::PAGE_BYTES;
+use super::{Edited, core_of, private_of};
+use crate::fork::{ForkSource, Mapping};
+use crate::layout::dinode::EXTENT_MAX;
+use crate::volume::Xfs;
+use ivers_block::{BlockNo, FileBlock};
+use ivers_vfs::{Error, Inode, NameError, Result};
+use std::ops::Range;
+
+/// Ranges that one transaction marks as written, to bound its size.
+const RANGES_A_CHANGE: usize = 32;
+
+impl Xfs {
+    /// What a file has at a block. The write-back lock keeps it so.
+    pub(super) fn mapping_at(&self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
+        let core = core_of(inode);
+        self.map(&core.data, at, core.ino)
+    }
+
+    /// Writes data of a file directly to the device.
+    pub(super) fn write_data(&self, inode: &Inode, at: BlockNo, skip: u64, data: &[u8]) -> Result<()> {
+        let session = self.session()?;
+        let written = self.cache.device().write_at(at.offset(self.sb.block_size) + skip, data);
+        session.commits.changes().data_written(&private_of(inode).last_change);
+        written.map_err(Error::file_data)
+    }
+
+    /// See [`ivers_vfs::FileOps::write_back`].
+    pub(super) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.expect_own_data(inode)?;
+        let bits = self.sb.block_bits;
+        let data_end = offset + data.len() as u64;
+        self.zero_stale_tail(inode, offset)?;
+        let range = FileBlock(offset >> bits)..FileBlock(data_end.div_ceil(1 << bits));
+        self.allocate_delayed(inode, range.clone())?;
+        let mut at = range.start;
+        while at < range.end {
+            let (mut unwritten, first) = (Vec::new(), at);
+            while at < range.end && unwritten.len() < RANGES_A_CHANGE {
+                let mapping = self.mapping_at(inode, at)?;
+                let stop = at.saturating_add(mapping.len).min(range.end);
+                let Some(block) = mapping.block else {
+                    return Err(self.corrupt("a block that was allocated is a hole", core_of(inode).whose()));
+                };
+                self.put_data(inode, block, at..stop, offset, data)?;
+                if mapping.unwritten {
+                    unwritten.push(at..stop);
+                }
+                at = stop;
+            }
+            self.release_range(inode, first..at);
+            self.note_written(inode, &unwritten, (at.0 << bits).min(data_end))?;
+        }
+        // Space is reserved for whole pages: the blocks after the end of the file are not used.
+        if data_end >= inode.size() {
+            let page_end = FileBlock(data_end.next_multiple_of(PAGE_BYTES) >> bits);
+            self.release_range(inode, range.end..page_end.max(range.end));
+        }
+        Ok(())
+    }
+
+    /// Gives space to all holes of a range, and to what else is delayed around them: a file that is written
+    /// back piece by piece has long extents.
+    fn allocate_delayed(&self, inode: &Inode, range: Range<FileBlock>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.mapping_at(inode, at)?;
+            let stop = at.saturating_add(mapping.len);
+            if mapping.block.is_some() {
+                at = stop;
+                continue;
+            }
+            let delayed = private_of(inode).delayed.lock().around(at);
+            let most = delayed.map_or(range.end, |delayed| delayed.end.max(range.end));
+            at = self.allocate_unwritten(inode, at..most.min(stop))?;
+        }
+        Ok(())
+    }
+
+    /// Allocates the start of a hole, as much as one extent can have. Returns the block after it.
+    pub(super) fn allocate_unwritten(&self, inode: &Inode, hole: Range<FileBlock>) -> Result<FileBlock> {
+        let most = (hole.end - hole.start).min(EXTENT_MAX.into()) as u32;
+        let mut change = self.change()?;
+        let mut edited = Edited::new(inode);
+        let len = change.allocate(&mut edited.core, hole.start, most)?.ok_or(NameError::NoSpace)?;
+        change.finish(vec![edited])?;
+        let end = hole.start + len;
+        self.release_range(inode, hole.start..end);
+        Ok(end)
+    }
+
+    /// Writes the part of `data`, which starts at byte `offset`, that belongs to some blocks; zeros follow it
+    /// up to the end of the last block.
+    fn put_data(
+        &self,
+        inode: &Inode,
+        block: BlockNo,
+        blocks: Range<FileBlock>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let start = ((blocks.start.0 << bits) - offset) as usize;
+        let stop = (((blocks.end.0 << bits) - offset) as usize).min(data.len());
+        let whole = (stop - start) & !((1 << bits) - 1);
+        if whole > 0 {
+            self.write_data(inode, block, 0, &data[start..start + whole])?;
+        }
+        if start + whole < stop {
+            let mut last = vec![0; 1 << bits];
+            last[..stop - start - whole].copy_from_slice(&data[start + whole..stop]);
+            self.write_data(inode, block, whole as u64, &last)?;
+        }
+        Ok(())
+    }
+
+    /// Marks ranges as written, and raises the size on the device.
+    fn note_written(&self, inode: &Inode, unwritten: &[Range<FileBlock>], covered: u64) -> Result<()> {
+        let size = covered.min(inode.size());
+        if unwritten.is_empty() && size <= core_of(inode).size() {
+            return Ok(());
+        }
+        let mut change = self.change()?;
+        let mut edited = Edited::new(inode);
+        for range in unwritten {
+            change.mark_written(&mut edited.core, range.clone())?;
+        }
+        if size > edited.core.size() {
+            edited.core.set_size(size);
+        }
+        change.finish(vec![edited])
+    }
+
+    /// Zeroes what is written on the device past its size, up to where new data begins: those bytes may be
+    /// from before a truncation, or arbitrary.
+    pub(super) fn zero_stale_tail(&self, inode: &Inode, new_data_at: u64) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let size = core_of(inode).size();
+        if new_data_at <= size {
+            return Ok(());
+        }
+        let (mut at, end) = (FileBlock(size >> bits), FileBlock(new_data_at >> bits));
+        while at < end {
+            let mapping = self.mapping_at(inode, at)?;
+            let stop = at.saturating_add(mapping.len).min(end);
+            if let Some(block) = mapping.block.filter(|_| !mapping.unwritten) {
+                let skip = size.saturating_sub(at.0 << bits);
+                self.zero(inode, block, skip, ((stop - at) << bits) - skip)?;
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to the device.
+    pub(super) fn zero(&self, inode: &Inode, block: BlockNo, skip: u64, len: u64) -> Result<()> {
+        const PIECE: u64 = 1 << 20;
+        let zeros = vec![0; len.min(PIECE) as usize];
+        for at in (0..len).step_by(PIECE as usize) {
+            let piece = (len - at).min(PIECE) as usize;
+            self.write_data(inode, block, skip + at, &zeros[..piece])?;
+        }
+        Ok(())
+    }
+}

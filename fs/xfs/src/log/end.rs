@@ -1,0 +1,49 @@
+//! The end of the log after a clean unmount, which shows a foreign writer.
+//!
+//! Linux marks the sectors after the head as stale when it mounts for writing, also if it then writes no
+//! record. So the sector there shows a foreign writer, if a session of ivers leaves another one. The mark is
+//! a sector of the cycle before, which every reader of a log takes as stale.
+
+use super::ring::{Lsn, Ring};
+use super::scan;
+use super::wire::SECTOR;
+use super::writer::MARK;
+use crate::layout::superblock::Superblock;
+use ivers_block::Device;
+use ivers_vfs::Result;
+
+/// Each sector starts with its cycle.
+const CYCLE_BYTES: usize = 4;
+
+/// Where a log ends.
+#[derive(Debug, Clone)]
+pub(crate) struct LogEnd {
+    /// The last record is that of an unmount, or there is none.
+    pub clean: bool,
+    /// The LSN of the last record; 0 if there is none.
+    pub last: u64,
+    /// The LSN at which the next record would start.
+    pub head: u64,
+    /// What follows the cycle in the sector there.
+    pub after: Vec<u8>,
+}
+
+/// Returns the end of the log.
+pub(crate) fn end(device: &dyn Device, sb: &Superblock, place: &str) -> Result<LogEnd> {
+    let ring = Ring::new(device, sb, place)?;
+    let found = scan::scan(&ring)?;
+    let head = found.head;
+    let last = found.records.last().map_or(0, |sector| {
+        let wrapped = *sector >= head.sector;
+        Lsn { cycle: head.cycle - u32::from(wrapped && head.cycle > 0), sector: *sector }.raw()
+    });
+    let after = ring.read(head.sector % ring.len, 1)?.split_off(CYCLE_BYTES);
+    Ok(LogEnd { clean: found.clean, last, head: head.raw(), after })
+}
+
+/// What a clean unmount leaves there.
+pub(crate) fn mark() -> Vec<u8> {
+    let mut rest = MARK.to_vec();
+    rest.resize(SECTOR - CYCLE_BYTES, 0);
+    rest
+}

@@ -1,0 +1,170 @@
+//! Every crash point of many workloads (see `ivers_crash`). The environment is that of
+//! `fs/ext4/tests/explore.rs`: `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED`, `IVERS_CRASH_WORKLOAD`,
+//! `IVERS_CRASH_KIND`, `IVERS_CRASH_CHECK_EVERY`.
+
+mod common;
+
+use anyhow::Context;
+use ivers_block::{Device, MemDevice};
+use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_oracle::LoopMount;
+use ivers_oracle::kernel::may_loop_mount;
+use ivers_vfs::check::Memory;
+use ivers_vfs::{DriverOptions, FileSystem};
+use ivers_xfs::mkfs::{Features, MkfsOptions, mkfs};
+use ivers_xfs::{OpenOptions, Xfs};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::sync::Arc;
+
+/// XFS with a geometry and features. All images have one UUID, so Linux mounts them with `nouuid`.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    block_size: u32,
+    features: &'static str,
+    bytes: u64,
+}
+
+const KINDS: &[Kind] = &[
+    Kind { name: "xfs", block_size: 4096, features: "", bytes: 36 << 20 },
+    Kind { name: "xfs, 1 KiB blocks", block_size: 1024, features: "", bytes: 36 << 20 },
+    Kind {
+        name: "xfs, as mkfs.xfs 6.1 makes it",
+        block_size: 4096,
+        features: "^rmapbt,^nrext64",
+        bytes: 36 << 20,
+    },
+];
+
+/// Checks an image with our checker.
+fn our_check(image: &Path) -> anyhow::Result<()> {
+    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
+    let found = ivers_xfs::check::check(device, Memory::unlimited(), "test image")?;
+    anyhow::ensure!(found.is_clean(), "ivers check: {:?}", found.kept());
+    Ok(())
+}
+
+impl Target for Kind {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn format(&self) -> anyhow::Result<MemDevice> {
+        // Blocks that mkfs does not write keep these bytes, and no workload writes such bytes.
+        let device = MemDevice::from_bytes(&vec![0xa6; self.bytes as usize]);
+        let features = match self.features {
+            "" => Features::default(),
+            list => Features::parse(list).map_err(anyhow::Error::msg)?,
+        };
+        let options = MkfsOptions {
+            block_size: self.block_size,
+            features,
+            uuid: [7; 16],
+            timestamp: 1_763_766_000,
+            small: true,
+            ..MkfsOptions::default()
+        };
+        mkfs(&device, &options)?;
+        Ok(device)
+    }
+
+    fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
+        let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
+        Ok(Xfs::open(
+            device,
+            OpenOptions { common, write: true, trust_foreign: trusting, ..OpenOptions::default() },
+        )?)
+    }
+
+    fn promises(&self) -> Promises {
+        Promises {
+            ordered_names: true,
+            lasting_numbers: true,
+            crash_safe_values: true,
+            generations: true,
+            only_values: false,
+        }
+    }
+
+    fn check(&self, image: &Path) -> anyhow::Result<()> {
+        ivers_oracle::run("xfs_repair", ["-n".as_ref(), "-f".as_ref(), image.as_os_str()])
+            .context("xfs_repair finds something")?;
+        our_check(image)
+    }
+
+    /// xfs_repair replays no log: the kernel recovers, and xfs_repair looks at the result.
+    fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
+        // Our checker replays the log in memory, so it must find nothing either.
+        our_check(image)?;
+        LoopMount::new(image, "nouuid")?.unmount()?;
+        self.check(image)?;
+        Ok(Repaired::Whole)
+    }
+
+    fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
+        may_loop_mount().then(|| LoopMount::new(image, "nouuid")?.unmount())
+    }
+
+    fn kernel_shows(
+        &self,
+        image: &Path,
+        look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
+    ) -> Option<anyhow::Result<()>> {
+        may_loop_mount().then(|| {
+            let mount = LoopMount::new(image, "ro,nouuid")?;
+            look(mount.path())?;
+            mount.unmount()
+        })
+    }
+}
+
+/// Sequences of one to three operations and long mixes, in an order that the seed determines.
+fn workloads(seed: u64) -> Vec<Workload> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut mixed: Vec<Workload> = (1..=2)
+        .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
+        .collect();
+    let threes = Workload::sequences(3);
+    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
+    mixed.extend((0..200).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
+    mixed.shuffle(&mut rng);
+    mixed
+}
+
+#[test]
+fn no_crash_point_breaks_the_contract() {
+    if !common::have_xfsprogs() || !may_loop_mount() {
+        return;
+    }
+    let states = env("IVERS_CRASH_STATES").unwrap_or(300);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
+    for (nth, kind) in (0..).zip(KINDS) {
+        if only_kind.as_ref().is_some_and(|only| kind.name != only) {
+            continue;
+        }
+        let (workloads, whole) = match &only {
+            Some(name) => {
+                (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
+            }
+            None => (workloads(seed + nth), 0),
+        };
+        let explorer = Explorer {
+            workloads,
+            whole,
+            most_states: states,
+            kernel_first_every: 20,
+            fsck_first_every: 40,
+            check_every: env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4),
+            ..Explorer::new(*kind, seed)
+        };
+        let summary = explorer.run().expect("the explorer itself works");
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "the contract was broken: see above");
+        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
+    }
+}
