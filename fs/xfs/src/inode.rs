@@ -308,7 +308,15 @@ impl Xfs {
         if self.sb.is_v5() && !buffer.is_verified() && cluster.chunks_exact(size).all(has_valid_inode_crc) {
             buffer.set_verified();
         }
-        let verified = buffer.is_verified() || patch.is_some();
+        let mut verified = buffer.is_verified() || patch.is_some();
+        if !verified && self.session.is_some() {
+            // Checksums in memory are out of date after a change. What is in place has its own.
+            let in_place = self.cache.read_device(buffer.unit())?;
+            verified = has_valid_inode_crc(&in_place[at..at + size]);
+            if in_place.chunks_exact(size).all(has_valid_inode_crc) {
+                buffer.set_verified();
+            }
+        }
         let block = blocks[at >> self.sb.block_bits];
         let bytes = match patch {
             None => cluster[at..at + size].to_vec(),

@@ -139,7 +139,7 @@ fn no_crash_point_breaks_the_contract() {
     if !common::have_xfsprogs() || !may_loop_mount() {
         return;
     }
-    let states = env("IVERS_CRASH_STATES").unwrap_or(300);
+    let states = env("IVERS_CRASH_STATES").unwrap_or(60);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     let only_kind = std::env::var("IVERS_CRASH_KIND").ok();

@@ -8,9 +8,10 @@ use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, NameError, Result};
 use std::sync::atomic::AtomicBool;
 
-/// Free blocks that only removals and reserved writes may use, and in each group.
-const KEPT_BLOCKS: u64 = 128;
-const KEPT_BLOCKS_A_GROUP: u64 = 8;
+/// Free blocks that only removals may use, and in each group those that count as free and belong to free
+/// lists and to the B-trees of free space.
+const KEPT_BLOCKS: u64 = 64;
+const KEPT_BLOCKS_A_GROUP: u64 = 64;
 
 /// What a writable mount keeps.
 pub(crate) struct Session {
@@ -21,6 +22,8 @@ pub(crate) struct Session {
     pub reserved: Reserved,
     /// What each transaction may log.
     pub credits: u32,
+    /// Free blocks that are kept for B-trees.
+    most_reserved: u64,
     pub closed: AtomicBool,
     /// See [`crate::OpenOptions::filling`].
     pub filling: bool,
@@ -30,6 +33,7 @@ impl Session {
     pub(crate) fn new(space: Space, commits: Commits, filling: bool) -> Self {
         let credits = commits.journal().max_credits() / 4;
         Self {
+            most_reserved: space.most_reserved(),
             space,
             commits,
             turn: RankedMutex::default(),
@@ -43,7 +47,7 @@ impl Session {
     /// Free blocks for users, including the reserved ones.
     pub(crate) fn usable_blocks(&self) -> u64 {
         let kept = KEPT_BLOCKS + KEPT_BLOCKS_A_GROUP * u64::from(self.space.sb.ag_count);
-        self.space.counts().free_blocks.saturating_sub(kept)
+        self.space.counts().free_blocks.saturating_sub(kept + self.most_reserved)
     }
 
     /// Checks that a change may use up to `blocks`.

@@ -244,6 +244,13 @@ impl Tx<'_> {
         self.tree_to_extents(inode, which, tree)
     }
 
+    /// Turns the data's tree into a list of extents if the data has the space now. xfs_repair takes a tree
+    /// that would fit for damage.
+    pub(super) fn data_tree_to_extents(&mut self, inode: &mut Dinode) -> Result<()> {
+        let tree = self.tree_of(inode, Which::Data);
+        self.tree_to_extents(inode, Which::Data, tree)
+    }
+
     /// Turns a tree of one leaf into a list of extents if that fits.
     fn tree_to_extents(&mut self, inode: &mut Dinode, which: Which, tree: Tree) -> Result<()> {
         let room = inode.space(&self.space().sb, which) / ENTRY_BYTES;

@@ -94,7 +94,8 @@ impl Tx<'_> {
     ) -> Result<()> {
         self.change_fork(inode, old, new)?;
         // The data fork may have more space than before.
-        self.target_to_inode(inode)
+        self.target_to_inode(inode)?;
+        self.data_tree_to_extents(inode)
     }
 
     fn change_fork(

@@ -1,0 +1,203 @@
+//! Sessions: change values across mounts, foreign writers and crashes; long files; a full filesystem.
+
+mod common;
+
+use common::*;
+use ivers_oracle::LoopMount;
+use ivers_oracle::kernel::can_loop_mount;
+use ivers_vfs::*;
+use std::path::Path;
+use std::sync::Arc;
+
+fn create(vfs: &Arc<Vfs>, name: &str) -> InodeRef {
+    let spec = CreateSpec::of(FileType::Regular, 0o644);
+    vfs.create(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), &spec, false).unwrap().0
+}
+
+fn write(vfs: &Arc<Vfs>, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<usize> {
+    vfs.write(&Cred::root(), inode, offset, data, WriteFlags::empty())
+}
+
+fn value(vfs: &Arc<Vfs>, path: &str) -> Option<u64> {
+    vfs.change(&vfs.resolve(&Cred::root(), path, false).unwrap())
+}
+
+fn mount_of(image: &Path) {
+    LoopMount::new(image, "").unwrap().unmount().unwrap();
+}
+
+#[test]
+fn values_last_over_remounts_and_rise_after_a_foreign_writer() {
+    if !have_xfsprogs() || !can_loop_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    let file = create(&vfs, "file");
+    write(&vfs, &file, 0, b"text").unwrap();
+    let first = vfs.change(&file);
+    assert!(first.is_some() && vfs.info().semantics.crash_safe);
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    // Nobody wrote since: a reader shows the same value.
+    let vfs = mount(&image);
+    assert!(vfs.info().semantics.persistent);
+    assert_eq!(value(&vfs, "/file"), first);
+    drop(vfs);
+    let vfs = mount_writable(&image);
+    assert_eq!(value(&vfs, "/file"), first);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    // A mount of Linux that changes nothing.
+    mount_of(&image);
+    let vfs = mount(&image);
+    assert!(!vfs.info().semantics.persistent, "a reader does not know what was shown before");
+    drop(vfs);
+    let vfs = mount_writable(&image);
+    let second = value(&vfs, "/file");
+    assert!(second > first, "{second:?} {first:?}");
+    vfs.unmount().unwrap();
+    repair_finds_nothing(&image, "sessions");
+}
+
+#[test]
+fn a_kernel_that_stops_before_its_first_record_is_noticed() {
+    if !have_xfsprogs() || !can_loop_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    drop(create(&vfs, "file"));
+    let before = value(&vfs, "/file");
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let mounted = LoopMount::new(&image, "").unwrap();
+    let copy = dir.path().join("copy");
+    ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    mounted.unmount().unwrap();
+    let vfs = mount_writable(&copy);
+    assert!(value(&vfs, "/file") > before);
+    vfs.unmount().unwrap();
+}
+
+#[test]
+fn a_session_that_does_not_end_raises_the_values() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    drop(create(&vfs, "file"));
+    vfs.sync().unwrap();
+    let before = value(&vfs, "/file");
+    ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    vfs.unmount().unwrap();
+    let vfs = mount(&copy);
+    assert!(!vfs.info().semantics.persistent);
+    drop(vfs);
+    let vfs = mount_writable(&copy);
+    assert!(value(&vfs, "/file") > before);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    repair_finds_nothing(&copy, "after a crash");
+}
+
+/// Extents of a file: runs of the block map that nothing interrupts.
+fn extents(image: &Path, name: &str) -> usize {
+    let mounted = LoopMount::new(image, "ro").unwrap();
+    let path = mounted.path().join(name);
+    let words = ["-r".as_ref(), "-c".as_ref(), "fiemap".as_ref(), path.as_os_str()];
+    let output = ivers_oracle::run("xfs_io", words).unwrap();
+    let lines =
+        String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.contains("hole")).count();
+    mounted.unmount().unwrap();
+    lines - 1
+}
+
+#[test]
+fn a_long_file_has_few_extents() {
+    if !have_xfsprogs() || !can_loop_mount() || !ivers_oracle::have_programs(&["xfs_io"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(3 << 30).unwrap();
+    ivers_oracle::run("mkfs.xfs", ["-q".as_ref(), "-f".as_ref(), image.as_os_str()]).unwrap();
+    let vfs = mount_writable(&image);
+    let (file, other) = (create(&vfs, "long"), create(&vfs, "other"));
+    let piece = vec![7u8; 1 << 20];
+    for nth in 0..1024u64 {
+        write(&vfs, &file, nth << 20, &piece).unwrap();
+        if nth % 16 == 0 {
+            write(&vfs, &other, nth << 12, &piece[..4096]).unwrap();
+        }
+    }
+    drop((file, other));
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let found = extents(&image, "long");
+    assert!(found <= 4, "{found} extents");
+    repair_finds_nothing(&image, "a long file");
+}
+
+#[test]
+fn a_full_filesystem_refuses_and_recovers() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for args in [&[][..], &["-b", "size=1024", "-m", "rmapbt=1"]] {
+        mkfs(&image, args, None);
+        let vfs = mount_writable(&image);
+        let free = vfs.stat_fs().unwrap().blocks_available;
+        let piece = vec![7u8; 1 << 20];
+        let (mut files, mut full) = (0, false);
+        while !full {
+            let file = create(&vfs, &files.to_string());
+            files += 1;
+            for nth in 0..40 {
+                match write(&vfs, &file, nth << 20, &piece) {
+                    Err(Error::Name(NameError::NoSpace)) => full = true,
+                    written => drop(written.unwrap()),
+                }
+            }
+        }
+        vfs.sync().unwrap();
+        // Small files until nothing fits.
+        let mut small = 0;
+        loop {
+            let spec = CreateSpec::of(FileType::Directory, 0o755);
+            let name = format!("small-{small}");
+            match vfs.create(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), &spec, false) {
+                Err(Error::Name(NameError::NoSpace)) => break,
+                made => drop(made.unwrap()),
+            }
+            small += 1;
+            assert!(small < 200_000);
+        }
+        vfs.sync().unwrap();
+        for nth in 0..files {
+            let name = nth.to_string();
+            vfs.unlink(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), false).unwrap();
+        }
+        for nth in 0..small {
+            let name = format!("small-{nth}");
+            vfs.rmdir(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), false).unwrap();
+        }
+        vfs.sync().unwrap();
+        let again = vfs.stat_fs().unwrap().blocks_available;
+        assert!(again + 20_000 > free && vfs.fs().health().read_only.is_none(), "{free} then {again}");
+        vfs.unmount().unwrap();
+        drop(vfs);
+        repair_finds_nothing(&image, "once full");
+        assert_clean(&image, "once full");
+    }
+}
