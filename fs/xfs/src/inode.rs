@@ -116,7 +116,10 @@ impl Dinode {
             )?,
         };
         (inode.data, inode.attrs) = (data_fork, attr_fork);
-        for time in [inode.raw.di_atime, inode.raw.di_mtime, inode.raw.di_ctime, inode.raw.di_crtime] {
+        // Where a core of version 3 has the time of creation, older ones have their forks.
+        let created = inode.is_v3().then_some(inode.raw.di_crtime);
+        let times = [inode.raw.di_atime, inode.raw.di_mtime, inode.raw.di_ctime];
+        for time in times.into_iter().chain(created) {
             let nsec = time.get() as u32;
             if inode.flags2() & flags2::BIGTIME == 0 && nsec >= NS_PER_SEC {
                 return Err(format!("a time has {nsec} nanoseconds").into());
