@@ -30,7 +30,9 @@ pub(crate) struct ActiveObject {
 /// The active items of a log. They change only under the lock of the log.
 #[derive(Default)]
 pub(crate) struct Active {
-    pub buffers: BTreeMap<Unit, ActiveBuffer>,
+    buffers: BTreeMap<Unit, ActiveBuffer>,
+    /// The bytes of their contents.
+    buffer_bytes: u64,
     objects: BTreeMap<ObjectId, ActiveObject>,
     /// The objects that have a place, by unit.
     places: BTreeSet<(Unit, ObjectId)>,
@@ -49,6 +51,29 @@ impl Active {
             *newest = lsn.max(*newest);
         }
         Self { in_log, unadopted: intents.into_iter().collect(), ..Self::default() }
+    }
+
+    pub fn buffer(&self, unit: &Unit) -> Option<&ActiveBuffer> {
+        self.buffers.get(unit)
+    }
+
+    /// The memory of the contents of all buffers, in bytes.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.buffer_bytes
+    }
+
+    /// Adds a buffer in place of its earlier contents.
+    pub fn insert_buffer(&mut self, unit: Unit, buffer: ActiveBuffer) {
+        self.buffer_bytes += buffer.data.len() as u64;
+        if let Some(older) = self.buffers.insert(unit, buffer) {
+            self.buffer_bytes -= older.data.len() as u64;
+        }
+    }
+
+    fn remove_buffer(&mut self, unit: &Unit) -> Option<ActiveBuffer> {
+        let buffer = self.buffers.remove(unit)?;
+        self.buffer_bytes -= buffer.data.len() as u64;
+        Some(buffer)
     }
 
     pub fn has_object(&self, id: ObjectId) -> bool {
@@ -109,7 +134,7 @@ impl Active {
 
     /// Removes a unit that a committed transaction freed: it is not written.
     pub fn revoke(&mut self, unit: &Unit) {
-        self.buffers.remove(unit);
+        self.remove_buffer(unit);
         self.in_log.remove(unit);
     }
 
@@ -157,7 +182,7 @@ impl Active {
             let first = objects.len();
             objects.extend(ids.into_iter().filter_map(|id| self.remove_object(id)));
             let newest = objects[first..].iter().map(|o| o.lsn).max();
-            let newest = newest.max(self.buffers.remove(unit).map(|b| b.lsn));
+            let newest = newest.max(self.remove_buffer(unit).map(|b| b.lsn));
             if let (Some(tail), Some(lsn)) = (tail, newest)
                 && lsn >= tail
             {

@@ -34,7 +34,7 @@ impl Inner {
             };
             let written = active.units_before(target);
             let tail = active.tail_without(&written);
-            let data = |unit: &Unit| active.buffers.get(unit).map(|b| (unit.clone(), b.lsn, b.data.clone()));
+            let data = |unit: &Unit| active.buffer(unit).map(|b| (unit.clone(), b.lsn, b.data.clone()));
             (written.iter().filter_map(data).collect::<Vec<_>>(), tail, written)
         };
         if written.is_empty() && log.free() == log.capacity() {

@@ -210,7 +210,7 @@ impl Inner {
     fn space_for_repeats(&self, log: &dyn LogFormat, transaction: &LogTransaction) -> u64 {
         let state = self.state.lock();
         let active = |item: &LogItem| {
-            let active = state.active.buffers.get(&item.unit)?;
+            let active = state.active.buffer(&item.unit)?;
             Some(self.costs.of_buffer(item.unit.len(), &active.ranges))
         };
         let charge: u64 = transaction.items.iter().filter_map(active).sum();
@@ -226,7 +226,7 @@ impl Inner {
     fn repeat_ranges(&self, log: &mut LogTransaction) {
         let state = self.state.lock();
         for item in &mut log.items {
-            let Some(active) = state.active.buffers.get(&item.unit) else { continue };
+            let Some(active) = state.active.buffer(&item.unit) else { continue };
             active.ranges.iter().for_each(|range| add_range(&mut item.ranges, range.clone()));
         }
     }
@@ -251,7 +251,7 @@ impl Inner {
         }
         for (item, buffer) in written.items.into_iter().zip(buffers) {
             let active = ActiveBuffer { _buffer: buffer, data: item.data, ranges: item.ranges, lsn };
-            state.active.buffers.insert(item.unit, active);
+            state.active.insert_buffer(item.unit, active);
         }
         state.committing.clear();
         state.committing_objects.clear();
@@ -269,8 +269,7 @@ impl Inner {
     }
 
     fn needs_checkpoint(&self, log: &dyn LogFormat) -> bool {
-        let kept: u64 =
-            self.state.lock().active.buffers.values().map(|buffer| buffer.data.len() as u64).sum();
+        let kept = self.state.lock().active.buffer_bytes();
         let used = log.capacity().saturating_sub(log.free());
         kept > self.options.checkpoint_bytes || used * 100 > log.capacity() * self.options.checkpoint_percent
     }
