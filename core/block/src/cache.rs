@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::read_ahead::RecentMisses;
-use crate::write_in_place::{RUN_BYTES, write_in_place};
+use crate::write_in_place::{RUN_BYTES, write_units_in_place};
 use crate::{BlockError, BlockNo, Budget, Buffer, Contents, Device, NumberMap, Result, Unit};
 
 const SHARDS: usize = 32;
@@ -460,12 +460,10 @@ impl BufferCache {
         let mut run_bytes = 0;
         let mut run: Vec<(&Arc<Buffer>, Contents)> = Vec::new();
         let write_run = |run: &mut Vec<(&Arc<Buffer>, Contents)>| {
-            let mut blocks: Vec<_> =
-                run.iter().flat_map(|(buffer, data)| buffer.unit().split(data)).collect();
-            // The blocks of a unit may be anywhere.
-            blocks.sort_by_key(|(block, _)| *block);
-            let written = write_in_place(&*self.device, self.block_size, &blocks);
-            self.writes.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+            let units = run.iter().map(|(buffer, data)| (buffer.unit(), &**data));
+            let written = write_units_in_place(&*self.device, self.block_size, units);
+            let blocks: usize = run.iter().map(|(buffer, _)| buffer.unit().len()).sum();
+            self.writes.fetch_add(blocks as u64, Ordering::Relaxed);
             run.drain(..).for_each(|(buffer, _)| buffer.end_write(written.is_ok()));
             written
         };

@@ -12,7 +12,8 @@
 //! - [`Unit`]: the blocks of a buffer, usually one;
 //! - [`Contents`]: the bytes of such a block, which count in the budget also where a journal keeps them;
 //! - [`NumberMap`]: a hash table that keeps neighbours side by side;
-//! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
+//! - [`write_in_place`], [`write_units_in_place`] and [`Timer`]: for a journal or a write order, which write
+//!   cached blocks themselves.
 //!
 //! # Invariants
 //!
@@ -64,4 +65,4 @@ pub use number_map::{NumberHash, NumberHasher, NumberMap, RUN};
 pub use offset::OffsetDevice;
 pub use timer::Timer;
 pub use unit::Unit;
-pub use write_in_place::write_in_place;
+pub use write_in_place::{write_in_place, write_units_in_place};

@@ -1,9 +1,20 @@
 //! Writing blocks in place.
 
-use crate::{BlockNo, Device, Result};
+use crate::{BlockNo, Device, Result, Unit};
 
 /// Longest write, in bytes.
 pub(crate) const RUN_BYTES: usize = 1 << 20;
+
+/// Writes units with their bytes. Joins blocks that are neighbours: those of a unit may be anywhere.
+pub fn write_units_in_place<'a>(
+    device: &dyn Device,
+    block_size: u32,
+    units: impl IntoIterator<Item = (&'a Unit, &'a [u8])>,
+) -> Result<()> {
+    let mut blocks: Vec<_> = units.into_iter().flat_map(|(unit, bytes)| unit.split(bytes)).collect();
+    blocks.sort_by_key(|(block, _)| *block);
+    write_in_place(device, block_size, &blocks)
+}
 
 /// Writes blocks of `block_size` bytes, sorted by number. Joins neighbours into one write.
 pub fn write_in_place(

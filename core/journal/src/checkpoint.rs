@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ivers_block::{Buffer, Contents, Unit, write_in_place};
+use ivers_block::{Buffer, Contents, Unit, write_units_in_place};
 
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
@@ -48,16 +48,14 @@ impl Inner {
         if let Some(hook) = &self.options.write_hook {
             units.iter_mut().for_each(|(unit, lsn, data)| hook.0(unit, *lsn, data.make_mut()));
         }
-        let mut in_place: Vec<_> = units.iter().flat_map(|(unit, _, data)| unit.split(data)).collect();
-        // The blocks of a unit may be anywhere.
-        in_place.sort_by_key(|(block, _)| *block);
-        if !in_place.is_empty() {
-            write_in_place(&**self.cache.device(), self.cache.block_size(), &in_place)?;
+        if !units.is_empty() {
+            let in_place = units.iter().map(|(unit, _, data)| (unit, &**data));
+            write_units_in_place(&**self.cache.device(), self.cache.block_size(), in_place)?;
             self.cache.device().flush()?;
         }
         log.move_tail(tail)?;
         count(&self.counters.checkpoints, 1);
-        count(&self.counters.checkpoint_blocks, in_place.len() as u64);
+        count(&self.counters.checkpoint_blocks, units.iter().map(|(unit, ..)| unit.len() as u64).sum());
         let mut state = self.state.lock();
         let clean = state.active.remove_written(&written, tail);
         let intent = state.active.oldest_intent();
