@@ -578,9 +578,8 @@ impl Inner {
     /// Records that `unit` was freed in the running transaction `tid`.
     pub fn forget(&self, tid: Tid, unit: &Unit) {
         let mut state = self.state.lock();
-        let is_here = |patch: &Option<Patch>| patch.as_ref().is_some_and(|patch| patch.unit == *unit);
         let in_log = state.committing.contains(unit)
-            || state.committing_objects.values().any(is_here)
+            || state.committing_in(unit).next().is_some()
             || state.active.log_holds(unit);
         let objects = state.objects_in(unit);
         let running = running_of(&mut state, tid);

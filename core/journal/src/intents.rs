@@ -17,15 +17,22 @@ pub(crate) struct FinishReservation {
     pub space: u64,
 }
 
+fn is_in(patch: &Option<Patch>, unit: &Unit) -> bool {
+    patch.as_ref().is_some_and(|patch| patch.unit == *unit)
+}
+
 impl State {
     /// The objects in `unit` that are in the log or in a transaction.
     pub fn objects_in(&self, unit: &Unit) -> Vec<ObjectId> {
-        let is_here = |patch: &Option<Patch>| patch.as_ref().is_some_and(|patch| patch.unit == *unit);
         let running = self.running.iter().flat_map(|running| &running.objects);
-        let running = running.filter(|(_, o)| is_here(&o.patch));
-        let committing = self.committing_objects.iter().filter(|(_, patch)| is_here(patch));
+        let running = running.filter(|(_, o)| is_in(&o.patch, unit)).map(|(&id, _)| id);
         let active = self.active.objects_in(unit).map(|(id, _)| id);
-        active.chain(committing.map(|(&id, _)| id)).chain(running.map(|(&id, _)| id)).collect()
+        active.chain(self.committing_in(unit)).chain(running).collect()
+    }
+
+    /// The objects in `unit` that a commit writes to the log.
+    pub fn committing_in(&self, unit: &Unit) -> impl Iterator<Item = ObjectId> {
+        self.committing_objects.iter().filter(|(_, patch)| is_in(patch, unit)).map(|(&id, _)| id)
     }
 
     /// True if a transaction that is not durable yet finishes the object.
