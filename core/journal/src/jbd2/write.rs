@@ -73,7 +73,7 @@ impl Jbd2Log {
     }
 }
 
-/// The blocks of all items. This log knows single blocks only.
+/// The blocks of all items. This log has a tag for each block, so a unit is taken apart.
 fn logged_blocks(transaction: &LogTransaction) -> Vec<(BlockNo, Contents)> {
     let mut blocks = Vec::with_capacity(transaction.items.len());
     for item in &transaction.items {
@@ -138,7 +138,7 @@ impl LogFormat for Jbd2Log {
         let revokes: Vec<BlockNo> =
             transaction.revokes.iter().flat_map(|unit| unit.iter().copied()).collect();
         let items = logged_blocks(transaction);
-        let widest = items.iter().map(|(block, _)| *block).max().max(revokes.iter().copied().max());
+        let widest = items.iter().map(|(block, _)| *block).chain(revokes.iter().copied()).max();
         if !layout.is_64bit && widest.is_some_and(|block| block > BlockNo(u64::from(u32::MAX))) {
             return Err(JournalError::Incompatible {
                 features: "64bit, which blocks past 2^32 require".into(),
