@@ -12,12 +12,12 @@ pub type Meter = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 const METER_INTERVAL_BYTES: u64 = 1 << 20;
 /// Resident memory beyond the bound that is normal: the program, its stacks, what the allocator adds.
 const BESIDE_BYTES: u64 = 32 << 20;
-/// With this much more the caches have half of the bound, with less the more of it.
+/// Over this many bytes more, the share of the caches falls from the whole bound to half of it.
 const RANGE_BYTES: u64 = 16 << 20;
-/// With this much more than that they have an eighth, if that is not too little to work with: other things
-/// use the memory, such as files that clients have open.
+/// Over this many bytes more, the share falls from half of the bound to an eighth: something else uses the
+/// memory, such as files that clients have open.
 const BRAKE_BYTES: u64 = 8 << 20;
-/// The brake leaves the caches at least this much.
+/// The caches keep at least this much, if half of the bound is not less.
 const LEAST_BYTES: u64 = 16 << 20;
 /// Part of the bound that is charged at the smallest share before the caches empty.
 const PATIENCE: u64 = 16;

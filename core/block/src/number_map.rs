@@ -14,7 +14,7 @@ const RUN_BITS: u32 = 5;
 /// Numbers that a table keeps side by side.
 pub const RUN: u64 = 1 << RUN_BITS;
 
-/// A hash table whose keys are numbers.
+/// A hash table by number. It keeps neighbours side by side, since most work goes through neighbours.
 pub type NumberMap<K, V> = HashMap<K, V, NumberHash>;
 
 /// The hash function of a [`NumberMap`].

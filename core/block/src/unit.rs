@@ -9,7 +9,7 @@ use crate::BlockNo;
 /// The blocks of one buffer, in the order of its bytes: one block, or several that a format reads, checks and
 /// logs together. Several need not be neighbours. Never empty.
 ///
-/// Units are ordered by their first block.
+/// Units are ordered by their blocks, the first one first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unit(Blocks);
 

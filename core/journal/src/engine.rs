@@ -323,7 +323,7 @@ impl Journal {
             return Err(JournalError::NeedsRecovery);
         }
         // A quarter of the log, so that commits and checkpoints overlap with new handles. Not more than may
-        // stay in memory, but 64 blocks that changed in whole.
+        // stay in memory, but at least 64 blocks that changed in whole, if a quarter has them.
         let costs = log.costs();
         let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());

@@ -92,7 +92,7 @@ pub enum RecordKind {
 pub struct LogTransaction {
     /// Changed buffers, sorted by unit, each once.
     pub items: Vec<LogItem>,
-    /// Units whose earlier log records must not be replayed. None of them is among the items.
+    /// Freed units, whose earlier log records must not be replayed. The items have none of them.
     pub revokes: BTreeSet<Unit>,
     /// Records of objects, at most one of each. Always empty if the encoding refuses objects.
     pub objects: Vec<ObjectRecord>,
