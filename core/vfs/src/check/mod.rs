@@ -17,6 +17,9 @@ use ivers_block::Budget;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Findings whose path is looked for.
+const MAX_PATHS: usize = 1000;
+
 /// Where a defect is. Only what is known is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
@@ -105,9 +108,16 @@ impl Findings {
         &self.kept
     }
 
-    /// The same findings, to add what is known later, such as paths.
-    pub fn kept_mut(&mut self) -> &mut [Finding] {
-        &mut self.kept
+    /// The inodes whose paths are worth a search: those of the first findings.
+    pub fn wanted_paths(&self) -> Vec<u64> {
+        self.kept.iter().take(MAX_PATHS).filter_map(|finding| finding.place.inode).collect()
+    }
+
+    /// Adds the paths that were found.
+    pub fn set_paths(&mut self, finder: &PathFinder) {
+        for finding in &mut self.kept {
+            finding.place.path = finding.place.inode.and_then(|ino| finder.path(ino));
+        }
     }
 
     /// The remarks.

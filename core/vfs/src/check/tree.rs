@@ -2,8 +2,12 @@
 
 use std::collections::HashMap;
 
+use crate::Result;
+
 /// Components of a path that is shown.
 const MAX_DEPTH: usize = 256;
+/// Passes over all directories, to look for paths.
+const MAX_SCANS: usize = 3;
 
 /// Finds the directories that the root does not lead to. `dirs` is sorted by inode number. `ends` returns the
 /// number of a directory and that of its parent; it is called several times for each directory. Returns one
@@ -51,18 +55,27 @@ pub struct PathFinder {
 }
 
 impl PathFinder {
-    /// Looks for the paths of `inodes`. `parent_of` returns the parent of a directory. `None` if there are no
-    /// inodes.
-    pub fn new(
-        inodes: impl IntoIterator<Item = u64>,
+    /// Looks for the paths of `inodes`. `parent_of` returns the parent of a directory. `scan` must
+    /// [`add`](Self::add) the entries of all directories; it is not called if there are no inodes.
+    pub fn find(
+        inodes: &[u64],
         parent_of: impl Fn(u64) -> Option<u64>,
         root: u64,
-    ) -> Option<Self> {
-        let names = inodes.into_iter().map(|ino| (ino, None)).collect();
-        let mut finder = Self { root, names };
-        let inodes: Vec<u64> = finder.names.keys().copied().collect();
-        inodes.into_iter().for_each(|ino| finder.want(ino, &parent_of));
-        (!finder.names.is_empty()).then_some(finder)
+        mut scan: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<Self> {
+        let mut finder = Self { root, names: HashMap::new() };
+        inodes.iter().for_each(|&ino| finder.want(ino, &parent_of));
+        if inodes.is_empty() {
+            return Ok(finder);
+        }
+        // Once more for the directories above files. A damaged tree can always have more of them.
+        for _ in 0..MAX_SCANS {
+            scan(&mut finder)?;
+            if !finder.want_more(&parent_of) {
+                break;
+            }
+        }
+        Ok(finder)
     }
 
     /// Looks for the names of a directory and of those above it.
@@ -77,9 +90,8 @@ impl PathFinder {
         }
     }
 
-    /// Call it when all entries were added once. If it returns true, add them once more: the names of the
-    /// directories above files are missing.
-    pub fn is_incomplete(&mut self, parent_of: impl Fn(u64) -> Option<u64>) -> bool {
+    /// Looks also for the names of the directories that were found. Returns whether there are more of them.
+    fn want_more(&mut self, parent_of: impl Fn(u64) -> Option<u64>) -> bool {
         let before = self.names.len();
         let dirs: Vec<u64> = self.names.values().flatten().map(|(dir, _)| *dir).collect();
         dirs.into_iter().for_each(|dir| self.want(dir, &parent_of));
@@ -133,18 +145,18 @@ mod tests {
     fn inodes_have_paths() {
         let parents = HashMap::from([(1, 1), (2, 1), (5, 2), (6, 5)]);
         let parent_of = |ino: u64| parents.get(&ino).copied();
-        assert!(PathFinder::new([], parent_of, 1).is_none());
-        let mut finder = PathFinder::new([1, 5, 7, 8], parent_of, 1).unwrap();
+        PathFinder::find(&[], parent_of, 1, |_| panic!("nothing to look for")).unwrap();
         let entries =
             [(1, 2, &b"a"[..]), (1, 1, b"."), (2, 5, b"b"), (2, 5, b"c"), (6, 7, b"file"), (2, 8, b"d")];
+        let mut scans = 0;
         let scan = |finder: &mut PathFinder| {
+            scans += 1;
             entries.iter().for_each(|(dir, child, name)| finder.add(*dir, *child, name));
+            Ok(())
         };
-        scan(&mut finder);
-        // The directory of 7 was not looked for.
-        assert!(finder.is_incomplete(parent_of));
-        scan(&mut finder);
-        assert!(!finder.is_incomplete(parent_of));
+        let finder = PathFinder::find(&[1, 5, 7, 8], parent_of, 1, scan).unwrap();
+        // In the first, nobody looked for the directory of 7.
+        assert_eq!(scans, 2);
         let paths = [1, 5, 7, 8].map(|ino| finder.path(ino));
         assert_eq!(
             paths.each_ref().map(Option::as_deref),

@@ -7,8 +7,6 @@ use ivers_vfs::check::{PathFinder, Place, unreachable};
 
 /// More links than this are stored as 1 in directories.
 const LINK_MAX: u16 = 65_000;
-/// Findings whose path is looked for.
-const MAX_PATHS: usize = 1000;
 
 impl Checker {
     pub(super) fn check_connections(&mut self) {
@@ -66,23 +64,16 @@ impl Checker {
 
     /// Adds paths to findings of inodes.
     pub(super) fn add_paths(&mut self) -> Result<()> {
-        let inodes = self.found.kept().iter().take(MAX_PATHS).filter_map(|finding| finding.place.inode);
         let parent_of = |ino: u64| Some(self.dir(u32::try_from(ino).ok()?)?.parent.into());
-        let Some(mut finder) = PathFinder::new(inodes, parent_of, ROOT_INO.into()) else { return Ok(()) };
-        // Once more for the directories above files. A damaged tree can always have more of them.
-        for _ in 0..3 {
-            for dir in &self.dirs {
-                let Some(slot) = self.slot(dir.ino)? else { continue };
+        let scan = |finder: &mut PathFinder| {
+            self.dirs.iter().try_for_each(|dir| {
+                let Some(slot) = self.slot(dir.ino)? else { return Ok(()) };
                 let add = &mut |ino: u32, name: &[u8]| finder.add(dir.ino.into(), ino.into(), name);
-                self.each_entry(&slot, add)?;
-            }
-            if !finder.is_incomplete(parent_of) {
-                break;
-            }
-        }
-        for finding in self.found.kept_mut() {
-            finding.place.path = finding.place.inode.and_then(|ino| finder.path(ino));
-        }
+                self.each_entry(&slot, add)
+            })
+        };
+        let finder = PathFinder::find(&self.found.wanted_paths(), parent_of, ROOT_INO.into(), scan)?;
+        self.found.set_paths(&finder);
         Ok(())
     }
 }

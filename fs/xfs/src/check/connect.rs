@@ -4,9 +4,6 @@ use super::state::{Checker, kind};
 use ivers_vfs::Result;
 use ivers_vfs::check::{PathFinder, Place, unreachable};
 
-/// Findings whose path is looked for.
-const MAX_PATHS: usize = 1000;
-
 impl Checker {
     pub(super) fn check_connections(&mut self) {
         let root = self.sb.root;
@@ -91,24 +88,18 @@ impl Checker {
     /// Adds paths to findings of inodes.
     pub(super) fn add_paths(&mut self) -> Result<()> {
         let parents: Vec<(u64, u64)> = self.dirs.iter().map(|dir| (dir.ino, dir.parent)).collect();
-        let inodes = self.found.kept().iter().take(MAX_PATHS).filter_map(|finding| finding.place.inode);
         let parent_of = |ino: u64| {
             let at = parents.binary_search_by_key(&ino, |(ino, _)| *ino).ok()?;
             Some(parents[at].1)
         };
-        let Some(mut finder) = PathFinder::new(inodes, parent_of, self.sb.root) else { return Ok(()) };
-        // Once more for the directories above files. A damaged tree can always have more of them.
-        for _ in 0..3 {
-            for (dir, _) in &parents {
-                self.each_entry(*dir, &mut |child, name| finder.add(*dir, child, name))?;
-            }
-            if !finder.is_incomplete(parent_of) {
-                break;
-            }
-        }
-        for finding in self.found.kept_mut() {
-            finding.place.path = finding.place.inode.and_then(|ino| finder.path(ino));
-        }
+        let (wanted, root) = (self.found.wanted_paths(), self.sb.root);
+        let scan = |finder: &mut PathFinder| {
+            parents.iter().try_for_each(|&(dir, _)| {
+                self.each_entry(dir, &mut |child, name| finder.add(dir, child, name))
+            })
+        };
+        let finder = PathFinder::find(&wanted, parent_of, root, scan)?;
+        self.found.set_paths(&finder);
         Ok(())
     }
 }
