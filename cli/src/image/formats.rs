@@ -164,7 +164,7 @@ fn open_ext4(
         common: common_options(options, budget, image_name),
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
-        filling: options.filling.map(|sec| Timestamp { sec, nsec: 0 }),
+        filling: options.filling,
         stopped_clock: options.stopped_clock.map(|sec| Timestamp { sec, nsec: 0 }),
         ..ivers_ext4::OpenOptions::default()
     };

@@ -155,7 +155,7 @@ pub fn open_on(
             (format.open(device, &options, budget.clone(), image_name.clone())?, image_name)
         }
     };
-    if let Some(sec) = options.filling.or(options.stopped_clock) {
+    if let Some(sec) = options.stopped_clock {
         // No thread decides when something is written, and no clock what: equal calls make equal images.
         mount_options.clock = Some(Box::new(StoppedClock(Timestamp { sec, nsec: 0 })));
         mount_options.background = false;

@@ -35,9 +35,8 @@ pub struct ImageOptions {
     pub owners: Owners,
     /// `owners` comes from options.
     pub owners_given: bool,
-    /// The image was just made and is of no use before it is closed: see `OpenOptions::filling` of ext4. The
-    /// time is in seconds since 1970, and the clock stands still at it.
-    pub filling: Option<i64>,
+    /// The image was just made and is of no use before it is closed: see `OpenOptions::filling` of ext4.
+    pub filling: bool,
     /// The clock stands still at this time, in seconds since 1970, and nothing is written in the background.
     pub stopped_clock: Option<i64>,
     /// Files are opened only if they match their `security.ima`.
@@ -76,7 +75,7 @@ impl Default for ImageOptions {
             format: None,
             owners: Owners::default(),
             owners_given: false,
-            filling: None,
+            filling: false,
             stopped_clock: None,
             appraise: false,
         }

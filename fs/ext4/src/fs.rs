@@ -61,7 +61,7 @@ pub struct Ext4 {
     /// Distinguishes successive inodes with one inode number.
     pub(crate) next_generation: AtomicU32,
     /// See [`crate::OpenOptions::filling`].
-    pub(crate) filling: Option<Timestamp>,
+    pub(crate) filling: bool,
     /// The time, if the clock stands still.
     pub(crate) stopped_clock: Option<Timestamp>,
 }

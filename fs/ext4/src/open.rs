@@ -46,8 +46,8 @@ pub struct OpenOptions {
     pub own_mark: bool,
     /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
     /// is journalled, no epoch is recorded and no change attribute served. After a crash, e2fsck finds the
-    /// filesystem unclean. The time is stored instead of the clock's, so that equal calls give equal images.
-    pub filling: Option<Timestamp>,
+    /// filesystem unclean. With `stopped_clock`, equal calls give equal images.
+    pub filling: bool,
     /// The clock stands still at this time, and no thread decides when to commit: equal sessions of one
     /// writer leave equal images. The caller commits.
     pub stopped_clock: Option<Timestamp>,
@@ -229,7 +229,7 @@ impl Ext4 {
         }
         let (raw, sb) = read_super(&*device, &place)?;
         let mut journal = None;
-        if let (None, Some(mut log), None) = (&read_only, log, options.filling) {
+        if let (None, Some(mut log), false) = (&read_only, log, options.filling) {
             if let Some(Timestamp { sec, nsec }) = options.stopped_clock {
                 let time = Duration::new(sec.try_into().unwrap_or(0), nsec);
                 log = log.with_clock(Box::new(move || time));
@@ -250,7 +250,7 @@ impl Ext4 {
         fs.closed_before = condition.in_words(clean);
         match condition.unserved_reason(&fs, clean, options.no_replay) {
             Some(why) => fs.epoch.stop_serving(why),
-            None if options.filling.is_some() => fs.epoch.serve_nothing("the filesystem is being filled"),
+            None if options.filling => fs.epoch.serve_nothing("the filesystem is being filled"),
             None => fs.open_epoch(&raw, clean, options.trust_foreign)?,
         }
         if fs.read_only.is_none() {
@@ -296,16 +296,13 @@ impl Ext4 {
                 let settled = usual.with_commit_interval(interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
-            // While a filesystem is filled, the caller decides when to write: a thread would do so at other
+            // While the clock stands still, the caller decides when to write: a thread would do so at other
             // times in each run.
-            None if read_only.is_some() || options.filling.or(options.stopped_clock).is_some() => {
-                Journal::none(cache.clone())
-            }
+            None if read_only.is_some() || options.stopped_clock.is_some() => Journal::none(cache.clone()),
             None => Journal::none_with_interval(cache.clone(), options.common.commit_interval)
                 .map_err(journal_error)?,
         };
-        let stopped_clock = options.filling.or(options.stopped_clock);
-        let now = stopped_clock.unwrap_or_else(|| CoarseClock.now());
+        let now = options.stopped_clock.unwrap_or_else(|| CoarseClock.now());
         // Sessions at the same time still begin with different generations.
         let session = u32::from(raw.s_mnt_count.get()).wrapping_mul(0x85EB_CA6B);
         Ok(Self {
@@ -327,7 +324,7 @@ impl Ext4 {
             overhead: Default::default(),
             growing: Default::default(),
             filling: options.filling,
-            stopped_clock,
+            stopped_clock: options.stopped_clock,
             closed: AtomicBool::new(false),
             stays_unclean: AtomicBool::new(
                 sb.compat.contains(Compat::HAS_JOURNAL) && raw.s_state.get() & STATE_VALID == 0,
@@ -407,7 +404,7 @@ impl Ext4 {
     /// Marks the start of a session, so that the next mount after a crash sees it.
     fn mark_mounted(&self) -> Result<()> {
         // While the filesystem is filled, the log stays empty and proves nothing.
-        let journal = self.sb.compat.contains(Compat::HAS_JOURNAL) && self.filling.is_none();
+        let journal = self.sb.compat.contains(Compat::HAS_JOURNAL) && !self.filling;
         let orphan_file = self.has_orphan_file();
         self.write_super(|raw| {
             if orphan_file {
@@ -458,13 +455,13 @@ impl Ext4 {
         let (raw, _) = RawSuperblock::ref_from_prefix(&bytes[byte..])
             .map_err(|_| Error::corrupt("the superblock is too short", self.place.clone()))?;
         let mut fields = foreign_fields(raw);
-        if let Some(time) = self.filling {
+        let now = self.now().sec as u32;
+        if self.filling {
             // As mkfs leaves them: no session has begun yet.
-            fields[2] = time.sec as u32;
+            fields[2] = now;
             return Ok(fields);
         }
         fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
-        let now = self.now().sec as u32;
         fields[1] = now;
         // One second ago: a foreign writer in the same second stores another time and is detected.
         fields[2] = now.saturating_sub(1);

@@ -88,7 +88,6 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
             ..DriverOptions::default()
         },
         no_replay: flags.no_replay() && flags.read_only(),
-        filling: None,
         ..OpenOptions::default()
     };
     let fs = Ext4::open(device.clone(), options).ok()?;

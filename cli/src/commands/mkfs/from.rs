@@ -58,8 +58,9 @@ impl Filling {
     /// Fills the filesystem in `image`. It must be new.
     pub fn fill(&mut self, image: &Path, silent: bool) -> Result<FillOutcome> {
         let fill_options = FillOptions { silent, ..self.options.clone() };
+        let stopped_clock = Some(self.options.time);
         let options =
-            ImageOptions { read_only: false, filling: Some(self.options.time), ..ImageOptions::default() };
+            ImageOptions { read_only: false, filling: true, stopped_clock, ..ImageOptions::default() };
         let device = open_to_format(image)?;
         self.source.rewind()?;
         let spec = self.spec.as_deref().map(open_spec).transpose()?;
