@@ -14,6 +14,7 @@ pub mod epoch;
 pub mod error;
 mod failure;
 mod fallocate;
+mod feature_list;
 mod file_io;
 mod grow;
 mod icache;
@@ -50,6 +51,7 @@ pub use driver::{
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;
+pub use feature_list::FeatureList;
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use ivers_sync as sync;
 pub use lookup::Listed;

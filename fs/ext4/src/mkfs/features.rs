@@ -2,6 +2,7 @@
 
 use super::ExtType;
 use crate::layout::{Compat, Incompat, RoCompat};
+use ivers_vfs::FeatureList;
 
 /// Features of a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,34 +38,30 @@ const CHOICES: [(&str, Feature); 12] = [
     ("project", R(RoCompat::PROJECT)),
 ];
 
+/// Another name of a feature in e2fsprogs, and the one here.
+const ALIASES: [(&str, &str); 1] = [("extents", "extent")];
+
 /// Changes of the features of a type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FeatureChanges(Vec<(&'static str, bool)>);
+pub struct FeatureChanges(FeatureList);
 
 impl FeatureChanges {
     /// Parses a list as `mke2fs -O` does: `name` adds a feature, `^name` removes it, and commas separate. On
     /// error returns why not.
     pub fn parse(list: &str) -> Result<Self, String> {
-        let mut changes = Self::default();
-        for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
-            // e2fsprogs has two names for it.
-            let name = if name == "extents" { "extent" } else { name };
-            let Some((name, _)) = CHOICES.iter().find(|(known, _)| *known == name) else {
-                let names = CHOICES.map(|(name, _)| name).join(", ");
-                return Err(format!("there is no feature {name:?} to choose; there are {names}"));
-            };
-            if changes.asks(name) == Some(!on) {
-                return Err(format!("{name} is both added and removed"));
+        let is_known = |name: &str, _| {
+            if CHOICES.iter().any(|(known, _)| *known == name) {
+                return Ok(());
             }
-            changes.0.push((name, on));
-        }
-        Ok(changes)
+            let names = CHOICES.map(|(name, _)| name).join(", ");
+            Err(format!("there is no feature {name:?} to choose; there are {names}"))
+        };
+        FeatureList::parse(list, &ALIASES, is_known).map(Self)
     }
 
     /// Returns whether a feature is added (true) or removed (false). `None`: it is not named.
     pub fn asks(&self, name: &str) -> Option<bool> {
-        self.0.iter().find(|(asked, _)| *asked == name).map(|(_, on)| *on)
+        self.0.asks(name)
     }
 }
 

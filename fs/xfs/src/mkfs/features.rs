@@ -1,6 +1,7 @@
 //! The optional features of a new filesystem, by name.
 
 use crate::layout::features::{Incompat, RoCompat};
+use ivers_vfs::FeatureList;
 
 /// Another name of a feature: that of mkfs.xfs, and the name in this driver.
 const ALIASES: [(&str, &str); 1] = [("inobtcount", "inobtcnt")];
@@ -36,18 +37,9 @@ impl Features {
     /// On error returns why not.
     pub fn parse(list: &str) -> Result<Self, String> {
         let mut features = Self::default();
-        let mut asked: Vec<(&str, bool)> = Vec::new();
-        for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
-            let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, name)| name);
-            if asked.iter().any(|(before, state)| *before == name && *state != on) {
-                return Err(format!("{name} is both added and removed"));
-            }
-            features.set(name, on)?;
-            asked.push((name, on));
-        }
+        let asked = FeatureList::parse(list, &ALIASES, |name, on| features.set(name, on))?;
         if !features.ro_compat.contains(RoCompat::FINOBT) && features.ro_compat.contains(RoCompat::INOBTCNT) {
-            if asked.contains(&("inobtcnt", true)) {
+            if asked.asks("inobtcnt") == Some(true) {
                 return Err("inobtcnt needs finobt".into());
             }
             // By default it is there, and nobody asked for it.
