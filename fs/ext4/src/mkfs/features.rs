@@ -1,6 +1,6 @@
 //! The features of a new filesystem: those of its type, and those that the caller adds or removes by name.
 
-use super::ExtType;
+use super::{ExtType, MkfsOptions};
 use crate::layout::{Compat, Incompat, RoCompat};
 use ivers_vfs::FeatureList;
 
@@ -66,8 +66,9 @@ impl FeatureChanges {
 }
 
 impl Features {
-    /// Returns the features of a type, with changes.
-    pub fn new(fs_type: ExtType, changes: &FeatureChanges) -> Self {
+    /// Returns the features of the type, with the changes. Without a journal if the options have none.
+    pub fn new(options: &MkfsOptions) -> Self {
+        let (fs_type, changes) = (options.fs_type, &options.features);
         let mut features = Self {
             compat: Compat::EXT_ATTR | Compat::RESIZE_INODE | Compat::DIR_INDEX,
             incompat: Incompat::FILETYPE,
@@ -86,6 +87,9 @@ impl Features {
                 I(flag) => features.incompat.set(flag, on),
                 R(flag) => features.ro_compat.set(flag, on),
             }
+        }
+        if !options.journal {
+            features.compat.remove(Compat::HAS_JOURNAL);
         }
         if !features.incompat.contains(Incompat::EXTENTS) && changes.asks("64bit").is_none() {
             // By default it is there, and nobody asked for it: it needs extents.

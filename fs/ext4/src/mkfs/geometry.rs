@@ -152,7 +152,7 @@ impl Geometry {
         let mut blocks = size_bytes / u64::from(block_size);
         let first_data_block = u64::from(block_size == 1024);
         let per_group = block_size * 8;
-        let features = Features::new(options.fs_type, &options.features);
+        let features = Features::new(options);
         if features.incompat.contains(Incompat::BIT64) && !features.incompat.contains(Incompat::EXTENTS) {
             return Err(refuse("the feature 64bit needs extent".to_owned()));
         }
@@ -201,7 +201,7 @@ impl Geometry {
                 blocks -= last;
                 continue;
             }
-            let journalled = options.journal && features.compat.contains(Compat::HAS_JOURNAL);
+            let journalled = features.compat.contains(Compat::HAS_JOURNAL);
             let journal_blocks = if journalled { journal_blocks(blocks) as u32 } else { 0 };
             if journalled && journal_blocks == 0 {
                 return Err(refuse(format!(
@@ -253,8 +253,7 @@ impl Geometry {
         raw.s_rev_level = 1.into();
         raw.s_first_ino = FIRST_INO.into();
         raw.s_inode_size = (options.inode_size as u16).into();
-        features.compat.set(Compat::HAS_JOURNAL, self.journal_blocks > 0);
-        if self.journal_blocks > 0 {
+        if features.compat.contains(Compat::HAS_JOURNAL) {
             raw.s_journal_inum = 8.into();
             raw.s_jnl_backup_type = 1;
         }
