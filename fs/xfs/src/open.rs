@@ -7,7 +7,7 @@ use crate::log::{self, Opened, Replayed};
 use crate::volume::Xfs;
 use crate::write::space::Space;
 use ivers_block::{BlockNo, BufferCache, ByteOffset, Device};
-use ivers_journal::{Commits, Costs, Journal, JournalOptions, LogFormat};
+use ivers_journal::{Commits, Journal, JournalOptions, LogFormat};
 use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result, ServedEpoch};
 use std::sync::{Arc, Weak};
@@ -33,10 +33,6 @@ pub struct OpenOptions {
     pub write: bool,
     /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
-    /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
-    /// is logged, no epoch is recorded and no change attribute served. After a crash the superblock says that
-    /// mkfs did not finish.
-    pub filling: bool,
 }
 
 /// Recognises XFS by the first bytes of a device.
@@ -64,7 +60,7 @@ fn read_only_reason(device: &dyn Device, sb: &Superblock, options: &OpenOptions)
         "XFS of version 4 is only read".into()
     } else if let Some(what) = unwritable(sb) {
         format!("this driver cannot write {what}")
-    } else if !options.write && !options.filling {
+    } else if !options.write {
         "this driver reads XFS and does not write it yet".into()
     } else {
         return None;
@@ -146,10 +142,7 @@ impl Xfs {
             return Err(Error::Incompatible("a writable mount without replay".into()));
         }
         let end = log::end(&*device, &sb, &place)?;
-        let opened = match options.filling {
-            true => None,
-            false => Some(log::open_for_writing(device.clone(), &sb, &place)?),
-        };
+        let Opened { log, transactions, intents } = log::open_for_writing(device.clone(), &sb, &place)?;
         // The superblock may have been in the log.
         let sb = read_super(&*device, &place)?;
         let cache = Arc::new(BufferCache::new(device, sb.block_size, options.common.budget.clone()));
@@ -161,40 +154,26 @@ impl Xfs {
             .with_commit_interval(options.common.commit_interval)
             .with_checkpoint_bytes(kept)
             .with_write_hook(hook);
-        let (journal, costs, log_state, intents) = match opened {
-            None => {
-                let journal = Journal::none_with(cache.clone(), settled);
-                (journal, Costs::WHOLE_BLOCKS, "not used".to_owned(), Vec::new())
-            }
-            Some(Opened { log, transactions, intents }) => {
-                let log_state = match transactions {
-                    None => "clean".to_owned(),
-                    Some(count) => {
-                        ::log::info!("{place}: {count} transactions of the log were replayed");
-                        format!("{count} transactions were replayed")
-                    }
-                };
-                let costs = log.costs();
-                let journal = Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?;
-                (journal, costs, log_state, intents)
+        let log_state = match transactions {
+            None => "clean".to_owned(),
+            Some(count) => {
+                ::log::info!("{place}: {count} transactions of the log were replayed");
+                format!("{count} transactions were replayed")
             }
         };
+        let costs = log.costs();
+        let journal = Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?;
         let mut xfs = Self::assemble(sb, options, cache, None, log_state);
         if !end.clean {
             xfs.counts = xfs.recount()?;
         }
         let space = Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts);
-        xfs.session = Some(Session::new(space, Commits::new(journal), options.filling));
+        xfs.session = Some(Session::new(space, Commits::new(journal)));
         xfs.check_root()?;
         xfs.serves_stored = true;
         xfs.finish_intents(intents)?;
         xfs.free_leftovers()?;
-        if options.filling {
-            xfs.epoch.serve_nothing("the filesystem is being filled");
-            xfs.mark_unfinished(true)?;
-        } else {
-            xfs.open_epoch(&end, options.trust_foreign)?;
-        }
+        xfs.open_epoch(&end, options.trust_foreign)?;
         let freed = xfs.free_orphans()?;
         if freed > 0 {
             ::log::info!("{place}: {freed} inodes without names were freed");

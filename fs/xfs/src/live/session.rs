@@ -25,12 +25,10 @@ pub(crate) struct Session {
     /// Free blocks that are kept for B-trees.
     most_reserved: u64,
     pub closed: AtomicBool,
-    /// See [`crate::OpenOptions::filling`].
-    pub filling: bool,
 }
 
 impl Session {
-    pub(crate) fn new(space: Space, commits: Commits, filling: bool) -> Self {
+    pub(crate) fn new(space: Space, commits: Commits) -> Self {
         let credits = commits.journal().max_credits() / 4;
         Self {
             most_reserved: space.most_reserved(),
@@ -40,7 +38,6 @@ impl Session {
             reserved: Reserved::default(),
             credits,
             closed: AtomicBool::new(false),
-            filling,
         }
     }
 
