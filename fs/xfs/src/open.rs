@@ -3,7 +3,7 @@
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::superblock::Superblock;
 use crate::live::{Session, journal_error};
-use crate::log::{self, Opened, Replayed};
+use crate::log::{self, Opened};
 use crate::volume::Xfs;
 use crate::write::space::Space;
 use ivers_block::{BlockNo, BufferCache, ByteOffset, Device};
@@ -104,18 +104,17 @@ impl Xfs {
         why: String,
     ) -> Result<Self> {
         let place = options.common.place.clone();
-        let end = if options.no_replay { None } else { Some(log::end(&*device, &sb, &place)?) };
-        let (device, replayed) = match options.no_replay {
+        let (device, state) = match options.no_replay {
             true => (device, None),
             false => {
-                let (device, replayed) = log::recover(device, &sb, &place)?;
-                (device, Some(replayed))
+                let (device, state) = log::recover(device, &sb, &place)?;
+                (device, Some(state))
             }
         };
-        let log_state = match replayed {
+        let log_state = match state.as_ref().map(|state| state.transactions) {
             None => "not replayed".to_owned(),
-            Some(Replayed::Clean) => "clean".to_owned(),
-            Some(Replayed::Transactions(count)) => {
+            Some(None) => "clean".to_owned(),
+            Some(Some(count)) => {
                 ::log::info!("{place}: {count} transactions of the log are replayed in memory");
                 // The superblock may be in the log.
                 sb = read_super(&*device, &place)?;
@@ -124,11 +123,12 @@ impl Xfs {
         };
         let cache = BufferCache::new(device, sb.block_size, options.common.budget.clone());
         let mut xfs = Self::assemble(sb, options, Arc::new(cache), Some(why), log_state);
-        if replayed != Some(Replayed::Clean) {
+        let clean_end = state.map(|state| state.end).filter(|end| end.clean);
+        if clean_end.is_none() {
             xfs.counts = xfs.recount()?;
         }
         xfs.check_root()?;
-        if let Some(end) = end.filter(|end| end.clean && xfs.sb.is_v5()) {
+        if let Some(end) = clean_end.filter(|_| xfs.sb.is_v5()) {
             xfs.serves_stored = xfs.open_epoch(&end, options.trust_foreign)?;
         }
         Ok(xfs)
@@ -141,8 +141,7 @@ impl Xfs {
         if options.no_replay {
             return Err(Error::Incompatible("a writable mount without replay".into()));
         }
-        let end = log::end(&*device, &sb, &place)?;
-        let Opened { log, transactions, intents } = log::open_for_writing(device.clone(), &sb, &place)?;
+        let Opened { log, transactions, intents, end } = log::open_for_writing(device.clone(), &sb, &place)?;
         // The superblock may have been in the log.
         let sb = read_super(&*device, &place)?;
         let cache = Arc::new(BufferCache::new(device, sb.block_size, options.common.budget.clone()));

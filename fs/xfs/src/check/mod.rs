@@ -63,7 +63,7 @@ use std::sync::Arc;
 pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Findings> {
     let mut found = Findings::default();
     let Some((raw, sb)) = read_super(&*device, place, &mut found)? else { return Ok(found) };
-    let (device, state) = match log::recover_for_check(device.clone(), &sb, place) {
+    let (device, state) = match log::recover(device.clone(), &sb, place) {
         Ok(recovered) => recovered,
         Err(Error::Corrupt { what, .. }) => {
             found.add("log-damaged", Place::filesystem(), what);
@@ -82,7 +82,7 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Fin
     };
     let mut checker = Checker::new(device, sb, raw, found, memory)?;
     checker.stale_counts = replayed;
-    checker.log_head = state.head;
+    checker.log_head = Some(state.end.head).filter(|head| *head > 0);
     if let Some(transactions) = state.transactions {
         checker.found.note(format!("{transactions} transactions of the log are replayed in memory"));
     }

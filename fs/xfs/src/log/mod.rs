@@ -51,13 +51,15 @@ use refusal::dirty;
 use ring::Ring;
 use std::sync::Arc;
 
-/// What the log contains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replayed {
-    /// Nothing: the filesystem was unmounted.
-    Clean,
-    /// Transactions that are now in effect.
-    Transactions(u64),
+/// What was in the log.
+#[derive(Default)]
+pub(crate) struct LogState {
+    /// Transactions that were replayed; `None` after a clean unmount.
+    pub transactions: Option<u64>,
+    /// Its end.
+    pub end: LogEnd,
+    /// Intents without a done item.
+    pub intents: Vec<FoundIntent>,
 }
 
 /// Makes the contents of the log effective, in memory. Returns the device to use.
@@ -65,40 +67,19 @@ pub(crate) fn recover(
     device: Arc<dyn Device>,
     sb: &Superblock,
     place: &str,
-) -> Result<(Arc<dyn Device>, Replayed)> {
-    let (device, state) = recover_for_check(device, sb, place)?;
-    Ok((device, state.transactions.map_or(Replayed::Clean, Replayed::Transactions)))
-}
-
-/// What a checker must know of the log.
-#[derive(Default)]
-pub(crate) struct LogState {
-    /// Transactions that were replayed; `None` after a clean unmount.
-    pub transactions: Option<u64>,
-    /// The LSN at which the log ends; `None` if the log is empty.
-    pub head: Option<u64>,
-    /// Intents without a done item.
-    pub intents: Vec<FoundIntent>,
-}
-
-/// As [`recover`], and tells what is in the log.
-pub(crate) fn recover_for_check(
-    device: Arc<dyn Device>,
-    sb: &Superblock,
-    place: &str,
 ) -> Result<(Arc<dyn Device>, LogState)> {
     let ring = Ring::new(&*device, sb, place)?;
     let found = scan::scan(&ring)?;
-    let head = (found.head.cycle > 0).then(|| found.head.raw());
+    let end = LogEnd::of(&ring, &found)?;
     if found.clean {
-        return Ok((device, LogState { head, ..LogState::default() }));
+        return Ok((device, LogState { end, ..LogState::default() }));
     }
     if !sb.is_v5() {
         return Err(dirty(place, "the log of a filesystem of version 4 is not replayed"));
     }
     let overlay = Arc::new(OverlayDevice::new(device.clone()));
     let done = replay::replay(&ring, &found.records, &overlay, sb, place)?;
-    Ok((overlay, LogState { transactions: Some(done.count), head, intents: done.intents }))
+    Ok((overlay, LogState { transactions: Some(done.count), end, intents: done.intents }))
 }
 
 /// Returns whether the log contains nothing that is not in place.

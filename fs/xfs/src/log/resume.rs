@@ -1,6 +1,7 @@
 //! Opening the log for writing: recovery in place, and where the log continues.
 
 use super::encode::intent_id;
+use super::end::LogEnd;
 use super::refusal::dirty;
 use super::replay::{self, Done, FoundIntent};
 use super::ring::{Lsn, Ring, next_cycle};
@@ -21,6 +22,8 @@ pub struct Opened {
     pub transactions: Option<u64>,
     /// Intents without a done item. The journal adopts them.
     pub intents: Vec<FoundIntent>,
+    /// The end of the log as the last writer left it.
+    pub(crate) end: LogEnd,
 }
 
 impl Opened {
@@ -46,6 +49,7 @@ pub fn open_for_writing(device: Arc<dyn Device>, sb: &Superblock, place: &str) -
     }
     let ring = Ring::new(&*device, sb, place)?;
     let found = scan::scan(&ring)?;
+    let end = LogEnd::of(&ring, &found)?;
     let mut from = Continued {
         head: found.head,
         tail: found.head,
@@ -70,7 +74,7 @@ pub fn open_for_writing(device: Arc<dyn Device>, sb: &Superblock, place: &str) -
     mark_stale(&*device, &ring, found.head, free_from)?;
     let (start, len) = (ring.start(), ring.len);
     let log = XfsLog::new(device, sb, start, len, from, place)?;
-    Ok(Opened { log, transactions, intents })
+    Ok(Opened { log, transactions, intents, end })
 }
 
 /// What the journal must know of records after the tail.

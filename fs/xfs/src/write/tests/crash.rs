@@ -4,7 +4,7 @@ use super::harness::*;
 use super::space::change;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
-use crate::log::recover_for_check;
+use crate::log::recover;
 use crate::write::alloc::{AllocRequest, Run};
 use ivers_block::{Device, FaultDevice, FileDevice, OpenMode, Recorded};
 use ivers_oracle::LoopMount;
@@ -126,7 +126,7 @@ fn after_a_power_cut_the_work_of_intents_is_finished() {
                 break;
             }
             let left = Arc::new(device.image(prefix).unwrap());
-            if !recover_for_check(left, &space.sb, "image").unwrap().1.intents.is_empty() {
+            if !recover(left, &space.sb, "image").unwrap().1.intents.is_empty() {
                 cuts.push((prefix, 0));
             }
         }
