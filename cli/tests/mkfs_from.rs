@@ -194,6 +194,34 @@ fn files_are_left_out_and_owners_replaced() {
     assert!(!place.path("d").exists());
 }
 
+/// A path of a spec file leads through a symbolic link only with `--keep-directory-symlink`.
+#[test]
+fn a_spec_file_names_files_behind_a_link() {
+    if !have_tools() {
+        return;
+    }
+    let place = Place::new();
+    let (image, spec, from) = (place.path("image"), place.path("spec"), place.path("root"));
+    fs::create_dir_all(from.join("usr/lib")).unwrap();
+    fs::write(from.join("usr/lib/old"), "old").unwrap();
+    std::os::unix::fs::symlink("usr/lib", from.join("lib")).unwrap();
+    fs::write(&spec, "/lib/new d 700 7 8\n/lib/old f 640 9 10\n").unwrap();
+    let words = [text(&image), "--size", "64M", "--from", text(&from), "--spec", text(&spec)];
+    let output = mkfs(&words);
+    let refused = "lib is a symbolic link; --keep-directory-symlink follows it";
+    assert!(!output.status.success() && said(&output).contains(refused), "{}", said(&output));
+    makes(&[&words[..], &["--keep-directory-symlink"]].concat());
+    is_clean(&image);
+    for (path, words) in [
+        ("/usr/lib/new", ["Mode:  0700", "User:     7   Group:     8"]),
+        ("/usr/lib/old", ["Mode:  0640", "User:     9   Group:    10"]),
+        ("/lib", ["Type: symlink", "User:"]),
+    ] {
+        let stat = debugfs(&image, &format!("stat {path}"));
+        assert!(words.iter().all(|word| stat.contains(word)), "{path}: {stat}");
+    }
+}
+
 #[test]
 fn a_spec_file_sets_owners_and_makes_device_nodes() {
     if !have_tools() {

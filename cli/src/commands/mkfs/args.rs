@@ -150,7 +150,8 @@ pub struct FromArgs {
     /// With --from: leave out files that match a pattern, and what is below them
     #[arg(long, value_name = "PATTERN", requires = "from")]
     pub exclude: Vec<String>,
-    /// With --from: follow and keep symbolic links to directories, such as lib -> usr/lib, of an archive
+    /// With --from: follow and keep symbolic links to directories, such as lib -> usr/lib, in the paths of an
+    /// archive and of --spec
     #[arg(long, requires = "from")]
     pub keep_directory_symlink: bool,
     #[command(flatten)]

@@ -60,9 +60,6 @@ pub fn from_archive(
     };
     let mut archive = Reader::new(BufReader::with_capacity(256 << 10, archive));
     fill(vfs, spec, options, |filler| {
-        if options.keep_directory_symlinks {
-            filler.keep_directory_links();
-        }
         unpack::unpack(&mut archive, filler, &unpack_options)
     })
 }
@@ -116,6 +113,9 @@ fn fill(
     create: impl FnOnce(&mut Filler) -> Result<(u64, Problems)>,
 ) -> Result<FillOutcome> {
     let mut filler = Filler::new(vfs.clone(), vfs.root()?, Some(at(options.time)))?;
+    if options.keep_directory_symlinks {
+        filler.keep_directory_links();
+    }
     let filled = create(&mut filler).and_then(|(files, problems)| {
         spec.iter().try_for_each(|entry| {
             apply(&mut filler, entry, options)
