@@ -13,8 +13,8 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The limit for all steps of a run: well above their usual time and below the limit of CI machines.
@@ -36,28 +36,64 @@ pub fn begin() {
 
 /// Runs a command until it ends or the limit of the run is reached.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
-    let Some(began) = BEGAN.get() else { return Ok(command.status()?) };
+    if BEGAN.get().is_none() {
+        return Ok(command.status()?);
+    }
+    status_of_run(command, std::io::stdout())
+}
+
+/// As [`status`], and returns what the command wrote to standard output and standard error.
+pub fn output(command: &mut Command) -> (Result<ExitStatus>, Vec<u8>) {
+    let written = Arc::new(Mutex::new(Vec::new()));
+    let status = status_of_run(command, Shared(written.clone()));
+    let written = std::mem::take(&mut *written.lock().unwrap());
+    (status, written)
+}
+
+/// A buffer that the thread which fills it does not own alone.
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn status_of_run(command: &mut Command, sink: impl Write + Send + 'static) -> Result<ExitStatus> {
+    let Some(began) = BEGAN.get() else {
+        return status_within(command, None, sink, || ());
+    };
     let left = RUN.saturating_sub(began.elapsed());
     let which = |mount: &MountInfo| (mount.mnt_id, mount.mount_point.clone());
     let mounted_before: HashSet<_> = test_mounts().map(|mount| which(&mount)).collect();
-    status_within(command, left, move || {
+    status_within(command, Some(left), sink, move || {
         test_mounts().filter(|mount| !mounted_before.contains(&which(mount))).for_each(|mount| abort(&mount));
     })
 }
 
-/// Runs a command until it ends or the limit is reached. `release` frees processes that cannot be killed.
+/// Runs a command until it ends or the limit is reached. What it writes goes to `sink`. `release` frees
+/// processes that cannot be killed. Without a limit Ctrl-C reaches the command; with one, it is in a group of
+/// its own, so that what it started can be killed.
 fn status_within(
     command: &mut Command,
-    limit: Duration,
+    limit: Option<Duration>,
+    sink: impl Write + Send + 'static,
     release: impl FnOnce() + Send + 'static,
 ) -> Result<ExitStatus> {
     let start = Instant::now();
     let (reader, writer) = std::io::pipe()?;
-    command.process_group(0).stdout(writer.try_clone()?).stderr(writer);
+    command.stdout(writer.try_clone()?).stderr(writer);
+    if limit.is_some() {
+        command.process_group(0);
+    }
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
     // Drops the command's copies of the pipe's write end.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let written = pass_on(reader);
+    let written = pass_on(reader, sink);
     let group = Pid::from_child(&child);
     loop {
         if let Some(status) = child.try_wait()? {
@@ -67,7 +103,7 @@ fn status_within(
             }
             return Ok(status);
         }
-        if start.elapsed() > limit {
+        if limit.is_some_and(|limit| start.elapsed() > limit) {
             break;
         }
         std::thread::sleep(LOOK);
@@ -95,14 +131,13 @@ fn with_timeout(work: impl FnOnce() + Send + 'static) {
     let _ = is_done.recv_timeout(GRACE);
 }
 
-/// Copies a pipe to standard output. The channel reports its end.
-fn pass_on(mut from: std::io::PipeReader) -> mpsc::Receiver<()> {
+/// Copies a pipe to `sink`. The channel reports its end.
+fn pass_on(mut from: std::io::PipeReader, mut sink: impl Write + Send + 'static) -> mpsc::Receiver<()> {
     let (ended, has_ended) = mpsc::channel();
     std::thread::spawn(move || {
         let mut buffer = [0; 8192];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
-            let mut out = std::io::stdout().lock();
-            if out.write_all(&buffer[..length]).and_then(|()| out.flush()).is_err() {
+            if sink.write_all(&buffer[..length]).and_then(|()| sink.flush()).is_err() {
                 break;
             }
         }
@@ -152,6 +187,8 @@ fn abort(mount: &MountInfo) {
 mod tests {
     use super::*;
 
+    const A_MINUTE: Option<Duration> = Some(Duration::from_secs(60));
+
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
@@ -162,10 +199,19 @@ mod tests {
     fn a_step_that_ends_returns_its_status() {
         for code in [0, 3] {
             let status =
-                status_within(&mut shell(&format!("exit {code}")), Duration::from_secs(60), || ()).unwrap();
+                status_within(&mut shell(&format!("exit {code}")), A_MINUTE, std::io::stdout(), || ())
+                    .unwrap();
             assert_eq!(status.code(), Some(code));
         }
-        assert!(status_within(&mut Command::new("/nonexistent"), Duration::from_secs(60), || ()).is_err());
+        let mut absent = Command::new("/nonexistent");
+        assert!(status_within(&mut absent, A_MINUTE, std::io::stdout(), || ()).is_err());
+    }
+
+    #[test]
+    fn the_output_of_a_step_can_be_kept() {
+        let (status, output) = output(&mut shell("echo one; echo two >&2; exit 4"));
+        assert_eq!(status.unwrap().code(), Some(4));
+        assert_eq!(output, b"one\ntwo\n");
     }
 
     #[test]
@@ -173,7 +219,9 @@ mod tests {
         let start = Instant::now();
         let dir = std::env::temp_dir().join(format!("ivers-limit-{}", std::process::id()));
         let script = format!("sleep 1000 & echo $! > {}; wait", dir.display());
-        let error = status_within(&mut shell(&script), Duration::from_secs(1), || ()).unwrap_err();
+        let error =
+            status_within(&mut shell(&script), Some(Duration::from_secs(1)), std::io::stdout(), || ())
+                .unwrap_err();
         assert!(error.to_string().contains("ended after"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(1) + 2 * GRACE);
         let sleeper: i32 = std::fs::read_to_string(&dir).unwrap().trim().parse().unwrap();

@@ -15,6 +15,7 @@ mod nfs;
 mod release;
 mod soak;
 mod suites;
+mod test_programs;
 #[cfg(test)]
 mod tidy;
 
@@ -139,7 +140,10 @@ fn test() -> bool {
             &["doc", "--workspace", "--no-deps", "--quiet"],
             &[("RUSTDOCFLAGS", "-D warnings")],
         )
-        && run("tests", "cargo", &["test", "--workspace"], &[])
+        && test_programs::run().unwrap_or_else(|error| {
+            eprintln!("xtask: {error:#}");
+            false
+        })
         && package()
         && run(
             "memory order",

@@ -1,0 +1,96 @@
+//! Runs the test programs of the workspace, several at once: most of them wait for disks, mounts and emulated
+//! machines for much of their time.
+
+use crate::{cargo, limit};
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// The programs that run at the same time. Each has as many threads as there are processors, so more of them
+/// would only compete.
+const AT_ONCE: usize = 2;
+
+/// Programs that take minutes. They begin first, so that no other waits for them at the end.
+const LONG: [&str; 4] = ["linux", "log", "kernel", "ivers_xfs"];
+
+/// A test program, or the tests in the documentation.
+struct Program {
+    name: String,
+    command: Command,
+}
+
+/// Builds and runs all tests. Returns whether all passed.
+pub fn run() -> Result<bool> {
+    let start = Instant::now();
+    println!("== tests: cargo test --workspace, {AT_ONCE} programs at once");
+    let mut programs = build()?;
+    println!("== tests: built in {} s", start.elapsed().as_secs());
+    programs.sort_by_key(|program| !LONG.contains(&&*program.name));
+    let waiting = Mutex::new(VecDeque::from(programs));
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(mut program) = waiting.lock().unwrap().pop_front() else { break };
+                    if !run_one(&mut program) {
+                        failed.lock().unwrap().push(program.name);
+                    }
+                }
+            });
+        }
+    });
+    println!("== tests: {} s", start.elapsed().as_secs());
+    let failed = failed.into_inner().unwrap();
+    if !failed.is_empty() {
+        eprintln!("xtask: these test programs failed: {}", failed.join(", "));
+    }
+    Ok(failed.is_empty())
+}
+
+/// Builds all test programs.
+fn build() -> Result<Vec<Program>> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output = command.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
+    anyhow::ensure!(output.status.success(), "cargo test --no-run: {}", output.status);
+    let mut programs = Vec::new();
+    for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{")) {
+        programs.extend(program(&serde_json::from_slice(line)?));
+    }
+    anyhow::ensure!(!programs.is_empty(), "cargo test --no-run names no test program");
+    let mut documentation = cargo();
+    documentation.args(["test", "--workspace", "--doc"]);
+    programs.push(Program { name: "documentation".into(), command: documentation });
+    Ok(programs)
+}
+
+/// Returns the test program of which a message of cargo tells, if it tells of one.
+fn program(message: &Value) -> Option<Program> {
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let mut command = Command::new(message["executable"].as_str()?);
+    command.current_dir(Path::new(message["manifest_path"].as_str()?).parent()?);
+    Some(Program { name: message["target"]["name"].as_str()?.into(), command })
+}
+
+/// Runs a program and prints its output when it ends, so that it does not mix with that of others.
+fn run_one(program: &mut Program) -> bool {
+    let start = Instant::now();
+    println!("running {} ({})", program.name, program.command.get_program().display());
+    let (status, output) = limit::output(&mut program.command);
+    let passed = status.as_ref().is_ok_and(|status| status.success());
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "\n== {}: {} s", program.name, start.elapsed().as_secs());
+    let _ = out.write_all(&output).and_then(|()| out.flush());
+    if let Err(error) = status {
+        eprintln!("xtask: {}: {error:#}", program.name);
+    }
+    passed
+}
