@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ivers_vfs::{FileType, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use crate::output::format;
 
@@ -63,6 +64,23 @@ impl Member {
             unusable: None,
             size: 0,
         }
+    }
+}
+
+/// Owners of all members. `None`: that of the member.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct NewOwners {
+    /// The user.
+    pub uid: Option<u32>,
+    /// The group.
+    pub gid: Option<u32>,
+}
+
+impl NewOwners {
+    /// Sets the owners of a member.
+    pub fn apply(self, member: &mut Member) {
+        member.uid = self.uid.unwrap_or(member.uid);
+        member.gid = self.gid.unwrap_or(member.gid);
     }
 }
 

@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
+use crate::archive::member::NewOwners;
 use crate::arguments::{ImageName, partition_of};
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::progress;
@@ -94,10 +95,8 @@ pub struct FillOptions {
     pub latest: Option<i64>,
     /// The owner of the root directory, if it is not that of the source.
     pub root_owner: Option<(u32, u32)>,
-    /// The user of all files, instead of that of the source.
-    pub owner: Option<u32>,
-    /// The group of all files, instead of that of the source.
-    pub group: Option<u32>,
+    /// The owners of all files, instead of those of the source.
+    pub owners: NewOwners,
     /// Patterns of files that are left out.
     pub exclude: Vec<String>,
     /// Symbolic links to directories are followed.

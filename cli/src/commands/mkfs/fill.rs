@@ -18,10 +18,9 @@ use super::super::cp::interrupt;
 use super::super::cp::reader::{Host, Source};
 use super::super::cp::stream::{FileId, unpacked};
 use super::super::tar::exclude::Excludes;
-use super::super::tar::owners::NewOwners;
 use super::super::tar::unpack;
 use super::spec::{self, SPEC_MAX};
-use crate::archive::member::{Kind, Member};
+use crate::archive::member::{Kind, Member, NewOwners};
 use crate::archive::reader::Reader;
 use crate::image::filler::{Created, Filler, names_of};
 use crate::image::inode_handle::InodeHandle;
@@ -49,7 +48,7 @@ pub fn from_archive(
     let unpack_options = unpack::Options {
         excludes: &excludes,
         strip: 0,
-        owners: owners_of(options),
+        owners: options.owners,
         latest: options.latest.map(at),
         show: &|_| Ok(()),
         // Reading a directory changes them, so equal trees would give unequal images.
@@ -59,13 +58,7 @@ pub fn from_archive(
         archive_bytes: options.source_bytes,
     };
     let mut archive = Reader::new(BufReader::with_capacity(256 << 10, archive));
-    fill(vfs, spec, options, |filler| {
-        unpack::unpack(&mut archive, filler, &unpack_options)
-    })
-}
-
-fn owners_of(options: &FillOptions) -> NewOwners {
-    NewOwners { uid: options.owner, gid: options.group }
+    fill(vfs, spec, options, |filler| unpack::unpack(&mut archive, filler, &unpack_options))
 }
 
 /// Fills a filesystem from a directory of the host. `image` is left out if it is in there.
@@ -83,7 +76,7 @@ pub fn from_dir(
         std::thread::scope(|scope| {
             let (sender, receiver) = sync_channel(QUEUE);
             let (batch, batch_bytes, linked) = (Vec::new(), 0, HashSet::new());
-            let owners = owners_of(options);
+            let owners = options.owners;
             let mut walker = Walker { sender, batch, batch_bytes, image, excludes, owners, latest, linked };
             let builder = std::thread::Builder::new().name("ivers-reader".into());
             builder.spawn_scoped(scope, move || walker.walk(dir))?;

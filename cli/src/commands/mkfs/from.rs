@@ -10,7 +10,6 @@ use ivers_vfs::MountOptions;
 
 use super::super::edit::Interrupts;
 use super::super::tar::exclude::Excludes;
-use super::super::tar::owners::NewOwners;
 use super::args::FromArgs;
 use super::fill::{from_dir, read_spec};
 use super::source::Source;
@@ -43,11 +42,9 @@ impl Filling {
         if let Some(spec) = &args.spec {
             read_spec(open_spec(spec)?).with_context(|| spec.display().to_string())?;
         }
-        let NewOwners { uid: owner, gid: group } = args.owners.owners();
         let options = FillOptions {
             source_bytes: source.bytes(),
-            owner,
-            group,
+            owners: args.owners.owners(),
             exclude: args.exclude.clone(),
             keep_directory_symlinks: args.keep_directory_symlink,
             ..options

@@ -1,7 +1,7 @@
 //! `--owner`, `--group` and `--all-root`: owners that replace those of the source.
 
 use super::super::edit::owner::{group_id, user_id};
-use crate::archive::member::Member;
+use crate::archive::member::NewOwners;
 
 /// The options.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -29,22 +29,5 @@ impl OwnerArgs {
         [("--owner", self.owner.is_some()), ("--group", self.group.is_some()), ("--all-root", self.all_root)]
             .into_iter()
             .find_map(|(name, given)| given.then_some(name))
-    }
-}
-
-/// Owners of all members. `None`: that of the member.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NewOwners {
-    /// The user.
-    pub uid: Option<u32>,
-    /// The group.
-    pub gid: Option<u32>,
-}
-
-impl NewOwners {
-    /// Sets the owners of a member.
-    pub fn apply(self, member: &mut Member) {
-        member.uid = self.uid.unwrap_or(member.uid);
-        member.gid = self.gid.unwrap_or(member.gid);
     }
 }

@@ -10,8 +10,7 @@ use ivers_vfs::{Cred, Error, FileType, Ino, InodeRef, NameError, Timestamp, Vfs}
 
 use super::super::cp::reader::{self, Source};
 use super::exclude::Excludes;
-use super::owners::NewOwners;
-use crate::archive::member::{Kind, Member};
+use crate::archive::member::{Kind, Member, NewOwners};
 use crate::archive::sparse::{RUNS_MAX, Run};
 use crate::archive::writer::Writer;
 use crate::arguments::{image_path, join, last_name};

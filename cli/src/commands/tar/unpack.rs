@@ -6,8 +6,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use ivers_vfs::{Error, FileType, NameError, Timestamp};
 
 use super::exclude::Excludes;
-use super::owners::NewOwners;
-use crate::archive::member::{ArchiveError, Kind, Member};
+use crate::archive::member::{ArchiveError, Kind, Member, NewOwners};
 use crate::archive::reader::{DataError, Reader};
 use crate::image::filler::{Filler, names_of};
 use crate::output::failure::{Problems, code, line, say_error};
