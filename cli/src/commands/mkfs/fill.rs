@@ -237,7 +237,7 @@ impl Walker {
                 path.push(b'/');
             }
             path.extend_from_slice(&name);
-            if self.excludes.excludes_last(&path.split(|&byte| byte == b'/').collect::<Vec<_>>()) {
+            if self.excludes.excludes_last(&path) {
                 continue;
             }
             match Host.child(&level.dir, &name) {

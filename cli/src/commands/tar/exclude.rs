@@ -31,19 +31,21 @@ impl Excludes {
         Ok(Self(patterns.iter().map(parse).collect::<Result<_>>()?))
     }
 
-    /// Returns whether the last name of a path is excluded.
-    pub fn excludes_last(&self, names: &[&[u8]]) -> bool {
-        !self.0.is_empty()
-            && (0..names.len()).any(|start| {
-                let path = names[start..].join(&b'/');
-                let path = String::from_utf8_lossy(&path);
-                self.0.iter().any(|pattern| pattern.matches_with(&path, OPTIONS))
-            })
+    /// Returns whether the last name of a path is excluded. The path has no slash at its ends.
+    pub fn excludes_last(&self, path: &[u8]) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        std::iter::once(0).chain(slashes.map(|(at, _)| at + 1)).any(|start| {
+            let path = String::from_utf8_lossy(&path[start..]);
+            self.0.iter().any(|pattern| pattern.matches_with(&path, OPTIONS))
+        })
     }
 
     /// Returns whether a path, or a directory on the way to it, is excluded.
     pub fn excludes(&self, names: &[&[u8]]) -> bool {
-        !self.0.is_empty() && (1..=names.len()).any(|end| self.excludes_last(&names[..end]))
+        !self.0.is_empty() && (1..=names.len()).any(|end| self.excludes_last(&names[..end].join(&b'/')))
     }
 }
 

@@ -102,8 +102,7 @@ impl<W: Write> Packer<'_, W> {
             };
             let found = child(self.vfs, &level.dir, &name);
             path = join(&path, &name);
-            let parts: Vec<_> = path[2..].split(|&byte| byte == b'/').collect();
-            if self.options.excludes.excludes_last(&parts) {
+            if self.options.excludes.excludes_last(&path[2..]) {
                 continue;
             }
             match found {
