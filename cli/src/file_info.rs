@@ -37,6 +37,11 @@ pub fn instance(vfs: &Vfs) -> String {
     instance
 }
 
+/// Returns whether the values of an instance outlive its mount. Mounts name their instances in the same way.
+pub fn is_persistent(instance: &str) -> bool {
+    !instance.contains('-')
+}
+
 /// Reads the information on an inode of an image.
 pub fn of_inode(vfs: &Vfs, inode: &InodeRef) -> FileInfo {
     let change = vfs.change(inode);

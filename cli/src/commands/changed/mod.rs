@@ -105,10 +105,10 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
     error
 }
 
-/// Returns why all change attributes differ from the saved ones, if they do: the epoch was raised. An epoch
-/// is part of each value of an instance whose values are persistent.
+/// Returns why all change attributes differ from the saved ones, if they do. The upper bits of values that
+/// outlive their mount are an epoch; it is raised when another system may have written to the image.
 fn why_all_differ(old: &Header, new: &Header) -> Option<&'static str> {
-    let is_persistent = !new.instance.contains('-');
+    let is_persistent = file_info::is_persistent(&new.instance);
     let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);
     match (epoch(old).filter(|_| is_persistent)?, epoch(new)?) {
         (before, now) if before == now => None,
