@@ -88,7 +88,7 @@ impl Ops {
         let dir = s.node(ino)?;
         dir.note_listed();
         let (mut cursor, mut used, mut goal) = (offset, 0, s.plus_bytes.expected());
-        loop {
+        'reply: loop {
             let (mut found, mut is_last) = (used, true);
             let mut enough = |name: &[u8]| {
                 found += plus_entry_bytes(name);
@@ -104,8 +104,7 @@ impl Ops {
                 let bytes = plus_entry_bytes(&entry.name);
                 if self.add_with_attributes(ino, &entry, reply) {
                     s.plus_bytes.0.store(used + bytes, Ordering::Relaxed);
-                    s.prune_if_needed();
-                    return Ok(());
+                    break 'reply;
                 }
                 (cursor, used) = (entry.next, used + bytes);
             }
