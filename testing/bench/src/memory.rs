@@ -134,9 +134,9 @@ fn resident_bytes() -> Result<u64> {
 /// an image only watches another one, which serves.
 pub(crate) fn largest_peak_bytes(process: u32) -> Result<u64> {
     let peak = |process: u32| status_bytes(&format!("/proc/{process}/status"), "VmHWM:");
-    // A child that has ended meanwhile has no memory to report.
-    let of_all = processes::tree(process)?.into_iter().map(|process| peak(process).unwrap_or(0)).max();
-    Ok(peak(process)?.max(of_all.unwrap_or(0)))
+    // One that has ended meanwhile has no memory to report.
+    let peaks = processes::tree(process)?.into_iter().filter_map(|process| peak(process).ok());
+    peaks.max().with_context(|| format!("process {process} has ended"))
 }
 
 /// Returns a size from the status file of a process.

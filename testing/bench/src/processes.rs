@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn the_processor_time_of_a_grandchild_counts() {
-        let busy = "sh -c 'while :; do :; done'; true";
+        // The limit ends the loop if this test does not.
+        let busy = "sh -c 'ulimit -t 60; while :; do :; done'; true";
         let mut shell = Command::new("sh").args(["-c", busy]).spawn().unwrap();
         let begun = std::time::Instant::now();
         // This process's own time grows between the two.
