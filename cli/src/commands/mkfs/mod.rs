@@ -158,13 +158,10 @@ impl Place {
     fn new(args: &Args) -> Result<Self> {
         let name = args.image.display().to_string();
         let is_auto = args.size.as_deref() == Some("auto");
-        let size = match args.size.as_deref().filter(|_| !is_auto) {
-            None => None,
-            Some(text) => Some(
-                parse_size(text)
-                    .ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))?,
-            ),
-        };
+        let size = args.size.as_deref().filter(|_| !is_auto).map(|text| {
+            parse_size(text).ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))
+        });
+        let size = size.transpose()?;
         let image = ImageName::parse(&args.image);
         let found = std::fs::metadata(&image.file).ok();
         if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
