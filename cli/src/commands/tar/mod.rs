@@ -56,8 +56,8 @@ root, also for owners and device nodes. Reads ustar, pax and GNU archives and th
 existing file is replaced, an existing directory stays. A path with \"..\" or through a symbolic link is \
 refused; a leading slash is removed. With --keep-directory-symlink, a symbolic link to a directory is \
 followed and stays. Such a link never leads out of IMAGE:/path, which is its root directory. What cannot be \
-created is named on standard error, the rest is created, and the exit code is not 0. A truncated \
-or damaged archive is an error that names member and byte.
+created is named on standard error, the rest is created, and the exit code is not 0. A truncated or damaged \
+archive is an error that names member and byte.
 
 A compressed archive is decompressed or compressed by a pipe.
 
