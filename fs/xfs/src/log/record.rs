@@ -1,6 +1,6 @@
 //! Makes log records: headers, the cycle in each sector, the checksum.
 
-use super::ring::{Lsn, next_cycle, record_checksum};
+use super::ring::{Lsn, next_cycle, record_checksum, word_place};
 use super::wire::*;
 use crate::layout::raw::{RawLogOp, RawLogRecord};
 use std::mem::offset_of;
@@ -78,10 +78,7 @@ impl RecordShape {
         }
         // Each sector starts with its cycle. What was there is in the headers.
         for (index, sector) in data.chunks_exact_mut(SECTOR).enumerate() {
-            let at = match index / WORDS {
-                0 => offset_of!(RawLogRecord, h_cycle_data) + index * 4,
-                header => header * SECTOR + 4 + index % WORDS * 4,
-            };
+            let at = word_place(index);
             heads[at..at + 4].copy_from_slice(&sector[..4]);
             sector[..4].copy_from_slice(&cycle_of(headers + index).to_be_bytes());
         }
@@ -145,9 +142,9 @@ mod tests {
             assert!(bytes.len().is_multiple_of(shape.unit as usize) && bytes.len() == shape.bytes(len));
             let before_end = ((ring.len - sector) as usize * SECTOR).min(bytes.len());
             let (first, second) = bytes.split_at(before_end);
-            let start = ring.start() + u64::from(sector) * SECTOR as u64;
+            let start = ring.offset(sector);
             device.write_at(start, first).unwrap();
-            device.write_at(ring.start(), second).unwrap();
+            device.write_at(ring.offset(0), second).unwrap();
             let record = ring.record(sector).unwrap().unwrap_or_else(|| panic!("{unit}, {len}, {sector}"));
             assert_eq!((record.lsn, record.tail, record.operations), (lsn, tail, 9));
             assert!(record.data.starts_with(&data) && record.longest == shape.longest);

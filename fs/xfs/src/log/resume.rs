@@ -4,7 +4,7 @@ use super::encode::intent_id;
 use super::end::LogEnd;
 use super::refusal::dirty;
 use super::replay::{self, Done, FoundIntent};
-use super::ring::{Lsn, Ring, next_cycle};
+use super::ring::{Lsn, Ring};
 use super::scan;
 use super::wire::{IN_FLIGHT, SECTOR};
 use super::writer::{Continued, XfsLog};
@@ -72,7 +72,7 @@ pub fn open_for_writing(device: Arc<dyn Device>, sb: &Superblock, place: &str) -
     }
     let free_from = if found.clean { found.head } else { found.tail };
     mark_stale(&*device, &ring, found.head, free_from)?;
-    let (start, len) = (ring.start(), ring.len);
+    let (start, len) = (ring.offset(0), ring.len);
     let log = XfsLog::new(device, sb, start, len, from, place)?;
     Ok(Opened { log, transactions, intents, end })
 }
@@ -101,17 +101,12 @@ fn mark_stale(device: &dyn Device, ring: &Ring<'_>, head: Lsn, tail: Lsn) -> Res
     let free = if used == 0 && head.cycle != tail.cycle { 0 } else { ring.len - used };
     let count = free.min(IN_FLIGHT);
     let mut written = false;
-    for (index, cycle) in ring.cycles(head.sector, count)?.into_iter().enumerate() {
-        let sector = head.sector + index as u32;
-        let (sector, expected) = if sector < ring.len {
-            (sector, head.cycle)
-        } else {
-            (sector - ring.len, next_cycle(head.cycle))
-        };
-        if cycle >= expected && expected > 0 {
+    for (index, cycle) in (0..).zip(ring.cycles(head.sector, count)?) {
+        let at = ring.after(head, index);
+        if cycle >= at.cycle && at.cycle > 0 {
             let mut stale = vec![0; SECTOR];
-            stale[..4].copy_from_slice(&(expected - 1).to_be_bytes());
-            device.write_at(ring.start() + u64::from(sector) * SECTOR as u64, &stale)?;
+            stale[..4].copy_from_slice(&(at.cycle - 1).to_be_bytes());
+            device.write_at(ring.offset(at.sector), &stale)?;
             written = true;
         }
     }
@@ -140,7 +135,7 @@ mod tests {
         let put = |sector: u32, cycle: u32| {
             let mut bytes = [9; SECTOR];
             bytes[..4].copy_from_slice(&cycle.to_be_bytes());
-            device.write_at(ring.start() + u64::from(sector) * SECTOR as u64, &bytes).unwrap();
+            device.write_at(ring.offset(sector), &bytes).unwrap();
         };
         let head = |sector: u32| Lsn { cycle: 7, sector };
         // In the middle: a record that was written out of order, and one too far away to be one.

@@ -95,9 +95,12 @@ impl<'a> Ring<'a> {
         Ok(self.read(sector, count)?.chunks_exact(SECTOR).map(cycle_in).collect())
     }
 
-    /// Where the ring starts on its device.
-    pub(super) fn start(&self) -> ByteOffset {
-        self.start
+    /// The position some sectors, fewer than the ring has, after one.
+    pub(super) fn after(&self, lsn: Lsn, sectors: u32) -> Lsn {
+        match lsn.sector + sectors {
+            sector if sector < self.len => Lsn { sector, ..lsn },
+            sector => Lsn { cycle: next_cycle(lsn.cycle), sector: sector - self.len },
+        }
     }
 
     /// Returns the record that starts at a sector, if there is a valid one.
@@ -121,11 +124,7 @@ impl<'a> Ring<'a> {
             return Ok(None);
         }
         for (index, sector) in data.chunks_mut(SECTOR).enumerate() {
-            // The first header has its words at another offset than further ones.
-            let at = match index / WORDS {
-                0 => offset_of!(RawLogRecord, h_cycle_data) + index * 4,
-                header => header * SECTOR + 4 + index % WORDS * 4,
-            };
+            let at = word_place(index);
             // Records without a checksum may have more data than words.
             let word = heads.get(at..at + 4).unwrap_or_default();
             let len = word.len().min(sector.len());
@@ -150,6 +149,15 @@ impl<'a> Ring<'a> {
             && head.h_size.get() <= RECORD_MAX
             && Lsn::from(head.h_tail_lsn.get()) <= lsn
             && Lsn::from(head.h_tail_lsn.get()).sector < self.len
+    }
+}
+
+/// Where the headers of a record have the first word of a sector of its data. The first header has its words
+/// at another offset than further ones.
+pub(super) fn word_place(sector: usize) -> usize {
+    match sector / WORDS {
+        0 => offset_of!(RawLogRecord, h_cycle_data) + sector * 4,
+        header => header * SECTOR + 4 + sector % WORDS * 4,
     }
 }
 

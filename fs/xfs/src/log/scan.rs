@@ -1,7 +1,7 @@
 //! Finding the records from the tail to the head.
 
 use super::refusal::damaged;
-use super::ring::{Lsn, Record, Ring, next_cycle};
+use super::ring::{Lsn, Record, Ring};
 use super::wire::{IN_FLIGHT, op};
 use crate::layout::bytes::number;
 use crate::layout::raw::RawLogOp;
@@ -142,12 +142,7 @@ impl Walk {
             }
             (walk.tail, walk.longest, walk.clean) = (record.tail, record.longest, is_unmount(&record));
             walk.records.push(walk.end);
-            let next = walk.end.sector + record.sectors;
-            walk.end = if next < ring.len {
-                Lsn { sector: next, ..walk.end }
-            } else {
-                Lsn { cycle: next_cycle(walk.end.cycle), sector: next - ring.len }
-            };
+            walk.end = ring.after(walk.end, record.sectors);
         }
         Ok(walk)
     }
