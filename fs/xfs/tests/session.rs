@@ -148,6 +148,27 @@ fn a_long_file_has_few_extents() {
 }
 
 #[test]
+fn a_failed_allocation_leaves_the_size() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    let file = create(&vfs, "file");
+    write(&vfs, &file, 0, b"text").unwrap();
+    vfs.fallocate(&Cred::root(), &file, FallocateMode::KEEP_SIZE, 0, 1 << 16).unwrap();
+    vfs.sync().unwrap();
+    // There is space already. Only the record of the new size fails.
+    vfs.fs().abort(&Error::io(std::io::Error::other("no more changes")));
+    let allocation = vfs.fs().allocation().unwrap();
+    let failed =
+        allocation.fallocate(&Cred::root(), &file, FallocateMode::empty(), 0, 1 << 16, BlockPool::All);
+    assert!(failed.is_err() && file.size() == 4, "{failed:?}, {} bytes", file.size());
+}
+
+#[test]
 fn a_full_filesystem_refuses_and_recovers() {
     if !have_xfsprogs() {
         return;

@@ -118,13 +118,19 @@ impl Xfs {
         }
         let range = FileBlock(offset >> bits)..FileBlock(end.div_ceil(1 << bits));
         self.fill_holes(inode, range)?;
-        let mut size = core_of(inode).size();
-        if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
-            self.zero_stale_tail(inode, end.next_multiple_of(1 << bits))?;
-            inode.with_attr(|attr| attr.size = end);
-            size = end;
+        let size = inode.size();
+        if mode.contains(FallocateMode::KEEP_SIZE) || end <= size {
+            let stored = core_of(inode).size();
+            return self.change_size(inode, stored);
         }
-        self.change_size(inode, size)
+        self.zero_stale_tail(inode, end.next_multiple_of(1 << bits))?;
+        // Before the change: whoever sees the new counter must see the new size.
+        inode.with_attr(|attr| attr.size = end);
+        let changed = self.change_size(inode, end);
+        if changed.is_err() {
+            inode.with_attr(|attr| attr.size = size);
+        }
+        changed
     }
 
     /// Allocates unwritten blocks for every hole of a range.
