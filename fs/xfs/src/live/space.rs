@@ -29,8 +29,7 @@ impl Xfs {
         if !matches!(zeroed, Ok(()) | Err(Error::FileData(_))) {
             return zeroed;
         }
-        let mut cut = |edited: &mut Edited<'_>| edited.core.set_size(size);
-        self.remove_blocks(inode, from..END, &mut cut)?;
+        self.remove_blocks(inode, from..END, Some(size))?;
         zeroed
     }
 
@@ -42,21 +41,18 @@ impl Xfs {
         change.finish(vec![edited])
     }
 
-    /// Frees blocks of a file, in as many transactions as it takes. `first` edits the inode in the first one,
-    /// which is the change that users see.
-    fn remove_blocks(
-        &self,
-        inode: &Inode,
-        range: Range<FileBlock>,
-        first: &mut dyn FnMut(&mut Edited<'_>),
-    ) -> Result<()> {
+    /// Frees blocks of a file, in as many transactions as it takes. Users see the first one as the change; it
+    /// also sets the size on the device, if one is given.
+    fn remove_blocks(&self, inode: &Inode, range: Range<FileBlock>, size: Option<u64>) -> Result<()> {
         let mut is_first = true;
         loop {
             let mut change = self.change()?;
             let mut edited = Edited::new(inode).logged();
             if is_first {
-                first(&mut edited);
                 edited = edited.touched(Touch::Data);
+                if let Some(size) = size {
+                    edited.core.set_size(size);
+                }
             }
             let done = change.remove(&mut edited.core, range.clone())?;
             change.finish(vec![edited])?;
@@ -92,7 +88,7 @@ impl Xfs {
             self.zero_part(inode, offset, first << bits)?;
             self.zero_part(inode, last << bits, end)?;
         }
-        self.remove_blocks(inode, FileBlock(first)..FileBlock(last.max(first)), &mut |_| {})
+        self.remove_blocks(inode, FileBlock(first)..FileBlock(last.max(first)), None)
     }
 
     /// See [`ivers_vfs::AllocateOps::fallocate`].
