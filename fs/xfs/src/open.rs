@@ -14,8 +14,6 @@ use std::sync::{Arc, Weak};
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
 const MIN_JOURNAL_BYTES: u64 = 4 << 20;
-/// Blocks of this size have whole clusters of inodes.
-const MIN_UNALIGNED: u32 = 32 << 10;
 /// `sb_qflags`: usage of users, projects or groups is counted.
 const QUOTAS_ON: u16 = 0x1 | 0x8 | 0x40;
 
@@ -77,7 +75,7 @@ fn unwritable(sb: &Superblock) -> Option<&'static str> {
         Some("a filesystem that ignores the case of names")
     } else if sb.incompat.contains(Incompat::PARENT) {
         Some("parent pointers")
-    } else if sb.geometry.inode_alignment == 0 && sb.block_size < MIN_UNALIGNED {
+    } else if !sb.has_aligned_clusters() {
         Some("a filesystem with unaligned inodes")
     } else {
         None

@@ -157,6 +157,12 @@ fn features_are_refused_by_name() {
     let bytes = damaged(&good, 0, 512, put(212, &[0, 0, 1, 0x0F]));
     let fs = Xfs::open(memory(&bytes), OpenOptions::default()).unwrap();
     assert_eq!(fs.health().read_only.unwrap(), "this driver cannot write the feature unknown-0x100");
+    for alignment in [0, 3] {
+        let bytes = damaged(&good, 0, 512, put(180, &[0, 0, 0, alignment]));
+        let fs = Xfs::open(memory(&bytes), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+        let why = fs.health().read_only.unwrap();
+        assert_eq!(why, "this driver cannot write a filesystem with unaligned inodes", "{alignment}");
+    }
     let fs = Xfs::open(memory(&good), OpenOptions::default()).unwrap();
     assert!(fs.health().read_only.unwrap().contains("does not write"));
 }

@@ -346,14 +346,24 @@ impl Superblock {
         Some((block, ((agino & ((1 << self.inopb_bits) - 1)) * self.inode_size) as usize))
     }
 
-    /// Blocks of a cluster of inodes: a buffer that Linux reads, logs and writes as a whole.
-    pub fn cluster_blocks(&self) -> u32 {
+    /// Blocks of a cluster of inodes if all start at a multiple of their length.
+    fn aligned_cluster_blocks(&self) -> u32 {
         let small = BIG_CLUSTER_BYTES >> self.block_bits;
         let scaled = (BIG_CLUSTER_BYTES * (self.inode_size / SMALLEST_INODE_BYTES)) >> self.block_bits;
-        let aligned = self.geometry.inode_alignment;
-        let blocks = if self.is_v5() && aligned >= scaled { scaled } else { small };
+        let fits = self.is_v5() && self.geometry.inode_alignment >= scaled;
+        if fits { scaled.max(1) } else { small.max(1) }
+    }
+
+    /// Blocks of a cluster of inodes: a buffer that Linux reads, logs and writes as a whole.
+    pub fn cluster_blocks(&self) -> u32 {
+        let blocks = self.aligned_cluster_blocks();
         // Without this alignment only the inode B-tree knows where clusters start.
-        if aligned >= blocks { blocks.max(1) } else { 1 }
+        if self.geometry.inode_alignment >= blocks { blocks } else { 1 }
+    }
+
+    /// Whether the place of an inode tells where its cluster starts. Only then can inodes be written.
+    pub(crate) fn has_aligned_clusters(&self) -> bool {
+        self.chunk_alignment().is_multiple_of(self.aligned_cluster_blocks())
     }
 
     /// The blocks of the cluster with an inode, and the offset of the inode in it.

@@ -183,10 +183,6 @@ impl Tx<'_> {
         if percent != 0 && self.groups().counts.inodes + CHUNK_INODES > most {
             return Ok(false);
         }
-        if !alignment.is_multiple_of(sb.cluster_blocks()) {
-            let what = "inodes that are not aligned cannot be written";
-            return Err(Error::Incompatible(what.into()));
-        }
         let newest = self.agi(ag)?.agi_newino.get();
         let goal = if newest == NULL_AGINO { 0 } else { (newest >> sb.inopb_bits).min(len - 1) };
         let whole = GroupRequest {
