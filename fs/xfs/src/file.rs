@@ -6,6 +6,7 @@ use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{Error, MappedRange, RangeKind, Result};
+use std::ops::Range;
 
 impl Xfs {
     fn check_readable(&self, file: &Dinode) -> Result<()> {
@@ -38,6 +39,20 @@ impl Xfs {
         let inside = file.size().saturating_sub(offset).min(buf.len() as u64) as usize;
         buf[inside..].fill(0);
         Ok(())
+    }
+
+    /// The holes of a file in a range of blocks.
+    pub(crate) fn holes(&self, file: &Dinode, range: Range<FileBlock>) -> Result<Vec<Range<FileBlock>>> {
+        let (mut at, mut holes) = (range.start, Vec::new());
+        while at < range.end {
+            let mapping = self.map(&file.data, at, file.ino)?;
+            let stop = at.saturating_add(mapping.len).min(range.end);
+            if mapping.block.is_none() {
+                holes.push(at..stop);
+            }
+            at = stop;
+        }
+        Ok(holes)
     }
 
     /// Returns what is at a byte of a file, and how far.

@@ -1,7 +1,6 @@
 //! Space for data that is written back later.
 
 use super::{core_of, private_of};
-use crate::fork::ForkSource;
 use crate::layout::dinode::{FILE_BLOCKS_END, flags2};
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
@@ -51,17 +50,8 @@ impl Xfs {
         let session = self.session()?;
         // Before the lock of the inode, which comes after that of the groups.
         let usable = session.usable_blocks();
-        let mut holes = Vec::new();
         let core = core_of(inode);
-        let mut at = range.start;
-        while at < range.end {
-            let mapping = self.map(&core.data, at, core.ino)?;
-            let stop = at.saturating_add(mapping.len).min(range.end);
-            if mapping.block.is_none() {
-                holes.push(at..stop);
-            }
-            at = stop;
-        }
+        let holes = self.holes(&core, range)?;
         if holes.is_empty() {
             return Ok(());
         }

@@ -1,7 +1,6 @@
 //! Sizes of files, and space apart from writing: truncation and fallocate.
 
 use super::{Edited, core_of};
-use crate::fork::ForkSource;
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
@@ -129,30 +128,16 @@ impl Xfs {
         changed
     }
 
-    /// Allocates unwritten blocks for every hole of a range.
+    /// Allocates unwritten blocks for every hole of a range. The write-back lock keeps the other holes.
     fn fill_holes(&self, inode: &Inode, range: Range<FileBlock>) -> Result<()> {
-        let session = self.session()?;
-        let holes = {
-            let core = core_of(inode);
-            let (mut at, mut holes) = (range.start, 0);
-            while at < range.end {
-                let mapping = self.map(&core.data, at, core.ino)?;
-                let stop = at.saturating_add(mapping.len).min(range.end);
-                holes += if mapping.block.is_none() { stop - at } else { 0 };
-                at = stop;
-            }
-            holes
-        };
+        let holes = self.holes(&core_of(inode), range)?;
         // All or nothing, and not the reserved blocks.
-        session.check_space(holes)?;
-        let mut at = range.start;
-        while at < range.end {
-            let mapping = self.mapping_at(inode, at)?;
-            let stop = at.saturating_add(mapping.len).min(range.end);
-            at = match mapping.block {
-                Some(_) => stop,
-                None => self.allocate_unwritten(inode, at..stop)?,
-            };
+        self.session()?.check_space(holes.iter().map(|hole| hole.end - hole.start).sum())?;
+        for hole in holes {
+            let mut at = hole.start;
+            while at < hole.end {
+                at = self.allocate_unwritten(inode, at..hole.end)?;
+            }
         }
         Ok(())
     }
