@@ -9,7 +9,8 @@ use ivers_vfs::{Error, MappedRange, RangeKind, Result};
 use std::ops::Range;
 
 impl Xfs {
-    fn check_readable(&self, file: &Dinode) -> Result<()> {
+    /// Refuses a file whose data this driver cannot reach.
+    pub(crate) fn check_readable(&self, file: &Dinode) -> Result<()> {
         if file.is_realtime() {
             let what = "its data is on the realtime device, which is not supported";
             return Err(Error::Incompatible(format!("{}, inode {}: {what}", self.place, file.ino)));

@@ -2,30 +2,26 @@
 
 use super::{core_of, private_of};
 use crate::layout::dinode::{FILE_BLOCKS_END, flags2};
+use crate::layout::tree::TreeKind;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
-use ivers_vfs::{Error, Inode, NameError, Result};
+use ivers_vfs::{Inode, NameError, Result};
 use std::ops::Range;
 
 /// Bytes of the pages that the VFS writes back.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Bytes of a record of an extent, and of the header of a block of records.
-const EXTENT_BYTES: u64 = 16;
-const HEADER_BYTES: u64 = 72;
 
 impl Xfs {
     /// Extents that a block of a file's map has at least, if it is not the root.
     fn extents_a_map_block(&self) -> u64 {
-        (u64::from(self.sb.block_size) - HEADER_BYTES) / EXTENT_BYTES / 2
+        let header = TreeKind::Extents.header_bytes(self.sb.is_v5());
+        ((self.sb.block_size as usize - header) / TreeKind::Extents.record_bytes() / 2) as u64
     }
 
     /// Refuses a file whose data this driver cannot change.
     pub(super) fn expect_own_data(&self, inode: &Inode) -> Result<()> {
         let core = core_of(inode);
-        if core.is_realtime() {
-            let what = "its data is on the realtime device, which is not supported";
-            return Err(Error::Incompatible(format!("{}, inode {}: {what}", self.place, inode.ino)));
-        }
+        self.check_readable(&core)?;
         if core.flags2() & flags2::REFLINK != 0 {
             // Its blocks may be shared, and copy on write is not built yet.
             return Err(NameError::NotSupported.into());
