@@ -2,6 +2,7 @@
 
 use crate::geometry_facts::geometry_facts;
 use crate::layout::dinode::LINKS_MAX;
+use crate::layout::directory::NAME_MAX;
 use crate::layout::features::{Features2, Incompat, Version};
 use crate::live::{Edited, core_of, journal_error, private_of};
 use crate::volume::Xfs;
@@ -96,7 +97,7 @@ impl FileSystem for Xfs {
             blocks_available: usable.min(free).saturating_sub(reserved),
             files,
             files_free: files - counts.inodes.saturating_sub(counts.free_inodes),
-            name_max: 255,
+            name_max: NAME_MAX as u32,
         })
     }
 

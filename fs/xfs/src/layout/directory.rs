@@ -4,6 +4,8 @@ use super::raw::{RawDaHeader, RawDirDataHeader};
 use super::superblock::Superblock;
 use std::mem::{offset_of, size_of};
 
+/// The longest name in bytes.
+pub(crate) const NAME_MAX: usize = 255;
 /// The byte of the fork at which the hashes start.
 pub(crate) const LEAF_OFFSET: u64 = 1 << 35;
 /// The byte of the fork at which the index of free space starts.

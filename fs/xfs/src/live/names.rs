@@ -2,6 +2,7 @@
 
 use super::{Edited, XfsInode, core_of};
 use crate::inode::Dinode;
+use crate::layout::directory::{NAME_MAX, dir_unit};
 use crate::volume::Xfs;
 use crate::write::names::{Exchange, NewFile, Renaming};
 use ivers_vfs::*;
@@ -12,10 +13,6 @@ use std::sync::Arc;
 const NAME_BLOCKS: u64 = 48;
 /// Blocks of a directory that a new name may take: data, hashes, index of free space, and levels of nodes.
 const DIRECTORY_BLOCKS: u64 = 8;
-/// The longest name in bytes.
-const NAME_MAX: usize = 255;
-/// Inodes of a chunk.
-const CHUNK_INODES: u32 = 64;
 
 impl Xfs {
     /// Checks a new name, and that there is space for it.
@@ -23,10 +20,8 @@ impl Xfs {
         if name.len() > NAME_MAX {
             return Err(NameError::NameTooLong.into());
         }
-        let unit = u64::from(self.sb.dir_block_size / self.sb.block_size);
-        let chunk = u64::from(CHUNK_INODES * self.sb.inode_size / self.sb.block_size).max(1);
-        let blocks = NAME_BLOCKS + DIRECTORY_BLOCKS * unit + if makes_inode { 2 * chunk } else { 0 };
-        self.session()?.check_space(blocks)
+        let chunks = if makes_inode { 2 * u64::from(self.sb.chunk_blocks()) } else { 0 };
+        self.session()?.check_space(NAME_BLOCKS + DIRECTORY_BLOCKS * dir_unit(&self.sb) + chunks)
     }
 
     fn expect_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
