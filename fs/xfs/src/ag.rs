@@ -109,7 +109,7 @@ impl Xfs {
         for head in self.agi(ag)?.unlinked {
             let mut next = head;
             while next != NULL_AGINO {
-                let ino = u64::from(ag) << (self.sb.ag_block_bits + self.sb.inopb_bits) | u64::from(next);
+                let ino = self.sb.ino(ag, next);
                 if !found.insert(ino) {
                     return Err(self.corrupt("a list of unlinked inodes has a cycle", Whose::Inode(ino)));
                 }

@@ -10,11 +10,6 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 
 impl Checker {
-    /// The first inode of a group.
-    fn group_inode(&self, ag: u32, agino: u32) -> u64 {
-        u64::from(ag) << (self.sb.ag_block_bits + self.sb.inopb_bits) | u64::from(agino)
-    }
-
     /// Walks the inode B-trees of a group.
     pub(super) fn check_inode_trees(&mut self, ag: u32, agi: &RawAgi) -> Result<()> {
         let sparse = self.sb.incompat.contains(Incompat::SPARSE);
@@ -23,7 +18,7 @@ impl Checker {
         let mut visit = |checker: &mut Checker, bytes: &[u8]| {
             let record = InodeChunk::decode(bytes, sparse);
             let place = Place::group(ag);
-            let ino = checker.group_inode(ag, record.first);
+            let ino = checker.sb.ino(ag, record.first);
             if record.first < end || !checker.is_chunk_start(ag, &record) {
                 let what = format!("a chunk of inodes starts at inode {} of the group", record.first);
                 checker.bad("inode-chunk-invalid", Place { inode: Some(ino), ..place }, what);
@@ -79,7 +74,7 @@ impl Checker {
         let (mut records, mut wrong) = (0u64, false);
         let mut visit = |checker: &mut Checker, bytes: &[u8]| {
             let record = InodeChunk::decode(bytes, sparse);
-            let ino = checker.group_inode(ag, record.first);
+            let ino = checker.sb.ino(ag, record.first);
             records += 1;
             let chunk = checker.chunks.get(&ino);
             let same = chunk.is_some_and(|chunk| {
@@ -132,8 +127,7 @@ impl Checker {
             let Some(block) = self.sb.ag_block(ag, agino >> self.sb.inopb_bits) else {
                 continue;
             };
-            let place =
-                Place { inode: Some(self.group_inode(ag, record.first)), ..Place::group(ag).at(block.0) };
+            let place = Place { inode: Some(self.sb.ino(ag, record.first)), ..Place::group(ag).at(block.0) };
             if holes == part {
                 continue;
             }

@@ -23,10 +23,9 @@ impl Checker {
     }
 
     fn check_list(&mut self, ag: u32, list: u32, head: u32) -> Result<()> {
-        let bits = self.sb.ag_block_bits + self.sb.inopb_bits;
         let mut next = head;
         while next != NULL_AGINO {
-            let ino = u64::from(ag) << bits | u64::from(next);
+            let ino = self.sb.ino(ag, next);
             let (found, links) =
                 self.chunk(ino).map_or((0, 0), |(chunk, at)| (chunk.kinds[at], chunk.links[at]));
             let place = Place { inode: Some(ino), ..Place::group(ag) };
