@@ -49,7 +49,7 @@ impl Xfs {
     }
 
     /// Makes an inode: with a name in `dir`, or on the list of unlinked inodes.
-    fn make(&self, dir: &Inode, name: Option<&[u8]>, new: &NewInode) -> Result<LoadedInode> {
+    pub(super) fn make(&self, dir: &Inode, name: Option<&[u8]>, new: &NewInode) -> Result<LoadedInode> {
         self.expect_room(name.unwrap_or_default(), true)?;
         let xattrs: Vec<_> = new.xattrs.iter().map(|(name, value)| (&name[..], &value[..])).collect();
         let file = NewFile {
@@ -77,14 +77,6 @@ impl Xfs {
         change.finish(edited)?;
         loaded.attr = inode.attr();
         Ok(loaded)
-    }
-
-    pub(super) fn create_name(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.make(dir, Some(name), new)
-    }
-
-    pub(super) fn create_nameless(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        self.make(dir, None, new)
     }
 
     pub(super) fn link_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {

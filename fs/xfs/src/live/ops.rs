@@ -31,7 +31,7 @@ impl DirectoryOps for Xfs {
     }
 
     fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.create_name(dir, name, new)
+        self.make(dir, Some(name), new)
     }
 
     fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
@@ -49,7 +49,7 @@ impl DirectoryOps for Xfs {
 
 impl UnnamedFileOps for Xfs {
     fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        self.create_nameless(dir, new)
+        self.make(dir, None, new)
     }
 }
 
