@@ -99,8 +99,7 @@ fn a_dirty_log_is_replayed_in_memory() {
             ivers_oracle::run("xfs_io", ["-x", "-c", how, &path]).unwrap();
             mounted.unmount().unwrap();
             let copy = dir.path().join("copy");
-            ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()])
-                .unwrap();
+            copy_image(&image, &copy);
             // The kernel replays the log when it mounts for writing.
             LoopMount::new(&copy, "").unwrap().unmount().unwrap();
             let theirs = tree_of_kernel(&copy);

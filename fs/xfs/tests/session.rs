@@ -78,7 +78,7 @@ fn a_kernel_that_stops_before_its_first_record_is_noticed() {
     drop(vfs);
     let mounted = LoopMount::new(&image, "").unwrap();
     let copy = dir.path().join("copy");
-    ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    copy_image(&image, &copy);
     mounted.unmount().unwrap();
     let vfs = mount_writable(&copy);
     assert!(value(&vfs, "/file") > before);
@@ -97,7 +97,7 @@ fn a_session_that_does_not_end_raises_the_values() {
     drop(create(&vfs, "file"));
     vfs.sync().unwrap();
     let before = value(&vfs, "/file");
-    ivers_oracle::run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    copy_image(&image, &copy);
     vfs.unmount().unwrap();
     let vfs = mount(&copy);
     assert!(!vfs.info().semantics.persistent);

@@ -28,8 +28,7 @@ fn storm(name: &str, args: &[&str], image: &Path) {
             if check_each > 0 && step % check_each == 0 {
                 storm.vfs().sync().unwrap();
                 let copy = image.with_extension("copy");
-                let words = ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()];
-                ivers_oracle::run("cp", words).unwrap();
+                copy_image(image, &copy);
                 assert_clean(&copy, &format!("{what}, step {step}"));
             }
         }

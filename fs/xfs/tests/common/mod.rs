@@ -259,6 +259,10 @@ pub fn mount_writable(path: &Path) -> Arc<Vfs> {
     Vfs::mount(fs, MountOptions::default()).unwrap_or_else(|error| panic!("mount: {error}"))
 }
 
+pub fn copy_image(from: &Path, to: &Path) {
+    ivers_oracle::run("cp", ["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()]).unwrap();
+}
+
 /// xfs_repair reports nothing.
 pub fn repair_finds_nothing(path: &Path, what: &str) {
     let words = ["-n".as_ref(), "-f".as_ref(), path.as_os_str()];

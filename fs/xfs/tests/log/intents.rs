@@ -71,8 +71,7 @@ fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
         let found: Vec<_> = opened.intents.iter().map(|intent| intent.id).collect();
         assert_eq!(found, [1, 3], "session {session}");
         assert!(opened.transactions.is_some());
-        let (volume, left) = Volume::with_intents(device.clone(), opened);
-        assert_eq!(left, 2);
+        let volume = Volume::with_log(device.clone(), opened.log);
         let refused = volume.journal.begin(1000).map(drop);
         assert!(matches!(refused, Err(JournalError::UnfinishedIntents { count: 2 })), "{refused:?}");
         for intent in [&intents[0], &intents[2]] {
@@ -86,7 +85,7 @@ fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
         }
     }
     let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
-    let (volume, _) = Volume::with_intents(device.clone(), opened);
+    let volume = Volume::with_log(device.clone(), opened.log);
     for intent in [&intents[0], &intents[2]] {
         assert!(volume.journal.adopt(intent.clone()));
     }

@@ -27,11 +27,6 @@ fn has_tools() -> bool {
     have_xfsprogs() && have_programs(&["xfs_io", "xfs_logprint"]) && can_loop_mount()
 }
 
-fn repair_finds_nothing(image: &Path, what: &str) {
-    let output = output("xfs_repair", ["-n".as_ref(), image.as_os_str()]).unwrap();
-    assert!(output.status.success(), "{what}: {}", said(&output));
-}
-
 /// Makes an image that Linux filled.
 fn image(path: &Path, args: &[&str]) {
     mkfs(path, args, None);
@@ -254,7 +249,7 @@ fn logs_of_linux_are_replayed_in_place() {
             run("xfs_io", ["-x", "-c", how, &point]).unwrap();
             mounted.unmount().unwrap();
             let copy = dir.path().join("copy");
-            run("cp", ["--sparse=always".as_ref(), path.as_os_str(), copy.as_os_str()]).unwrap();
+            copy_image(&path, &copy);
             LoopMount::new(&copy, "").unwrap().unmount().unwrap();
             let mounted = LoopMount::new(&copy, "ro").unwrap();
             let theirs = kernel_tree(mounted.path());

@@ -191,6 +191,10 @@ impl Run {
 
     fn free(&mut self, handle: &Handle, index: usize) {
         handle.forget_unit(&unit(index));
+        self.note_freed(handle, index);
+    }
+
+    fn note_freed(&mut self, handle: &Handle, index: usize) {
         let durable = Arc::new(AtomicBool::new(false));
         self.freed.insert(index, durable.clone());
         handle.on_commit(Box::new(move || durable.store(true, Ordering::SeqCst)));
@@ -214,12 +218,7 @@ impl Run {
                 }
                 self.model.units[index] = Some(Content::Meta(n));
             }
-            Some(Content::Data(_)) => {
-                let durable = Arc::new(AtomicBool::new(false));
-                self.freed.insert(index, durable.clone());
-                handle.on_commit(Box::new(move || durable.store(true, Ordering::SeqCst)));
-                self.model.units[index] = Some(Content::Free);
-            }
+            Some(Content::Data(_)) => self.note_freed(handle, index),
             _ if reusable && self.rng.random_bool(0.5) => {
                 for block in unit.iter() {
                     let data = n.to_le_bytes().repeat(BLOCK / 8);

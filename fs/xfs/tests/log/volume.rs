@@ -80,13 +80,7 @@ impl Volume {
         (Self::with_log(device, log), transactions)
     }
 
-    /// Opens a log with intents, and tells how many there are.
-    pub fn with_intents(device: Arc<dyn Device>, opened: Opened) -> (Self, usize) {
-        let Opened { log, intents, .. } = opened;
-        (Self::with_log(device, log), intents.len())
-    }
-
-    fn with_log(device: Arc<dyn Device>, log: XfsLog) -> Self {
+    pub fn with_log(device: Arc<dyn Device>, log: XfsLog) -> Self {
         // The superblock may have been in the log.
         let sb = superblock(&*device);
         let cache = Arc::new(BufferCache::new(device, sb.block_size, Arc::new(Budget::unlimited())));

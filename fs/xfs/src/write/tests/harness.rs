@@ -118,6 +118,15 @@ impl Image {
         assert!(found.is_clean(), "{what}: {}", lines.join("\n"));
     }
 
+    /// Frees all blocks of files. Linux uses the filesystem after that.
+    pub fn empty(&self, files: &mut [TestFile], what: &str) {
+        let space = self.open();
+        TestFile::empty(&space, files);
+        close(space);
+        self.judge(&format!("{what}, emptied"));
+        self.use_in_linux(what);
+    }
+
     /// A copy in a file of its own.
     pub fn copy(&self, name: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -305,10 +314,16 @@ impl TestFile {
         self.extents.splice(index..index, rest.into_iter().filter(|extent| extent.run.len > 0));
     }
 
-    pub fn free_all(&mut self, tx: &mut Tx<'_>) {
-        while !self.extents.is_empty() {
-            let len = self.extents[0].run.len;
-            self.punch(tx, 0, 0, len);
+    /// Frees all blocks of files, each in a transaction of its own.
+    pub fn empty(space: &Space, files: &mut [Self]) {
+        for file in files {
+            let mut tx = space.begin(space.credits_of_change()).unwrap();
+            while !file.extents.is_empty() {
+                let len = file.extents[0].run.len;
+                file.punch(&mut tx, 0, 0, len);
+            }
+            file.store(&mut tx);
+            tx.finish().unwrap();
         }
     }
 }

@@ -143,12 +143,7 @@ fn a_fragmented_filesystem_has_parts_of_chunks() {
         close(space);
         image.judge(name);
         let space = image.open();
-        for file in &mut files {
-            let mut tx = space.begin(space.credits_of_change()).unwrap();
-            file.free_all(&mut tx);
-            file.store(&mut tx);
-            tx.finish().unwrap();
-        }
+        TestFile::empty(&space, &mut files);
         // The other halves of the chunks are free now.
         let before = space.counts().inodes;
         let mut used = Vec::new();

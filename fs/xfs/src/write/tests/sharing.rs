@@ -91,16 +91,7 @@ fn shared_blocks_are_counted_and_freed_with_their_last_owner() {
             assert_eq!(space.free_leftover_copies().unwrap(), left, "{name}");
             close(space);
             image.judge(name);
-            let space = image.open();
-            for file in &mut files {
-                let mut tx = space.begin(space.credits_of_change()).unwrap();
-                file.free_all(&mut tx);
-                file.store(&mut tx);
-                tx.finish().unwrap();
-            }
-            close(space);
-            image.judge(&format!("{name}, emptied"));
-            image.use_in_linux(name);
+            image.empty(&mut files, name);
         }
     }
 }

@@ -92,16 +92,7 @@ fn random_changes_of_space_leave_sound_filesystems() {
         }
         close(space);
         image.judge(name);
-        let space = image.open();
-        for file in &mut files {
-            let mut tx = space.begin(space.credits_of_change()).unwrap();
-            file.free_all(&mut tx);
-            file.store(&mut tx);
-            tx.finish().unwrap();
-        }
-        close(space);
-        image.judge(&format!("{name}, emptied"));
-        image.use_in_linux(name);
+        image.empty(&mut files, name);
     }
 }
 
@@ -134,16 +125,7 @@ fn a_full_filesystem_has_no_space_and_stays_sound() {
         assert!(refused > 10, "{name}: refused {refused} times");
         close(space);
         image.judge(&format!("{name}, full"));
-        let space = image.open();
-        for file in &mut files {
-            let mut tx = space.begin(space.credits_of_change()).unwrap();
-            file.free_all(&mut tx);
-            file.store(&mut tx);
-            tx.finish().unwrap();
-        }
-        close(space);
-        image.judge(&format!("{name}, emptied"));
-        image.use_in_linux(name);
+        image.empty(&mut files, name);
     }
 }
 

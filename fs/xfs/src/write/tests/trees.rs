@@ -58,12 +58,7 @@ fn trees_grow_to_several_levels_and_shrink_again() {
         assert!(!args.contains(&"rmapbt=1") || grown[2] >= least, "{name}: {grown:?}");
         image.judge(&format!("{name}, grown"));
         let space = image.open();
-        for file in &mut files {
-            let mut tx = space.begin(space.credits_of_change()).unwrap();
-            file.free_all(&mut tx);
-            file.store(&mut tx);
-            tx.finish().unwrap();
-        }
+        TestFile::empty(&space, &mut files);
         close(space);
         let shrunk = levels(&image.path, 1);
         assert_eq!(shrunk[..2], [1, 1], "{name}");
