@@ -90,7 +90,8 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     let read_only = flags.read_only() || flags.no_replay();
     let common = DriverOptions { read_only, budget: budget.clone(), ..DriverOptions::default() };
-    let options = OpenOptions { common, no_replay: flags.no_replay(), ..OpenOptions::default() };
+    let options =
+        OpenOptions { common, no_replay: flags.no_replay(), write: !read_only, ..OpenOptions::default() };
     let fs = Xfs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }
@@ -110,4 +111,19 @@ pub fn inputs() -> Vec<Vec<u8>> {
         }
     }
     inputs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases_are_mounted_for_writing() {
+        for number in 0..BASES.len() {
+            let (device, ..) = damaged(&[number as u8]);
+            let vfs = mount(&device, Flags(0)).expect("it is not damaged");
+            assert_eq!(vfs.fs().health().read_only, None, "base {number}");
+            vfs.unmount().unwrap();
+        }
+    }
 }
