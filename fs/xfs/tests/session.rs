@@ -3,9 +3,11 @@
 mod common;
 
 use common::*;
+use ivers_block::{ByteOffset, Device, FileDevice, OpenMode};
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
 use ivers_vfs::*;
+use ivers_xfs::layout::superblock::Superblock;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -221,4 +223,43 @@ fn a_full_filesystem_refuses_and_recovers() {
         repair_finds_nothing(&image, "once full");
         assert_clean(&image, "once full");
     }
+}
+
+#[test]
+fn damage_stays_visible_when_an_inode_beside_it_is_written() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    let inos = ["changed", "unlinked", "damaged"].map(|name| create(&vfs, name).ino.0);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let disk = FileDevice::open(&image, OpenMode::ReadWrite).unwrap();
+    let mut head = vec![0; 32 << 10];
+    disk.read_at(ByteOffset(0), &mut head).unwrap();
+    let sb = Superblock::parse(&head, disk.size_bytes(), "image").unwrap();
+    let cluster = |ino: u64| ino / 32;
+    assert!(inos.iter().all(|ino| cluster(*ino) == cluster(inos[0])), "{inos:?}");
+    let (block, at) = sb.inode_place(inos[2]).unwrap();
+    // A byte of the time of the last modification.
+    let offset = block.offset(sb.block_size) + at as u64 + 43;
+    let mut byte = [0];
+    disk.read_at(offset, &mut byte).unwrap();
+    disk.write_at(offset, &[byte[0] ^ 1]).unwrap();
+    drop(disk);
+    let vfs = mount_writable(&image);
+    let open = |vfs: &Arc<Vfs>, path: &str| vfs.resolve(&Cred::root(), path, false);
+    write(&vfs, &open(&vfs, "/changed").unwrap(), 0, b"text").unwrap();
+    vfs.unlink(&Cred::root(), &vfs.root().unwrap(), b"unlinked", false).unwrap();
+    drop(create(&vfs, "new"));
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let vfs = mount(&image);
+    assert_eq!(read_all(&vfs, &open(&vfs, "/changed").unwrap()).unwrap(), b"text");
+    open(&vfs, "/new").unwrap();
+    let error = open(&vfs, "/damaged").expect_err("it is damaged");
+    assert!(error.to_string().contains("bad checksum of the inode"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! LSN and checksum of a unit that is about to be written in place.
 
 use crate::layout::bytes::{MAGIC_INODE, number};
-use crate::layout::checksum::{SelfDescription, seal_inode};
+use crate::layout::checksum::{SelfDescription, is_whole_inode, seal_inode};
 use crate::layout::raw::RawDinode;
 use crate::layout::superblock::Superblock;
 use ivers_block::BlockNo;
@@ -34,10 +34,10 @@ pub fn stamp(sb: &Superblock, blocks: &[BlockNo], lsn: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Stores an LSN and the checksum in each inode of a cluster.
+/// Stores an LSN and the checksum in each inode of a cluster. One that was damaged when it was read stays so.
 pub(super) fn stamp_inodes(sb: &Superblock, lsn: u64, bytes: &mut [u8]) {
     for inode in bytes.chunks_exact_mut(sb.inode_size as usize) {
-        if number(inode, 0, 2) == Some(MAGIC_INODE.into()) {
+        if number(inode, 0, 2) == Some(MAGIC_INODE.into()) && is_whole_inode(inode) {
             inode[offset_of!(RawDinode, di_lsn)..][..8].copy_from_slice(&lsn.to_be_bytes());
             seal_inode(inode);
         }

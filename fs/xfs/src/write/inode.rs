@@ -220,10 +220,12 @@ impl Dinode {
         self.raw.di_nblocks = self.raw.di_nblocks.get().saturating_add_signed(difference).into();
     }
 
-    /// The inode as it is stored, without a valid checksum. `None` if the forks do not fit.
+    /// The inode as it is stored, with checksum 0: the write in place computes it. `None` if the forks do not
+    /// fit.
     pub(crate) fn encode(&self, sb: &Superblock) -> Option<Vec<u8>> {
         let mut raw = self.raw.clone();
         (raw.di_format, raw.di_aformat) = (self.data.format(), self.attrs.format());
+        raw.di_crc = 0.into();
         let mut bytes = raw.as_bytes().to_vec();
         bytes.resize(sb.inode_size as usize, 0);
         let literal = &mut bytes[size_of::<RawDinode>()..];

@@ -3,6 +3,7 @@
 
 use super::tx::Tx;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
+use crate::layout::checksum::is_whole_inode;
 use crate::layout::raw::RawDinode;
 use crate::volume::Whose;
 use ivers_block::BlockNo;
@@ -19,9 +20,10 @@ impl Tx<'_> {
         let (cluster, at) =
             place.ok_or_else(|| space.corrupt("an unlinked inode lies outside its group", whose))?;
         let bytes = self.read_unit(&cluster, None, whose)?;
-        let raw = read::<RawDinode>(&bytes, at).filter(|raw| {
+        let inode = bytes.get(at..at + space.sb.inode_size as usize).unwrap_or_default();
+        let raw = read::<RawDinode>(inode, 0).filter(|raw| {
             let is_own = raw.di_ino.get() == ino && raw.di_uuid == space.sb.meta_uuid;
-            raw.di_magic.get() == MAGIC_INODE && is_own
+            raw.di_magic.get() == MAGIC_INODE && is_own && is_whole_inode(inode)
         });
         let raw =
             raw.ok_or_else(|| space.corrupt_block("an unlinked inode is no inode", whose, cluster[0]))?;
@@ -29,9 +31,11 @@ impl Tx<'_> {
     }
 
     fn set_next(&mut self, ino: u64, (cluster, at): (Vec<BlockNo>, usize), next: u32) -> Result<()> {
-        let at = at + offset_of!(RawDinode, di_next_unlinked);
+        let (link, crc) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));
         self.modify(&cluster, None, Whose::Inode(ino), |bytes| {
-            bytes[at..at + 4].copy_from_slice(&next.to_be_bytes());
+            bytes[at + link..][..4].copy_from_slice(&next.to_be_bytes());
+            // The write in place computes it.
+            bytes[at + crc..][..4].fill(0);
         })
     }
 

@@ -177,8 +177,9 @@ impl Run {
             Cell::Link(number) => {
                 let (unit, offset) = self.volume.place(first_inode(&self.volume.sb) + number);
                 let buffer = self.volume.cache.get_unit(&unit).unwrap();
-                handle.modify_range(&buffer, offset + 96..offset + 100, |bytes| {
-                    bytes.copy_from_slice(&n.to_be_bytes());
+                handle.modify_range(&buffer, offset + 96..offset + 104, |bytes| {
+                    // The write in place computes the checksum.
+                    bytes.copy_from_slice(&[n.to_be_bytes(), [0; 4]].concat());
                 });
             }
             _ => {

@@ -123,6 +123,8 @@ impl Volume {
     pub fn change(&self, handle: &Handle, ino: u64, change: impl FnOnce(&mut Inode)) {
         let mut inode = self.inode(ino);
         change(&mut inode);
+        // The write in place computes the checksum.
+        inode.put(100, &[0; 4]);
         let object: Arc<dyn LogObject> = Arc::new(inode);
         handle.log_object(&object).unwrap();
     }

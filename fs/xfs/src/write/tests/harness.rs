@@ -271,6 +271,8 @@ impl TestFile {
         let raw: RawDinode = read(&inode, 0).unwrap();
         assert_eq!((raw.di_ino.get(), raw.di_format), (self.ino, 2));
         let mut put = |at: usize, value: &[u8]| inode[at..at + value.len()].copy_from_slice(value);
+        // The write in place computes it.
+        put(offset_of!(RawDinode, di_crc), &[0; 4]);
         // Linux keeps space for attributes, of which there are none.
         put(offset_of!(RawDinode, di_forkoff), &[0]);
         let blocks: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();

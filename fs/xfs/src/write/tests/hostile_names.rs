@@ -6,6 +6,7 @@ use super::harness::{Image, Seeded, close, open, superblock};
 use crate::dir::DirSource;
 use crate::fork::{Fork, ForkSource, Which};
 use crate::inode::Dinode;
+use crate::layout::checksum::seal_inode;
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::layout::directory::dir_unit;
 use crate::layout::superblock::{FsBlock, Superblock};
@@ -73,6 +74,9 @@ fn damage(random: &mut Seeded, sb: &Superblock, device: &dyn Device, blocks: &[B
             1 => *byte ^ 1 << random.below(8),
             _ => random.below(256) as u8,
         };
+    }
+    if bytes.starts_with(b"IN") {
+        bytes.chunks_exact_mut(sb.inode_size as usize).for_each(seal_inode);
     }
     stamp(sb, blocks, 0, &mut bytes);
     for (block, part) in blocks.iter().zip(bytes.chunks_exact(size)) {
