@@ -149,30 +149,20 @@ impl Tx<'_> {
         self.node_to_leaf(dir)
     }
 
-    /// Joins a leaf with one beside it if both fit easily in one.
+    /// Removes a leaf without entries, and joins one with a leaf beside it if both fit easily in one.
     fn join_leaves(&mut self, dir: &mut Dinode, tree: Shape, path: &Path, leaf: &Leaf) -> Result<()> {
         let room = Leaf::room(&self.space().sb, None);
+        if leaf.hashes.live() == 0 && !path.is_root() {
+            return self.remove_leaf(dir, tree, path);
+        }
         if leaf.hashes.live() * 3 > room {
             return Ok(());
         }
-        let Some((left_path, right_path)) = self.leaf_pair(dir, tree, path)? else {
-            // The only leaf below its node: it goes when it is empty.
-            if leaf.hashes.live() == 0 && !path.is_root() {
-                return self.remove_leaf(dir, tree, path);
-            }
-            return Ok(());
-        };
+        let Some((left_path, right_path)) = self.leaf_pair(dir, tree, path)? else { return Ok(()) };
         let mut left = self.leaf_at(dir, tree, left_path.leaf)?;
         let mut right = self.leaf_at(dir, tree, right_path.leaf)?;
         if (left.hashes.live() + right.hashes.live()) * 4 > room * 3 {
             return Ok(());
-        }
-        // One without entries goes. Its removed ones must not be joined: a leaf is never empty.
-        if right.hashes.live() == 0 {
-            return self.remove_leaf(dir, tree, &right_path);
-        }
-        if left.hashes.live() == 0 {
-            return self.remove_leaf(dir, tree, &left_path);
         }
         left.hashes.compact();
         right.hashes.compact();

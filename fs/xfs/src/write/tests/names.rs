@@ -3,6 +3,7 @@
 use super::common::V5;
 use super::fixture::{Fixture, judge, name};
 use super::harness::{Image, Seeded};
+use crate::dir::name_hash;
 use crate::fork::Fork;
 use ivers_vfs::FileType;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -216,6 +217,27 @@ fn many_names_are_added_and_removed_in_random_order() {
         fixture.unlink(root, b"d");
         judge(&image, fixture, &format!("{kind}, empty"));
     }
+}
+
+#[test]
+fn a_directory_is_emptied_in_the_order_of_hashes() {
+    if !can_run() {
+        return;
+    }
+    let image = Image::new(&["-b", "size=1024"], 0);
+    let mut random = Seeded::new("in the order of hashes");
+    let mut fixture = Fixture::open(&image);
+    let (root, dir) = (fixture.root, image.directory);
+    let file = fixture.create(root, b"file", FileType::Regular, b"");
+    let mut names: Vec<Vec<u8>> = (0..7500).map(|nth| format!("{nth}").into_bytes()).collect();
+    // In random order 16 leaves get nearly full: too full to be joined with one that gets empty.
+    names.shuffle(&mut random.0);
+    names.iter().for_each(|name| fixture.link(dir, name, file));
+    names.sort_by_key(|name| name_hash(&fixture.space.sb, name));
+    names.iter().for_each(|name| fixture.unlink(dir, name));
+    assert!(matches!(fixture.inodes[&dir].data, Fork::Local(_)), "an empty directory is in the inode");
+    fixture.unlink(root, b"d");
+    judge(&image, fixture, "in the order of hashes");
 }
 
 #[test]
