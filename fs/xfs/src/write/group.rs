@@ -112,11 +112,12 @@ impl Tx<'_> {
     fn read_agi(&mut self, ag: u32) -> Result<(RawAgi, BlockNo, usize)> {
         let (raw, block, at) = self.head::<RawAgi>(ag, AGI_SECTOR, &AGI)?;
         let space = self.space();
+        let most = u64::from(space.sb.ag_len(ag)) << space.sb.inopb_bits;
         let what = if raw.agi_magicnum.get() != MAGIC_AGI || raw.agi_versionnum.get() != 1 {
             "the AGI has a wrong magic or version"
         } else if raw.agi_seqno.get() != ag || raw.agi_length.get() != space.sb.ag_len(ag) {
             "the AGI has a wrong number or length"
-        } else if raw.agi_freecount.get() > raw.agi_count.get() {
+        } else if u64::from(raw.agi_count.get()) > most || raw.agi_freecount.get() > raw.agi_count.get() {
             "the AGI has a wrong count of inodes"
         } else {
             return Ok((raw, block, at));

@@ -180,7 +180,7 @@ impl Tx<'_> {
         let percent = u64::from(sb.inode_max_percent);
         let most = (sb.blocks / 100).saturating_mul(percent) << sb.inopb_bits;
         let (len, blocks, alignment) = (sb.ag_len(ag), sb.chunk_blocks(), sb.chunk_alignment());
-        if percent != 0 && self.groups().counts.inodes + CHUNK_INODES > most {
+        if percent != 0 && self.groups().counts.inodes.saturating_add(CHUNK_INODES) > most {
             return Ok(false);
         }
         let newest = self.agi(ag)?.agi_newino.get();

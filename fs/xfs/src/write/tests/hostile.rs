@@ -2,11 +2,42 @@
 
 use super::harness::*;
 use crate::layout::owner::Owner;
+use crate::layout::raw::RawAgi;
 use crate::layout::superblock::FsBlock;
 use crate::log::stamp;
 use crate::write::alloc::AllocRequest;
 use ivers_block::{BlockNo, ByteOffset, Device, FileDevice, OpenMode, OverlayDevice};
+use std::mem::offset_of;
 use std::sync::Arc;
+
+#[test]
+fn heads_of_groups_with_absurd_numbers_give_errors() {
+    if !super::common::have_xfsprogs() || !ivers_oracle::kernel::can_loop_mount() {
+        return;
+    }
+    let image = Image::new(&[], 0);
+    let device = Arc::new(FileDevice::open(&image.path, OpenMode::ReadOnly).unwrap());
+    let sb = superblock(&*device);
+    let fields = [(2, offset_of!(RawAgi, agi_count), "count of inodes")];
+    for (sector, field, expected) in fields {
+        let damaged = Arc::new(OverlayDevice::new(device.clone()));
+        let mut bytes = vec![0; sb.block_size as usize];
+        damaged.read_at(ByteOffset(0), &mut bytes).unwrap();
+        bytes[sector * sb.sector_size as usize + field..][..4].fill(0xFF);
+        stamp(&sb, &[BlockNo(0)], 0, &mut bytes);
+        damaged.write_at(ByteOffset(0), &bytes).unwrap();
+        let space = open(damaged);
+        let mut tx = space.begin(space.credits_of_inode()).unwrap();
+        let owner = Owner::data(image.directory, 0);
+        let request = AllocRequest { goal: FsBlock(0), min: 1, max: 1, alignment: 1, owner };
+        let error = match sector {
+            1 => tx.allocate(request).map(|_| ()),
+            _ => tx.allocate_inode(sb.root, false).map(|_| ()),
+        };
+        let error = error.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
 
 #[test]
 fn damaged_groups_give_errors() {
