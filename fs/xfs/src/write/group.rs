@@ -83,7 +83,7 @@ impl Tx<'_> {
         let space = self.space();
         let (sb, places) = (&space.sb, space.sb.free_list_places());
         let (first, last, count) = (raw.agf_flfirst.get(), raw.agf_fllast.get(), raw.agf_flcount.get());
-        let listed = if count == 0 { 0 } else { (last + places + 1).wrapping_sub(first) % places };
+        let listed = if count == 0 { 0 } else { last.wrapping_add(places + 1).wrapping_sub(first) % places };
         let length = sb.ag_len(ag);
         let what = if raw.agf_magicnum.get() != MAGIC_AGF || raw.agf_versionnum.get() != 1 {
             "the AGF has a wrong magic or version"

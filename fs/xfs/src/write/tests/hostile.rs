@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::layout::owner::Owner;
-use crate::layout::raw::RawAgi;
+use crate::layout::raw::{RawAgf, RawAgi};
 use crate::layout::superblock::FsBlock;
 use crate::log::stamp;
 use crate::write::alloc::AllocRequest;
@@ -18,7 +18,10 @@ fn heads_of_groups_with_absurd_numbers_give_errors() {
     let image = Image::new(&[], 0);
     let device = Arc::new(FileDevice::open(&image.path, OpenMode::ReadOnly).unwrap());
     let sb = superblock(&*device);
-    let fields = [(2, offset_of!(RawAgi, agi_count), "count of inodes")];
+    let fields = [
+        (1, offset_of!(RawAgf, agf_fllast), "free list"),
+        (2, offset_of!(RawAgi, agi_count), "count of inodes"),
+    ];
     for (sector, field, expected) in fields {
         let damaged = Arc::new(OverlayDevice::new(device.clone()));
         let mut bytes = vec![0; sb.block_size as usize];
