@@ -14,6 +14,7 @@ use crate::layout::raw::RawDaHeader;
 use crate::volume::Whose;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{NameError, Result};
+use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of};
 
 /// The most levels of nodes that Linux reads.
@@ -35,6 +36,8 @@ pub(super) struct Path {
     /// From the root down: nodes, and in each the index of the child.
     nodes: Vec<(FileBlock, usize)>,
     pub(super) leaf: FileBlock,
+    /// Leaves before this one. A damaged tree could lead to a leaf again and again.
+    seen: BTreeSet<FileBlock>,
 }
 
 impl Path {
@@ -148,7 +151,7 @@ impl Tx<'_> {
 
     /// Finds the first leaf that may have a hash: the last one if the hash is above all others.
     pub(super) fn find_leaf(&self, inode: &Dinode, shape: Shape, hash: u32) -> Result<Path> {
-        let mut path = Path { nodes: Vec::new(), leaf: shape.root };
+        let mut path = Path { nodes: Vec::new(), leaf: shape.root, seen: BTreeSet::new() };
         let mut above: Option<u16> = None;
         while let Some(node) = self.node_at(inode, shape, path.leaf)? {
             if above.is_some_and(|above| node.level + 1 != above) {
@@ -168,6 +171,9 @@ impl Tx<'_> {
 
     /// Moves to the next leaf; returns whether there is one.
     pub(super) fn next_leaf(&self, inode: &Dinode, shape: Shape, path: &mut Path) -> Result<bool> {
+        if !path.seen.insert(path.leaf) {
+            return Err(self.space().corrupt("the leaves of a hash tree have a cycle", inode.whose()));
+        }
         for depth in (0..path.nodes.len()).rev() {
             let (at, index) = path.nodes[depth];
             let node = self.node_on_path(inode, shape, at)?;
