@@ -97,7 +97,8 @@ impl Tx<'_> {
             None => self.at_least(tree, [0; 3])?,
         };
         let Some(mut cursor) = cursor else { return Ok((records, end)) };
-        loop {
+        // A group has no more records than blocks.
+        for _ in 0..self.space().sb.ag_len(ag) {
             let record = self.record(tree, &cursor)?;
             let (counted, is_copy) = self.counted(ag, &record)?;
             if is_copy || counted.blocks.start > end {
@@ -116,6 +117,7 @@ impl Tx<'_> {
                 return Ok((records, end));
             }
         }
+        Err(self.endless(tree))
     }
 
     fn delete_counted(&mut self, ag: u32, counted: Counted, flag: u32) -> Result<()> {
