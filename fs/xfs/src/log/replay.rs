@@ -376,7 +376,7 @@ impl Replay<'_> {
         if self.cancelled.range(near).any(|((at, len), _)| at + len > sector) {
             return Ok(());
         }
-        let cluster = self.cluster_sectors();
+        let cluster = u64::from(self.sb.cluster_blocks()) << (self.sb.block_bits - 9);
         for at in (sector..sector + sectors).step_by(cluster as usize) {
             self.logged.insert((at, cluster.min(sector + sectors - at)), lsn);
         }
@@ -392,11 +392,6 @@ impl Replay<'_> {
             self.inodes.insert(at);
         }
         Ok(())
-    }
-
-    /// Sectors of a buffer of inodes: 32 inodes, or a block.
-    fn cluster_sectors(&self) -> u64 {
-        u64::from(self.sb.block_size.max(32 * self.sb.inode_size)) / SECTOR as u64
     }
 
     fn change_inode(&mut self, item: &Item<'_>, lsn: Lsn) -> std::result::Result<(), Stop> {
