@@ -2,9 +2,8 @@
 
 use super::edits::EXTENTS_A_CHANGE;
 use super::{Edited, core_of};
-use crate::log::{FoundIntent, intent_id};
+use crate::log::FoundIntent;
 use crate::volume::Xfs;
-use crate::write::intents::kind::MAPPING;
 use ivers_vfs::{Error, Inode, NameError, Result};
 
 impl Xfs {
@@ -27,22 +26,8 @@ impl Xfs {
     /// Finishes what the last session left unfinished in the log.
     pub(crate) fn finish_intents(&self, intents: Vec<FoundIntent>) -> Result<()> {
         let session = self.session()?;
-        let mut known = Vec::new();
-        for intent in &intents {
-            let id = intent_id(intent.kind, intent.id).filter(|id| id.kind != MAPPING);
-            let id = id.ok_or_else(|| {
-                let what = format!("it holds an unfinished {} intent", intent.name());
-                let way_out = "mount and unmount it with Linux, or run xfs_repair";
-                Error::Incompatible(format!("{}: the log is dirty, and {what}: {way_out}", self.place))
-            })?;
-            // Without the type, as the journal has records.
-            known.push((id, intent.regions.concat().split_off(2)));
-        }
-        for (id, record) in &known {
-            let _turn = session.turn.lock();
-            session.space.begin_finishing(*id, record)?.finish()?;
-        }
-        Ok(())
+        let _turn = session.turn.lock();
+        session.space.finish_intents(intents)
     }
 
     /// Frees blocks for copy on write that the last session left.

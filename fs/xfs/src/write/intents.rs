@@ -258,9 +258,8 @@ impl Space {
         logged
     }
 
-    /// Finishes what recovery found, but for changes of files: these are returned, adopted, in their order.
-    /// See [`Space::begin_finishing`].
-    pub(crate) fn finish_intents(&self, mut found: Vec<FoundIntent>) -> Result<Vec<(ObjectId, Vec<u8>)>> {
+    /// Finishes what recovery found.
+    pub(crate) fn finish_intents(&self, mut found: Vec<FoundIntent>) -> Result<()> {
         // Within a transaction, in the order of the work: owners go before the blocks are freed.
         let rank = |kind: u32| match kind {
             kind::REVERSE_MAP => 1,
@@ -273,26 +272,22 @@ impl Space {
         let mut all = Vec::new();
         for intent in &found {
             let id = id_of(intent).ok_or_else(|| self.corrupt_log("an intent of unknown type".into()))?;
-            let item = intent.regions.first().and_then(|region| region.get(TYPE_BYTES..));
-            let record = item.ok_or_else(|| self.bad_intent(id, "it is too short"))?;
+            let item = intent.regions.concat();
+            let record = item.get(TYPE_BYTES..).ok_or_else(|| self.bad_intent(id, "it is too short"))?;
             // No other transaction begins before all are adopted.
             self.adopt(id, record);
             all.push((id, record.to_vec()));
         }
-        let (files, groups) = all.into_iter().partition(|(id, _)| rank(id.kind) == 0);
-        let groups: Vec<(ObjectId, Vec<u8>)> = groups;
-        for (id, record) in groups {
+        for (id, record) in all {
             self.begin_finishing(id, &record)?.finish()?;
         }
-        Ok(files)
+        Ok(())
     }
 
-    /// Begins the transaction that finishes an intent which recovery found. For one of
-    /// [`kind::MAPPING`] the caller makes the changes of [`Space::map_changes`]; [`Tx::finish`] does the work
-    /// of all others.
+    /// Begins the transaction that finishes an intent which recovery found: [`Tx::finish`] does the work. An
+    /// intent that changes files is refused.
     pub(crate) fn begin_finishing(&self, id: ObjectId, record: &[u8]) -> Result<Tx<'_>> {
-        let in_groups = [kind::FREE, kind::REVERSE_MAP, kind::REFCOUNT].contains(&id.kind);
-        let works = if in_groups { self.works(id, record)? } else { Vec::new() };
+        let works = self.works(id, record)?;
         let logged = self.adopt(id, record);
         let credits = self.credits_of_change();
         let handle = self.journal.begin_finishing(id, credits).map_err(journal_error)?;
