@@ -50,7 +50,6 @@ mod search;
 mod source;
 mod symlink;
 mod volume;
-#[allow(dead_code, reason = "the driver does not share blocks yet")]
 mod write;
 
 pub use label::set_label;

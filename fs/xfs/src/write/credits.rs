@@ -61,6 +61,7 @@ impl Space {
     }
 
     /// Credits for an inode that is allocated, freed, or moved on a list of unlinked inodes.
+    #[cfg(test)]
     pub(crate) fn credits_of_inode(&self) -> u32 {
         let trees = self.most_levels(TreeKind::Inodes) + self.most_levels(TreeKind::FreeInodes);
         // A chunk, its clusters, and blocks of the trees.

@@ -295,6 +295,7 @@ impl Tx<'_> {
     }
 
     /// Whether the inode B-tree says that an inode is in use.
+    #[cfg(test)]
     pub(crate) fn is_inode_in_use(&mut self, ino: u64) -> Result<bool> {
         let Some((ag, agino)) = self.space().sb.agino(ino) else { return Ok(false) };
         let found = self.chunk_of(chunks(ag), agino)?;

@@ -48,15 +48,6 @@ mod refcount {
     pub(super) const TYPE: u32 = 0xFF;
 }
 
-/// Types of changes of a file's map, in `me_flags`, and flags of the extent.
-mod mapping {
-    pub(super) const MAP: u32 = 1;
-    pub(super) const UNMAP: u32 = 2;
-    pub(super) const TYPE: u32 = 0xFF;
-    pub(super) const ATTRIBUTES: u32 = 1 << 31;
-    pub(super) const UNWRITTEN: u32 = 1 << 30;
-}
-
 /// The type of a log item, which a record lacks.
 const TYPE_BYTES: usize = 2;
 const HEAD_BYTES: usize = 14;
@@ -143,19 +134,6 @@ impl LogObject for Intent {
     }
 }
 
-/// A change of a file's map that an intent promises.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MapChange {
-    pub(crate) ino: u64,
-    /// The extent is mapped; else it is unmapped.
-    pub(crate) is_map: bool,
-    pub(crate) of_attributes: bool,
-    pub(crate) start: FsBlock,
-    pub(crate) file_block: u64,
-    pub(crate) len: u32,
-    pub(crate) unwritten: bool,
-}
-
 fn word(bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
     bytes.map_or(0, u32::from_le_bytes)
@@ -226,29 +204,6 @@ impl Space {
             }
         }
         Ok(works)
-    }
-
-    /// The changes of files that an intent of kind [`kind::MAPPING`] promises.
-    pub(crate) fn map_changes(&self, id: ObjectId, record: &[u8]) -> Result<Vec<MapChange>> {
-        let mut changes = Vec::new();
-        for extent in self.extents(id, record)? {
-            let flags = word(extent, 28);
-            let change = MapChange {
-                ino: long(extent, 0),
-                is_map: flags & mapping::TYPE == mapping::MAP,
-                of_attributes: flags & mapping::ATTRIBUTES != 0,
-                start: FsBlock(long(extent, 8)),
-                file_block: long(extent, 16),
-                len: word(extent, 24),
-                unwritten: flags & mapping::UNWRITTEN != 0,
-            };
-            let known = [mapping::MAP, mapping::UNMAP].contains(&(flags & mapping::TYPE));
-            if !known || self.sb.run(change.start, change.len.into()).is_none() {
-                return Err(self.bad_intent(id, "its type is unknown, or its blocks"));
-            }
-            changes.push(change);
-        }
-        Ok(changes)
     }
 
     fn adopt(&self, id: ObjectId, record: &[u8]) -> Logged {

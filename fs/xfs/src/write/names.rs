@@ -6,7 +6,6 @@
 use super::dir::Target;
 use super::inode::{INODE_OBJECT, NewDinode};
 use super::tx::Tx;
-use crate::dir::DirSource;
 use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::bytes::read;
@@ -354,10 +353,5 @@ impl Tx<'_> {
         raw.di_gen = raw.di_gen.get().wrapping_add(1).into();
         inode.log(self)?;
         Ok(true)
-    }
-
-    /// Whether a directory has a name.
-    pub(crate) fn has_name(&self, dir: &Dinode, name: &[u8]) -> Result<bool> {
-        Ok(self.find_entry(dir, name)?.is_some())
     }
 }

@@ -50,6 +50,7 @@ impl Tx<'_> {
     }
 
     /// Adds an owner to a run of file data. All its inodes have the reflink flag.
+    #[allow(dead_code, reason = "the driver does not share blocks yet")]
     pub(crate) fn share(&mut self, run: Run, owner: Owner) -> Result<()> {
         self.defer(run, Change::Count(CountChange::Increase))?;
         self.map(run, owner)
@@ -57,6 +58,7 @@ impl Tx<'_> {
 
     /// Allocates blocks for copy on write, which no file has yet: after a crash the next mount frees them.
     /// The owner of the request is ignored.
+    #[allow(dead_code, reason = "the driver does not share blocks yet")]
     pub(crate) fn allocate_copy(&mut self, request: AllocRequest) -> Result<Option<Run>> {
         let Some(run) = self.allocate(AllocRequest { owner: Owner::COPY, ..request })? else {
             return Ok(None);
@@ -67,6 +69,7 @@ impl Tx<'_> {
     }
 
     /// Gives blocks for copy on write, or a part of them, to a file.
+    #[allow(dead_code, reason = "the driver does not share blocks yet")]
     pub(crate) fn take_copy(&mut self, run: Run, owner: Owner) -> Result<()> {
         self.defer(run, Change::RemoveCopy)?;
         self.change_owner(run, Owner::COPY, owner)

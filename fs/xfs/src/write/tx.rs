@@ -99,11 +99,6 @@ impl<'s> Tx<'s> {
         self.groups.get_or_insert_with(|| self.space.lock_groups())
     }
 
-    /// Calls `f` once what is published next is durable.
-    pub(crate) fn on_commit(&self, f: impl FnOnce() + Send + 'static) {
-        self.handle.on_commit(Box::new(f));
-    }
-
     /// Reads a unit: a structure of one or several blocks. A structure with a description is checked against
     /// it, but for its magic. Inode clusters have none.
     pub(crate) fn read_unit(

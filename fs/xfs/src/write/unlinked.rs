@@ -88,11 +88,4 @@ impl Tx<'_> {
         }
         Err(self.space().corrupt("an unlinked inode is not on its list", Whose::Inode(ino)))
     }
-
-    /// The first inode of each list of a group, of inodes that a crash left without a name.
-    pub(crate) fn unlinked_heads(&mut self, ag: u32) -> Result<Vec<u64>> {
-        let heads = self.agi(ag)?.agi_unlinked;
-        let found = heads.iter().map(|head| head.get()).filter(|head| *head != NULL_AGINO);
-        Ok(found.map(|head| self.space().sb.ino(ag, head)).collect())
-    }
 }
