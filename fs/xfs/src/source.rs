@@ -3,7 +3,7 @@
 use crate::layout::checksum::SelfDescription;
 use crate::layout::superblock::Superblock;
 use crate::volume::{Unit, Whose, Xfs};
-use crate::write::tx::{Tx, UnitBytes};
+use crate::write::tx::Tx;
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 
@@ -28,10 +28,7 @@ impl Source for Tx<'_> {
     }
 
     fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
-        Ok(match self.read_unit(blocks, Some(kind), whose)? {
-            UnitBytes::Cached(bytes) => Unit::Cached(bytes),
-            UnitBytes::Changed(bytes) => Unit::Changed(bytes),
-        })
+        self.read_unit(blocks, Some(kind), whose)
     }
 
     fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {

@@ -4,11 +4,11 @@
 //! child, and in the reverse map also the highest, since the records of shared blocks overlap.
 
 use super::tree_block::{Entry, Shape};
-use super::tx::{Tx, UnitBytes};
+use super::tx::Tx;
 use crate::layout::bytes::{NULL_AGBLOCK, number};
 use crate::layout::checksum::SHORT_BTREE;
 use crate::layout::tree::{Key, TreeKind};
-use crate::volume::Whose;
+use crate::volume::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 use std::ops::ControlFlow;
@@ -58,7 +58,7 @@ impl Tx<'_> {
     }
 
     /// Reads and checks a block of a tree.
-    fn tree_block(&self, tree: Tree, block: u32, level: usize) -> Result<UnitBytes> {
+    fn tree_block(&self, tree: Tree, block: u32, level: usize) -> Result<Unit> {
         let place = self.tree_place(tree, block)?;
         let bytes = self.read_unit(&[place], Some(&SHORT_BTREE), tree.whose())?;
         self.shape(tree)

@@ -3,12 +3,12 @@
 use super::deferred::Deferred;
 use super::space::{Freed, GroupsGuard, Space, journal_error};
 use crate::layout::checksum::{Expected, SelfDescription};
-use crate::volume::Whose;
+use crate::volume::{self, Whose};
 use ivers_block::{BlockNo, Buffer, BufferRead, Unit};
 use ivers_journal::{Handle, JournalError, LogObject, Tid};
 use ivers_vfs::Result;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -57,23 +57,6 @@ struct Changed {
     bytes: Rc<Vec<u8>>,
 }
 
-/// The bytes of a unit as a transaction sees them.
-pub(crate) enum UnitBytes {
-    Cached(BufferRead),
-    Changed(Rc<Vec<u8>>),
-}
-
-impl Deref for UnitBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Cached(bytes) => bytes,
-            Self::Changed(bytes) => bytes,
-        }
-    }
-}
-
 impl<'s> Tx<'s> {
     /// A transaction that uses a handle, which may log `credits`.
     pub(super) fn new(space: &'s Space, handle: Handle, credits: u32) -> Self {
@@ -106,10 +89,10 @@ impl<'s> Tx<'s> {
         blocks: &[BlockNo],
         kind: Option<&SelfDescription>,
         whose: Whose,
-    ) -> Result<UnitBytes> {
+    ) -> Result<volume::Unit> {
         let bytes = match self.find(blocks, whose)? {
-            Some(changed) => UnitBytes::Changed(changed.bytes.clone()),
-            None => UnitBytes::Cached(self.load(blocks, kind, whose)?.1),
+            Some(changed) => volume::Unit::Changed(changed.bytes.clone()),
+            None => volume::Unit::Cached(self.load(blocks, kind, whose)?.1),
         };
         self.check_place(blocks, &bytes, kind, whose)?;
         Ok(bytes)
