@@ -57,28 +57,15 @@ impl Tx<'_> {
     }
 
     fn size_cursor(&mut self, ag: u32, extent: FreeExtent) -> Result<Cursor> {
-        let tree = by_size(ag);
-        let found = self.at_most(tree, [extent.len.into(), extent.start.into(), 0])?;
-        if let Some(cursor) = found
-            && self.free_extent(tree, &cursor)? == extent
-        {
-            return Ok(cursor);
-        }
-        let what = format!("free space by size lacks {} blocks at {} of the group", extent.len, extent.start);
-        Err(self.space().corrupt(what, Whose::Group(ag)))
+        self.exact(by_size(ag), &extent.encode(), || {
+            format!("free space by size lacks {} blocks at {} of the group", extent.len, extent.start)
+        })
     }
 
     fn block_cursor(&mut self, ag: u32, extent: FreeExtent) -> Result<Cursor> {
-        let tree = by_block(ag);
-        let found = self.at_most(tree, [extent.start.into(), u64::MAX, 0])?;
-        if let Some(cursor) = found
-            && self.free_extent(tree, &cursor)? == extent
-        {
-            return Ok(cursor);
-        }
-        let what =
-            format!("free space by block lacks {} blocks at {} of the group", extent.len, extent.start);
-        Err(self.space().corrupt(what, Whose::Group(ag)))
+        self.exact(by_block(ag), &extent.encode(), || {
+            format!("free space by block lacks {} blocks at {} of the group", extent.len, extent.start)
+        })
     }
 
     /// Takes a part of a free extent out of both trees.

@@ -121,14 +121,9 @@ impl Tx<'_> {
     }
 
     fn delete_counted(&mut self, ag: u32, counted: Counted, flag: u32) -> Result<()> {
-        let tree = tree(ag);
-        let key = u64::from(counted.blocks.start | flag);
-        if let Some(cursor) = self.at_most(tree, [key, 0, 0])?
-            && self.record(tree, &cursor)? == counted.encode(flag)
-        {
-            return self.delete(tree, cursor);
-        }
-        Err(self.space().corrupt("the B-tree of reference counts is out of order", Whose::Group(ag)))
+        let lost = || "the B-tree of reference counts is out of order".to_owned();
+        let cursor = self.exact(tree(ag), &counted.encode(flag), lost)?;
+        self.delete(tree(ag), cursor)
     }
 
     /// Changes the counts of blocks, or of their first part. Returns the length of that part. Blocks without

@@ -74,14 +74,9 @@ impl Tx<'_> {
     }
 
     fn delete_mapping(&mut self, ag: u32, mapping: Mapping) -> Result<()> {
-        let record = mapping.encode();
-        let key = TreeKind::ReverseMap.keys(&record).0;
-        if let Some(cursor) = self.at_most(tree(ag), key)?
-            && self.record(tree(ag), &cursor)? == record
-        {
-            return self.delete(tree(ag), cursor);
-        }
-        Err(self.space().corrupt("the reverse map is out of order", Whose::Group(ag)))
+        let lost = || "the reverse map is out of order".to_owned();
+        let cursor = self.exact(tree(ag), &mapping.encode(), lost)?;
+        self.delete(tree(ag), cursor)
     }
 
     /// Records the owner of blocks of a group, if the filesystem has a reverse map.

@@ -109,6 +109,22 @@ impl Tx<'_> {
         Ok(found.then_some(cursor))
     }
 
+    /// The place of a record; `lost` says that the tree lacks it.
+    pub(super) fn exact(
+        &mut self,
+        tree: Tree,
+        record: &[u8],
+        lost: impl FnOnce() -> String,
+    ) -> Result<Cursor> {
+        let found = self.at_most(tree, tree.kind.keys(record).0)?;
+        if let Some(cursor) = found
+            && self.record(tree, &cursor)? == record
+        {
+            return Ok(cursor);
+        }
+        Err(self.space().corrupt(lost(), tree.whose()))
+    }
+
     /// The first record with at least this key.
     pub(super) fn at_least(&mut self, tree: Tree, key: Key) -> Result<Option<Cursor>> {
         let (mut cursor, found) = self.descend(tree, key)?;
