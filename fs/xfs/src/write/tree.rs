@@ -8,6 +8,7 @@ use super::tx::Tx;
 use crate::layout::bytes::{NULL_AGBLOCK, number};
 use crate::layout::checksum::SHORT_BTREE;
 use crate::layout::tree::{Key, TreeKind};
+use crate::search::partition;
 use crate::volume::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
@@ -59,10 +60,23 @@ impl Tx<'_> {
 
     /// Reads and checks a block of a tree.
     fn tree_block(&self, tree: Tree, block: u32, level: usize) -> Result<Unit> {
+        self.checked_block(tree, block, |shape, bytes| shape.check(bytes, level))
+    }
+
+    /// As [`Tx::tree_block`], also a node that has just lost its last child.
+    fn tree_block_or_empty(&self, tree: Tree, block: u32, level: usize) -> Result<Unit> {
+        self.checked_block(tree, block, |shape, bytes| shape.check_header(bytes, level))
+    }
+
+    fn checked_block(
+        &self,
+        tree: Tree,
+        block: u32,
+        check: impl FnOnce(&Shape, &[u8]) -> std::result::Result<(), String>,
+    ) -> Result<Unit> {
         let place = self.tree_place(tree, block)?;
         let bytes = self.read_unit(&[place], Some(&SHORT_BTREE), tree.whose())?;
-        self.shape(tree)
-            .check(&bytes, level)
+        check(&self.shape(tree), &bytes)
             .map_err(|what| self.space().corrupt_block(what, tree.whose(), place))?;
         Ok(bytes)
     }
@@ -85,15 +99,10 @@ impl Tx<'_> {
         let (mut block, mut steps, mut found) = (root, Vec::with_capacity(levels as usize), false);
         for level in (0..levels as usize).rev() {
             let bytes = self.tree_block(tree, block, level)?;
-            let count = shape.count(&bytes);
             // Entries are in order, so that those with at most this key come first.
-            let (mut low, mut high) = (0, count);
-            while low < high {
-                let middle = (low + high) / 2;
-                if shape.keys(&bytes, level, middle).0 <= key { low = middle + 1 } else { high = middle }
-            }
-            found = low > 0;
-            let index = low.saturating_sub(1);
+            let after = partition(shape.count(&bytes), |index| shape.keys(&bytes, level, index).0 <= key);
+            found = after > 0;
+            let index = after.saturating_sub(1);
             steps.push(Step { block, index });
             if level > 0 {
                 block = shape.pointer(&bytes, index);
@@ -348,8 +357,7 @@ impl Tx<'_> {
                 return self.shrink(tree, cursor);
             }
             let shape = self.shape(tree);
-            let place = self.tree_place(tree, block)?;
-            let bytes = self.read_unit(&[place], Some(&SHORT_BTREE), tree.whose())?;
+            let bytes = self.tree_block_or_empty(tree, block, level)?;
             let parent = cursor.0[level + 1];
             let siblings = shape.count(&self.tree_block(tree, parent.block, level + 1)?);
             if shape.count(&bytes) >= shape.most(level) / 2 || siblings < 2 {
@@ -385,11 +393,7 @@ impl Tx<'_> {
         let mut entries = Vec::new();
         let mut after = NULL_AGBLOCK;
         for block in [left, right] {
-            let place = self.tree_place(tree, block)?;
-            let bytes = self.read_unit(&[place], Some(&SHORT_BTREE), tree.whose())?;
-            shape
-                .check_header(&bytes, level)
-                .map_err(|what| self.space().corrupt_block(what, tree.whose(), place))?;
+            let bytes = self.tree_block_or_empty(tree, block, level)?;
             entries.extend(shape.entries(&bytes, level));
             after = shape.right(&bytes);
         }
