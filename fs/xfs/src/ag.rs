@@ -69,9 +69,7 @@ impl Xfs {
             read(&sector, 0).ok_or_else(|| self.corrupt("the AGF is too short", Whose::Group(ag)))?;
         let magic = [raw.agf_magicnum.get(), MAGIC_AGF];
         self.check_ag_head(ag, "AGF", magic, raw.agf_seqno.get(), raw.agf_length.get())?;
-        Ok(u64::from(raw.agf_freeblks.get())
-            + u64::from(raw.agf_flcount.get())
-            + u64::from(raw.agf_btreeblks.get()))
+        Ok(raw.all_free())
     }
 
     /// Reads the head of a group's inodes.

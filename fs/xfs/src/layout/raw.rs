@@ -365,6 +365,14 @@ on_disk! {
     }
 }
 
+impl RawAgf {
+    /// Free blocks of the group: those of the free list and of the B-trees of free space count as free.
+    pub(crate) fn all_free(&self) -> u64 {
+        let counts = [self.agf_freeblks, self.agf_flcount, self.agf_btreeblks];
+        counts.iter().map(|count| u64::from(count.get())).sum()
+    }
+}
+
 /// Offset of the parts that version 4 lacks.
 pub const V2_INODE_BYTES: usize = offset_of!(RawDinode, di_crc);
 

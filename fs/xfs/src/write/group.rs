@@ -37,10 +37,7 @@ impl Superblock {
         Counts {
             inodes: agi.as_ref().map_or(0, |agi| agi.agi_count.get().into()),
             free_inodes: agi.map_or(0, |agi| agi.agi_freecount.get().into()),
-            free_blocks: agf.map_or(0, |agf| {
-                let counts = [agf.agf_freeblks, agf.agf_flcount, agf.agf_btreeblks];
-                counts.iter().map(|count| u64::from(count.get())).sum()
-            }),
+            free_blocks: agf.map_or(0, |agf| agf.all_free()),
         }
     }
 

@@ -197,8 +197,7 @@ fn recount(space: &Space) -> Counts {
         let (agf, agi) = (tx.agf(ag).unwrap(), tx.agi(ag).unwrap());
         sum.inodes += u64::from(agi.agi_count.get());
         sum.free_inodes += u64::from(agi.agi_freecount.get());
-        let counts = [agf.agf_freeblks, agf.agf_flcount, agf.agf_btreeblks];
-        sum.free_blocks += counts.iter().map(|count| u64::from(count.get())).sum::<u64>();
+        sum.free_blocks += agf.all_free();
     }
     tx.groups().counts = sum;
     sum
