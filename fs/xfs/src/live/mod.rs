@@ -27,6 +27,7 @@ mod unmount;
 mod vnode;
 mod writeback;
 
+pub(crate) use crate::write::space::journal_error;
 pub(crate) use change::{Change, Edited};
-pub(crate) use session::{Session, journal_error};
+pub(crate) use session::Session;
 pub(crate) use vnode::{XfsInode, core_of, private_of};

@@ -3,9 +3,9 @@
 use crate::delayed::Reserved;
 use crate::volume::Xfs;
 use crate::write::space::Space;
-use ivers_journal::{Commits, JournalError};
+use ivers_journal::Commits;
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{Error, NameError, Result};
+use ivers_vfs::{NameError, Result};
 use std::sync::atomic::AtomicBool;
 
 /// Free blocks that only removals may use, and in each group those that count as free and belong to free
@@ -53,14 +53,6 @@ impl Session {
             return Err(NameError::NoSpace.into());
         }
         Ok(())
-    }
-}
-
-/// Maps an error of the journal.
-pub(crate) fn journal_error(error: JournalError) -> Error {
-    match error {
-        JournalError::Block(error) => error.into(),
-        error => Error::io(error),
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct Space {
 const WORKS_A_ROLL: u32 = 32;
 
 /// Maps an error of the journal.
-pub(super) fn journal_error(error: JournalError) -> Error {
+pub(crate) fn journal_error(error: JournalError) -> Error {
     match error {
         JournalError::Block(error) => error.into(),
         error => Error::io(error),
