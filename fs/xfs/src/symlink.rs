@@ -4,7 +4,7 @@ use crate::fork::{Fork, ForkSource};
 use crate::inode::Dinode;
 use crate::layout::attribute::remote_header_bytes;
 use crate::layout::bytes::read;
-use crate::layout::checksum::REMOTE;
+use crate::layout::checksum::{LINK_TARGET_MAGIC, REMOTE};
 use crate::layout::dinode::TARGET_MAX;
 use crate::layout::raw::RawRemoteHeader;
 use crate::source::Source;
@@ -49,7 +49,7 @@ pub(crate) trait LinkSource: Source {
             let head = read::<RawRemoteHeader>(&bytes, 0).filter(|head| {
                 // Version 4 has no header.
                 !sb.is_v5()
-                    || head.rm_magic.get().to_be_bytes() == *b"XSLM"
+                    || head.rm_magic.get().to_be_bytes() == *LINK_TARGET_MAGIC
                         && head.rm_offset.get() as usize == target.len()
                         && head.rm_bytes.get() as usize == room
             });

@@ -5,7 +5,7 @@ use crate::fork::ForkSource;
 use crate::inode::Dinode;
 use crate::layout::attribute::{VALUE_MAX, attr_entries_start, flags, remote_header_bytes};
 use crate::layout::bytes::{number, read};
-use crate::layout::checksum::REMOTE;
+use crate::layout::checksum::{REMOTE, REMOTE_VALUE_MAGIC};
 use crate::layout::directory::da_header_bytes;
 use crate::layout::raw::{RawAttrLeafEntry, RawRemoteHeader};
 use crate::layout::superblock::Superblock;
@@ -92,7 +92,7 @@ pub(crate) trait ValueSource: Source {
                 continue;
             }
             let head = read::<RawRemoteHeader>(&bytes, 0)
-                .filter(|head| head.rm_magic.get().to_be_bytes() == *b"XARM");
+                .filter(|head| head.rm_magic.get().to_be_bytes() == *REMOTE_VALUE_MAGIC);
             let fits = |head: &RawRemoteHeader| {
                 head.rm_offset.get() as usize == value.len() && head.rm_bytes.get() as usize == part
             };

@@ -9,7 +9,7 @@ use crate::layout::attribute::{
     LEAF_MAGICS, VALUE_MAX, attr_entries_start, flags, is_acl_name, remote_header_bytes,
 };
 use crate::layout::bytes::{number, read};
-use crate::layout::checksum::REMOTE;
+use crate::layout::checksum::{REMOTE, REMOTE_VALUE_MAGIC};
 use crate::layout::dinode::format;
 use crate::layout::directory::da_header_bytes;
 use crate::layout::raw::{RawAttrLeafEntry, RawRemoteHeader};
@@ -258,7 +258,7 @@ impl Checker {
                 let place = place_in(mapped.ino, block);
                 if header > 0 {
                     let fits = read::<RawRemoteHeader>(&bytes, 0).is_some_and(|head| {
-                        head.rm_magic.get().to_be_bytes() == *b"XARM"
+                        head.rm_magic.get().to_be_bytes() == *REMOTE_VALUE_MAGIC
                             && head.rm_offset.get() as usize == value.len()
                             && head.rm_bytes.get() as usize == part
                     });

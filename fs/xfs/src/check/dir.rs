@@ -12,7 +12,7 @@ use crate::layout::checksum::{DA_BLOCK, DIR_DATA};
 use crate::layout::dinode::format;
 use crate::layout::directory::{
     ADDRESS_UNIT, FREE_MAGICS, FREE_OFFSET, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, NO_BEST, SPACE_END,
-    da_header_bytes, data_start, dir_unit, entry_bytes, hash_entries_start,
+    da_header_bytes, data_start, dir_unit, entry_bytes, hash_entries_start, leaf_root,
 };
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
@@ -369,8 +369,8 @@ impl Checker {
         }
         let mapped = self.mapped(&slot, Which::Data)?;
         let unit = dir_unit(&self.sb);
-        let leaf_at = LEAF_OFFSET / u64::from(self.sb.block_size);
-        for extent in mapped.extents.iter().filter(|extent| extent.file_block.0 < leaf_at) {
+        let leaf_at = leaf_root(&self.sb);
+        for extent in mapped.extents.iter().filter(|extent| extent.file_block < leaf_at) {
             for at in (extent.file_block.0..extent.file_block.0 + extent.len).step_by(unit as usize) {
                 let Some(blocks) = mapped.blocks(self, at, unit) else { continue };
                 let bytes = self.blocks(&blocks)?;

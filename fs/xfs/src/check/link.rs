@@ -4,7 +4,7 @@ use super::fork::{Which, place_in};
 use super::state::{Checker, Slot};
 use crate::layout::attribute::remote_header_bytes;
 use crate::layout::bytes::read;
-use crate::layout::checksum::REMOTE;
+use crate::layout::checksum::{LINK_TARGET_MAGIC, REMOTE};
 use crate::layout::dinode::{TARGET_MAX, format};
 use crate::layout::raw::RawRemoteHeader;
 use ivers_vfs::Result;
@@ -41,7 +41,7 @@ impl Checker {
                 let place = place_in(slot.ino, blocks.first().copied().unwrap_or_default());
                 let head: Option<RawRemoteHeader> = read(&bytes, 0);
                 let fits = head.is_some_and(|head| {
-                    head.rm_magic.get().to_be_bytes() == *b"XSLM"
+                    head.rm_magic.get().to_be_bytes() == *LINK_TARGET_MAGIC
                         && head.rm_offset.get() as usize == target.len()
                         && head.rm_bytes.get() as usize == room
                 });

@@ -20,7 +20,7 @@ use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::directory::{
     ADDRESS_UNIT, LEAF_OFFSET, LEAF1_MAGICS, LEAFN_MAGICS, da_header_bytes, data_start, dir_unit, ftype,
-    hash_entries_start,
+    hash_entries_start, leaf_root,
 };
 use crate::layout::raw::{RawDirBlockTail, RawDirLeafEntry};
 use crate::search::partition;
@@ -82,7 +82,7 @@ pub(crate) trait DirSource: Source {
     /// Finds a name in a leaf or node directory.
     fn find_by_hash(&self, dir: &Dinode, name: &[u8], wanted: u32) -> Result<Option<Found>> {
         let sb = self.sb();
-        let root = FileBlock(LEAF_OFFSET / u64::from(sb.block_size));
+        let root = leaf_root(sb);
         let unit = dir_unit(sb);
         let tree = |leaf_magics| HashTree { ino: dir.ino, fork: &dir.data, root, unit, leaf_magics };
         let version = usize::from(!sb.is_v5());

@@ -49,8 +49,10 @@ described!(DIR_DATA, RawDirDataHeader, crc, lsn, uuid, blkno, owner 8);
 described!(DA_BLOCK, RawDaHeader, crc, lsn, uuid, blkno, owner 8);
 described!(REMOTE, RawRemoteHeader, rm_crc, rm_lsn, rm_uuid, rm_blkno, rm_owner 8);
 
+/// The magic of a link's target.
+pub(crate) const LINK_TARGET_MAGIC: &[u8; 4] = b"XSLM";
 /// The magic of a block of an attribute's value, and the LSN that it has.
-pub(crate) const REMOTE_VALUE_MAGIC: &[u8] = b"XARM";
+pub(crate) const REMOTE_VALUE_MAGIC: &[u8; 4] = b"XARM";
 pub(crate) const NO_LSN: u64 = u64::MAX;
 
 /// What a structure must say of itself.
@@ -164,7 +166,7 @@ impl SelfDescription {
                 b"AB3B" | b"AB3C" | b"IAB3" | b"FIB3" | b"RMB3" | b"R3FC" => &SHORT_BTREE,
                 b"BMA3" => &LONG_BTREE,
                 b"XDB3" | b"XDD3" | b"XDF3" => &DIR_DATA,
-                b"XSLM" | b"XARM" => &REMOTE,
+                LINK_TARGET_MAGIC | REMOTE_VALUE_MAGIC => &REMOTE,
                 _ => match number(bytes, 8, 2)? {
                     0x3df1 | 0x3dff | 0x3ebe | 0x3bee => &DA_BLOCK,
                     _ => return None,

@@ -2,6 +2,7 @@
 
 use super::raw::{RawDaHeader, RawDirDataHeader};
 use super::superblock::Superblock;
+use ivers_block::FileBlock;
 use std::mem::{offset_of, size_of};
 
 /// The longest name in bytes.
@@ -63,6 +64,11 @@ pub(crate) fn data_start(sb: &Superblock) -> usize {
 /// Filesystem blocks of a directory block.
 pub(crate) fn dir_unit(sb: &Superblock) -> u64 {
     u64::from(sb.dir_block_size / sb.block_size)
+}
+
+/// The file block with the root of the hashes.
+pub(crate) fn leaf_root(sb: &Superblock) -> FileBlock {
+    FileBlock(LEAF_OFFSET / u64::from(sb.block_size))
 }
 
 /// Bytes of the header that leaves and nodes of hash trees share.

@@ -5,7 +5,7 @@ use super::space::Space;
 use super::tree::Tree;
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
-use crate::layout::owner::{Owner, TREE};
+use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
 use crate::layout::tree::TreeKind;
 use crate::volume::Whose;
@@ -151,8 +151,7 @@ impl Tx<'_> {
     /// A free extent and the part of it that the request gets.
     fn find_free(&mut self, ag: u32, request: GroupRequest) -> Result<Option<(FreeExtent, FreeExtent)>> {
         // The contents of files are written before the transaction is durable that freed their blocks.
-        let is_contents = request.owner.is_inode() && request.owner.offset & TREE == 0;
-        let avoids_busy = is_contents || request.owner == Owner::COPY;
+        let avoids_busy = request.owner.counts_blocks() || request.owner == Owner::COPY;
         let mut best = None;
         for forward in [false, true] {
             let tree = by_block(ag);

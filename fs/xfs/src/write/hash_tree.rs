@@ -9,7 +9,7 @@ use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::checksum::{DA_BLOCK, Expected, SelfDescription};
-use crate::layout::directory::{LEAF_OFFSET, dir_unit};
+use crate::layout::directory::{dir_unit, leaf_root};
 use crate::layout::raw::RawDaHeader;
 use crate::volume::Whose;
 use ivers_block::{BlockNo, FileBlock};
@@ -51,8 +51,7 @@ impl Tx<'_> {
     /// The tree of a directory.
     pub(super) fn dir_tree(&self) -> Shape {
         let sb = &self.space().sb;
-        let root = FileBlock(LEAF_OFFSET / u64::from(sb.block_size));
-        Shape { which: Which::Data, root, unit: dir_unit(sb) }
+        Shape { which: Which::Data, root: leaf_root(sb), unit: dir_unit(sb) }
     }
 
     /// Damage of a block of a fork.

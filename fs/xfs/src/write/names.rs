@@ -4,7 +4,7 @@
 //! Inodes are clones of those that others see. All that are changed are logged here.
 
 use super::dir::Target;
-use super::inode::{INODE_OBJECT, NewDinode};
+use super::inode::{NewDinode, inode_id};
 use super::tx::Tx;
 use crate::fork::Which;
 use crate::inode::Dinode;
@@ -14,7 +14,6 @@ use crate::layout::directory::ftype;
 use crate::layout::features::Incompat;
 use crate::layout::raw::RawDinode;
 use ivers_block::FileBlock;
-use ivers_journal::ObjectId;
 use ivers_vfs::{FileType, NameError, Result, Timestamp, XattrMode};
 
 /// Bits of `di_flags` that new inodes get from their directory.
@@ -143,8 +142,7 @@ impl Tx<'_> {
             .ok_or_else(|| self.space().corrupt("an inode outside its group is free", whose))?;
         let mut bytes = self.read_unit(&cluster, None, whose)?.to_vec();
         // A version in the log may be newer than that in place.
-        let id = ObjectId { kind: INODE_OBJECT, number: ino };
-        if let Some(patch) = self.space().journal.newest_patch(id) {
+        if let Some(patch) = self.space().journal.newest_patch(inode_id(ino)) {
             patch.apply(&mut bytes);
         }
         let raw: RawDinode = read(&bytes, at)

@@ -5,7 +5,7 @@ use super::tx::Tx;
 use crate::fork::{Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::remote_header_bytes;
-use crate::layout::checksum::{Expected, REMOTE};
+use crate::layout::checksum::{Expected, LINK_TARGET_MAGIC, REMOTE};
 use crate::layout::dinode::{FILE_BLOCKS_END, TARGET_MAX};
 use crate::layout::raw::RawRemoteHeader;
 use crate::symlink::LinkSource;
@@ -47,7 +47,7 @@ impl Tx<'_> {
         self.new_unit(&blocks);
         self.modify(&blocks, None, link.whose(), |bytes| {
             let len = offset_of!(RawRemoteHeader, rm_bytes);
-            bytes[..4].copy_from_slice(b"XSLM");
+            bytes[..4].copy_from_slice(LINK_TARGET_MAGIC);
             bytes[len..len + 4].copy_from_slice(&(target.len() as u32).to_be_bytes());
             REMOTE.describe(bytes, &expected);
             bytes[header..header + target.len()].copy_from_slice(&target);

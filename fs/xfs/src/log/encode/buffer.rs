@@ -1,7 +1,7 @@
 //! Buffers: their changed chunks, and what recovery must know of them.
 
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGFL, MAGIC_AGI, MAGIC_INODE, MAGIC_SUPERBLOCK, number};
-use crate::layout::checksum::SelfDescription;
+use crate::layout::checksum::{LINK_TARGET_MAGIC, REMOTE_VALUE_MAGIC, SelfDescription};
 use crate::layout::raw::RawBufItem;
 use crate::layout::superblock::Superblock;
 use crate::log::ring::Lsn;
@@ -29,11 +29,11 @@ fn type_of(bytes: &[u8]) -> u16 {
         magic => match &magic.to_be_bytes() {
             b"AB3B" | b"AB3C" | b"IAB3" | b"FIB3" | b"RMB3" | b"R3FC" | b"BMA3" => 4,
             [0x49, 0x4e, ..] => INODE_TYPE,
-            b"XSLM" => 9,
+            LINK_TARGET_MAGIC => 9,
             b"XDB3" => 10,
             b"XDD3" => 11,
             b"XDF3" => 12,
-            b"XARM" => 17,
+            REMOTE_VALUE_MAGIC => 17,
             // A quota record of users, projects or groups; its flags say which.
             [0x44, 0x51, _, flags] => match flags & 7 {
                 1 => 1,
