@@ -34,9 +34,7 @@ mod wire;
 mod writer;
 
 use crate::layout::superblock::Superblock;
-#[cfg(test)]
-pub(crate) use encode::INODE;
-pub(crate) use encode::intent_id;
+pub(crate) use encode::{intent_id, object, order_of};
 pub(crate) use end::{LogEnd, end, mark};
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;

@@ -8,6 +8,7 @@ use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags2, format};
 use crate::layout::features::Incompat;
 use crate::layout::raw::{RawBmdrBlock, RawDinode};
 use crate::layout::superblock::Superblock;
+use crate::log::object;
 use ivers_block::Unit;
 use ivers_journal::{LogObject, ObjectId, Patch};
 use ivers_vfs::{FileType, NameError, Result, Timestamp};
@@ -15,8 +16,6 @@ use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// `ObjectId::kind` of an inode.
-pub(crate) const INODE_OBJECT: u32 = 1;
 /// The most extents of a fork without large counters.
 const SMALL_COUNTS: [u64; 2] = [i32::MAX as u64, i16::MAX as u64];
 /// The most extents of a fork with large counters.
@@ -256,7 +255,7 @@ impl Dinode {
 
 /// The identity of an inode in the log.
 pub(crate) fn inode_id(ino: u64) -> ObjectId {
-    ObjectId { kind: INODE_OBJECT, number: ino }
+    ObjectId { kind: object::INODE, number: ino }
 }
 
 /// Converts a device number from the kernel's encoding of 12 and 20 bits to that of 14 and 18 bits.

@@ -10,18 +10,10 @@ use super::space::{Space, journal_error};
 use super::tx::Tx;
 use crate::layout::owner::{ATTRIBUTES, FILE_BLOCK, Owner, TREE, UNWRITTEN};
 use crate::layout::superblock::{FsBlock, Superblock};
-use crate::log::{FoundIntent, intent_id};
+use crate::log::{FoundIntent, intent_id, object, order_of};
 use ivers_journal::{LogObject, ObjectId, Patch};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
-
-/// Kinds of log objects, in the order of the log items' types.
-pub(crate) mod kind {
-    pub(crate) const FREE: u32 = 2;
-    pub(crate) const REVERSE_MAP: u32 = 3;
-    pub(crate) const REFCOUNT: u32 = 4;
-    pub(crate) const MAPPING: u32 = 5;
-}
 
 /// Types of changes of the reverse map, in the low bits of `me_flags`, and flags of the owner.
 mod rmap {
@@ -61,7 +53,7 @@ pub(super) struct Intent {
 /// Bytes of an extent in a record of a kind.
 fn extent_bytes(kind: u32) -> usize {
     match kind {
-        kind::REVERSE_MAP | kind::MAPPING => 32,
+        object::REVERSE_MAP => 32,
         _ => 16,
     }
 }
@@ -74,7 +66,7 @@ fn record(id: u64, count: u32, extents: &[u8]) -> Vec<u8> {
 pub(super) fn done_record(intent: &Logged) -> Vec<u8> {
     match intent.id.kind {
         // It repeats the extents.
-        kind::FREE => intent.record.to_vec(),
+        object::FREE => intent.record.to_vec(),
         _ => record(intent.id.number, 0, &[]),
     }
 }
@@ -84,7 +76,7 @@ impl Intent {
     pub(super) fn new(sb: &Superblock, work: &Work, number: u64, finish_credits: u32) -> Self {
         let start = sb.fs_block(work.ag, work.blocks.start).0.to_le_bytes();
         let len = work.blocks.len.to_le_bytes();
-        let counted = |flags: u32| (kind::REFCOUNT, [&start[..], &len, &flags.to_le_bytes()].concat());
+        let counted = |flags: u32| (object::REFCOUNT, [&start[..], &len, &flags.to_le_bytes()].concat());
         let mapped = |owner: Owner, change: u32| {
             let flag = |bit: u64, flag: u32| if owner.offset & bit != 0 { flag } else { 0 };
             let flags = change
@@ -93,7 +85,7 @@ impl Intent {
                 | flag(UNWRITTEN, rmap::UNWRITTEN);
             let block = (owner.offset & FILE_BLOCK).to_le_bytes();
             let owner = owner.owner.to_le_bytes();
-            (kind::REVERSE_MAP, [&owner[..], &start, &block, &len, &flags.to_le_bytes()].concat())
+            (object::REVERSE_MAP, [&owner[..], &start, &block, &len, &flags.to_le_bytes()].concat())
         };
         // What searches precisely is right for blocks that are not shared too.
         let (kind, extent) = match work.change {
@@ -105,7 +97,7 @@ impl Intent {
             Change::Count(CountChange::Decrease) => counted(refcount::DECREASE),
             Change::AddCopy => counted(refcount::ADD_COPY),
             Change::RemoveCopy => counted(refcount::REMOVE_COPY),
-            Change::Free(_) => (kind::FREE, [&start[..], &len, &[0; 4]].concat()),
+            Change::Free(_) => (object::FREE, [&start[..], &len, &[0; 4]].concat()),
         };
         let record = record(number, 1, &extent).into();
         Self { logged: Logged { id: ObjectId { kind, number }, record }, finish_credits }
@@ -163,7 +155,7 @@ impl Space {
         let mut works = Vec::new();
         for extent in self.extents(id, record)? {
             let (start, len) = match id.kind {
-                kind::REVERSE_MAP => (long(extent, 8), word(extent, 24)),
+                object::REVERSE_MAP => (long(extent, 8), word(extent, 24)),
                 _ => (long(extent, 0), word(extent, 8)),
             };
             if len == 0 || self.sb.run(FsBlock(start), len.into()).is_none() {
@@ -173,15 +165,15 @@ impl Space {
             let blocks = FreeExtent { start: block, len };
             let mut push = |change| works.push(Work { ag, blocks, change });
             match id.kind {
-                kind::FREE => push(Change::Free(FreedOwner::Unknown)),
-                kind::REFCOUNT => push(match word(extent, 12) & refcount::TYPE {
+                object::FREE => push(Change::Free(FreedOwner::Unknown)),
+                object::REFCOUNT => push(match word(extent, 12) & refcount::TYPE {
                     refcount::INCREASE => Change::Count(CountChange::Increase),
                     refcount::DECREASE => Change::Count(CountChange::Decrease),
                     refcount::ADD_COPY => Change::AddCopy,
                     refcount::REMOVE_COPY => Change::RemoveCopy,
                     _ => return Err(self.bad_intent(id, "its type is unknown")),
                 }),
-                kind::REVERSE_MAP => {
+                object::REVERSE_MAP => {
                     let flags = word(extent, 28);
                     let flag = |flag: u32, bit: u64| if flags & flag != 0 { bit } else { 0 };
                     let offset = long(extent, 16) & FILE_BLOCK
@@ -215,15 +207,8 @@ impl Space {
 
     /// Finishes what recovery found.
     pub(crate) fn finish_intents(&self, mut found: Vec<FoundIntent>) -> Result<()> {
-        // Within a transaction, in the order of the work: owners go before the blocks are freed.
-        let rank = |kind: u32| match kind {
-            kind::REVERSE_MAP => 1,
-            kind::REFCOUNT => 2,
-            kind::FREE => 3,
-            _ => 0,
-        };
         let id_of = |intent: &FoundIntent| intent_id(intent.kind, intent.id);
-        found.sort_by_key(|intent| (intent.lsn, id_of(intent).map_or(0, |id| rank(id.kind))));
+        found.sort_by_key(|intent| (intent.lsn, id_of(intent).map(|id| order_of(id.kind))));
         let mut all = Vec::new();
         for intent in &found {
             let id = id_of(intent).ok_or_else(|| self.corrupt_log("an intent of unknown type".into()))?;

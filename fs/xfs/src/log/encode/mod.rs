@@ -13,10 +13,16 @@ use super::wire::{Regions, kind};
 use crate::layout::superblock::Superblock;
 use ivers_journal::{Costs, JournalError, LogTransaction, ObjectId, ObjectRecord, RecordKind, Result};
 
-/// The kind of objects that are inodes. The number is that of the inode.
-pub(crate) const INODE: u32 = 1;
-/// The kind of the first type of intents, in the order of [`kind::INTENTS`]. The number is the intent's id.
-pub(crate) const FIRST_INTENT: u32 = 2;
+/// Kinds of objects in the journal.
+pub(crate) mod object {
+    /// The number is that of the inode.
+    pub(crate) const INODE: u32 = 1;
+    /// Intents, in the order of their types in the log. The number is the intent's id.
+    pub(super) const FIRST_INTENT: u32 = FREE;
+    pub(crate) const FREE: u32 = 2;
+    pub(crate) const REVERSE_MAP: u32 = 3;
+    pub(crate) const REFCOUNT: u32 = 4;
+}
 
 /// Upper bounds of what each thing takes in the log, in bytes, with the headers of its operations.
 ///
@@ -28,7 +34,18 @@ pub(super) const COSTS: Costs = Costs { buffer: 240, range: 320, byte: 1, object
 /// The object of an intent of a log item's type.
 pub(crate) fn intent_id(item_kind: u16, id: u64) -> Option<ObjectId> {
     let at = kind::INTENTS.iter().position(|(intent, ..)| *intent == item_kind)?;
-    Some(ObjectId { kind: FIRST_INTENT + at as u32, number: id })
+    Some(ObjectId { kind: object::FIRST_INTENT + at as u32, number: id })
+}
+
+/// The place of an object among those of a transaction. Recovery finishes intents in the order in which the
+/// log has them: owners of blocks go first, then references, and then the blocks are freed.
+pub(crate) fn order_of(kind: u32) -> u8 {
+    match kind {
+        object::REVERSE_MAP => 1,
+        object::REFCOUNT => 2,
+        object::FREE => 3,
+        _ => 0,
+    }
 }
 
 /// Encodes all items of the transaction that starts at `lsn`.
@@ -40,23 +57,16 @@ pub(super) fn items(sb: &Superblock, lsn: Lsn, transaction: &LogTransaction) -> 
     for unit in &transaction.revokes {
         buffer::freed(sb, unit, &mut items);
     }
-    // Recovery finishes intents in the order in which the log has them: owners of blocks go first, then
-    // references, and then the blocks are freed.
     let mut objects: Vec<&ObjectRecord> = transaction.objects.iter().collect();
-    objects.sort_by_key(|object| match object.id.kind.checked_sub(FIRST_INTENT) {
-        Some(0) => 3,
-        Some(1) => 1,
-        Some(2) => 2,
-        _ => 0,
-    });
-    for object in objects {
-        items.push(match &object.kind {
-            RecordKind::Placed(unit) if object.id.kind == INODE => {
-                inode::item(sb, object.id.number, unit, &object.bytes).ok_or_else(|| refused(object.id))?
+    objects.sort_by_key(|object| order_of(object.id.kind));
+    for ObjectRecord { id, kind, bytes } in objects {
+        items.push(match kind {
+            RecordKind::Placed(unit) if id.kind == object::INODE => {
+                inode::item(sb, id.number, unit, bytes).ok_or_else(|| refused(*id))?
             }
-            RecordKind::Placed(_) => return Err(refused(object.id)),
-            RecordKind::Intent => intent(object.id, &object.bytes, false)?,
-            RecordKind::Done => intent(object.id, &object.bytes, true)?,
+            RecordKind::Placed(_) => return Err(refused(*id)),
+            RecordKind::Intent => intent(*id, bytes, false)?,
+            RecordKind::Done => intent(*id, bytes, true)?,
         });
     }
     Ok(items)
@@ -68,7 +78,7 @@ fn refused(id: ObjectId) -> JournalError {
 
 /// An intent or its done item. The record has what follows the type.
 fn intent(id: ObjectId, record: &[u8], done: bool) -> Result<Regions> {
-    let types = id.kind.checked_sub(FIRST_INTENT).and_then(|at| kind::INTENTS.get(at as usize));
+    let types = id.kind.checked_sub(object::FIRST_INTENT).and_then(|at| kind::INTENTS.get(at as usize));
     let (intent, intent_done, ..) = types.ok_or_else(|| refused(id))?;
     let mut region = if done { intent_done } else { intent }.to_le_bytes().to_vec();
     region.extend_from_slice(record);

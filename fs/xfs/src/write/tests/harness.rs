@@ -6,7 +6,7 @@ use crate::layout::bytes::{number, read};
 use crate::layout::owner::Owner;
 use crate::layout::raw::RawDinode;
 use crate::layout::superblock::{Counts, FsBlock, Superblock};
-use crate::log::{INODE, open_for_writing, stamp};
+use crate::log::{object, open_for_writing, stamp};
 use crate::mkfs::{Features, MkfsOptions};
 use crate::volume::Whose;
 use crate::write::alloc::Run;
@@ -221,7 +221,7 @@ struct TestInode {
 
 impl LogObject for TestInode {
     fn id(&self) -> ObjectId {
-        ObjectId { kind: INODE, number: self.ino }
+        ObjectId { kind: object::INODE, number: self.ino }
     }
 
     fn record(&self) -> Vec<u8> {
@@ -278,7 +278,7 @@ impl TestFile {
         let (sb, journal) = (&tx.space().sb, &tx.space().journal);
         let (cluster, offset) = sb.inode_cluster(self.ino).unwrap();
         let mut bytes = tx.read_unit(&cluster, None, Whose::Inode(self.ino)).unwrap().to_vec();
-        if let Some(patch) = journal.newest_patch(ObjectId { kind: INODE, number: self.ino }) {
+        if let Some(patch) = journal.newest_patch(ObjectId { kind: object::INODE, number: self.ino }) {
             patch.apply(&mut bytes);
         }
         let mut inode = bytes[offset..offset + sb.inode_size as usize].to_vec();

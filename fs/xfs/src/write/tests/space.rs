@@ -5,8 +5,8 @@ use super::harness::*;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
+use crate::log::object;
 use crate::write::alloc::{AllocRequest, Run};
-use crate::write::intents::kind;
 use crate::write::tx::Tx;
 use ivers_journal::ObjectId;
 
@@ -167,17 +167,17 @@ fn the_work_of_intents_is_finished() {
     record.extend(extents[1].run.len.to_le_bytes());
     record.extend(3u32.to_le_bytes());
     let id = |kind, number| ObjectId { kind, number };
-    space.begin_finishing(id(kind::REVERSE_MAP, 7), &record).unwrap().finish().unwrap();
+    space.begin_finishing(id(object::REVERSE_MAP, 7), &record).unwrap().finish().unwrap();
     let mut record = head(2, 8);
     free(&mut record, &extents[1]);
     free(&mut record, &extents[0]);
-    space.begin_finishing(id(kind::FREE, 8), &record).unwrap().finish().unwrap();
+    space.begin_finishing(id(object::FREE, 8), &record).unwrap().finish().unwrap();
     // Damage.
     for cut in 0..record.len() {
-        assert!(space.begin_finishing(id(kind::FREE, 9), &record[..cut]).is_err() || cut < 14);
+        assert!(space.begin_finishing(id(object::FREE, 9), &record[..cut]).is_err() || cut < 14);
     }
     record[14..22].fill(0xFF);
-    assert!(space.begin_finishing(id(kind::FREE, 9), &record).is_err());
+    assert!(space.begin_finishing(id(object::FREE, 9), &record).is_err());
     close(space);
     image.judge("intents");
 }
