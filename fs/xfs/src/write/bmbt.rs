@@ -128,7 +128,8 @@ impl Tx<'_> {
         let entries: Vec<Entry> = (0..count.min(tree.most)).map(entry).collect();
         let in_order = entries.windows(2).all(|pair| key_of(level, pair[0]) < key_of(level, pair[1]));
         if !is_right || !in_order {
-            let what = format!("a block of the extent B-tree has a wrong magic, level or {count} records");
+            let what =
+                format!("a block of the extent B-tree has a wrong magic, level, order or {count} records");
             return Err(self.space().corrupt_block(what, Whose::Inode(tree.ino), at));
         }
         Ok(Block { at, pointer, level, left: field(8, 8), right: field(16, 8), entries })

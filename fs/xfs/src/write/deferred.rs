@@ -55,8 +55,8 @@ pub(super) struct Logged {
 #[derive(Debug)]
 struct Pending {
     work: Work,
-    /// The intent that is done when this work begins: what else it promises has other intents by the next
-    /// roll, or is done.
+    /// The intent that is done when this work begins. What else it promises is done by then, or gets an
+    /// intent of its own at the next roll.
     finishes: Option<Logged>,
 }
 

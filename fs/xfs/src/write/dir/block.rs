@@ -34,7 +34,8 @@ pub(super) fn stop_for(size: usize, hashes: usize) -> Option<usize> {
     (size - TAIL_BYTES).checked_sub(hashes * ENTRY_BYTES)
 }
 
-/// Adds an entry; returns `false` if it does not fit. Then the block is not changed in a way that matters.
+/// Adds an entry; returns `false` if it does not fit. Then it may have lost places of removed hashes, and
+/// nothing else.
 pub(super) fn add(
     sb: &Superblock,
     bytes: &mut [u8],
