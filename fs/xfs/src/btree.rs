@@ -1,19 +1,19 @@
 //! B-trees: the inode B-tree of a group, and the extent B-tree of a fork.
 
-use crate::layout::bytes::{number, read};
+use crate::layout::bytes::number;
 use crate::layout::checksum::{LONG_BTREE, SHORT_BTREE};
-use crate::layout::raw::{RawInobtRec, RawLongBlock, RawShortBlock};
+use crate::layout::chunk::InodeChunk;
+use crate::layout::features::Incompat;
 use crate::layout::superblock::FsBlock;
+use crate::layout::tree::TreeKind;
 use crate::search::last_at_most;
 use crate::source::Source;
 use crate::volume::{Unit, Whose, Xfs};
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
-use std::mem::{offset_of, size_of};
 
 /// The most levels of any B-tree; the format has at most 12.
 pub(crate) const MAX_LEVELS: u32 = 16;
-const KEY_AND_POINTER_BYTES: usize = 8 + 8;
 const RECORD_BYTES: usize = 16;
 
 /// A B-tree block whose header is checked.
@@ -40,7 +40,7 @@ impl TreeBlock {
 
     /// The key and the pointer of a node of an extent B-tree.
     pub(crate) fn extent_node_entry(&self, index: usize) -> (u64, u64) {
-        self.node_entry(index, KEY_AND_POINTER_BYTES / 2)
+        self.node_entry(index, 8)
     }
 }
 
@@ -50,15 +50,19 @@ pub(crate) trait TreeSource: Source {
     fn check_tree_block(
         &self,
         bytes: Unit,
-        (header, entry): (usize, usize),
-        (magic, level): (u32, u32),
+        kind: TreeKind,
+        level: u32,
         whose: Whose,
         block: BlockNo,
     ) -> Result<TreeBlock> {
+        let v5 = self.sb().is_v5();
+        let header = kind.header_bytes(v5);
+        let child = kind.key_bytes() + kind.pointer_bytes();
+        let entry = if level == 0 { kind.record_bytes() } else { child };
         let found = number(&bytes, 0, 4).unwrap_or(0) as u32;
         let found_level = number(&bytes, 4, 2).unwrap_or(0) as u32;
         let records = number(&bytes, 6, 2).unwrap_or(0) as usize;
-        let what = if found != magic {
+        let what = if !bytes.starts_with(kind.magic(v5)) {
             format!("a B-tree block has the magic {found:#010x}")
         } else if found_level != level {
             format!("a B-tree block of level {level} says that it has level {found_level}")
@@ -78,11 +82,7 @@ pub(crate) trait TreeSource: Source {
             .run(FsBlock(pointer), 1)
             .ok_or_else(|| self.corrupt(format!("the extent B-tree refers to block {pointer}"), whose))?;
         let bytes = self.unit(&[block], &LONG_BTREE, whose)?;
-        let v5 = self.sb().is_v5();
-        let header = if v5 { size_of::<RawLongBlock>() } else { offset_of!(RawLongBlock, bb_blkno) };
-        let magic = u32::from_be_bytes(if v5 { *b"BMA3" } else { *b"BMAP" });
-        // Records and pairs of key and pointer have the same size.
-        self.check_tree_block(bytes, (header, RECORD_BYTES), (magic, level), whose, block)
+        self.check_tree_block(bytes, TreeKind::Extents, level, whose, block)
     }
 }
 
@@ -97,11 +97,7 @@ impl Xfs {
             .ag_block(ag, pointer)
             .ok_or_else(|| self.corrupt(format!("the inode B-tree refers to block {pointer}"), whose))?;
         let bytes = self.unit(&[block], &SHORT_BTREE, whose)?;
-        let v5 = self.sb.is_v5();
-        let header = if v5 { size_of::<RawShortBlock>() } else { offset_of!(RawShortBlock, bb_blkno) };
-        let magic = u32::from_be_bytes(if v5 { *b"IAB3" } else { *b"IABT" });
-        let entry = if level == 0 { RECORD_BYTES } else { KEY_AND_POINTER_BYTES / 2 };
-        self.check_tree_block(bytes, (header, entry), (magic, level), whose, block)
+        self.check_tree_block(bytes, TreeKind::Inodes, level, whose, block)
     }
 
     /// Returns the last record of a group's inode B-tree that starts at or before an inode.
@@ -111,7 +107,7 @@ impl Xfs {
         root: u32,
         levels: u32,
         agino: u32,
-    ) -> Result<Option<RawInobtRec>> {
+    ) -> Result<Option<InodeChunk>> {
         if !(1..=MAX_LEVELS).contains(&levels) {
             let what = format!("the inode B-tree has {levels} levels");
             return Err(self.corrupt(what, Whose::Group(ag)));
@@ -125,6 +121,8 @@ impl Xfs {
         }
         let leaf = self.inode_tree_block(ag, pointer, 0)?;
         let start = |index| number(leaf.record(index), 0, 4).unwrap_or(0);
-        Ok(last_at_most(leaf.records, agino.into(), start).and_then(|index| read(leaf.record(index), 0)))
+        let found = last_at_most(leaf.records, agino.into(), start);
+        let sparse = self.sb.incompat.contains(Incompat::SPARSE);
+        Ok(found.map(|index| InodeChunk::decode(leaf.record(index), sparse)))
     }
 }

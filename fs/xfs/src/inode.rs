@@ -5,7 +5,7 @@ use crate::layout::bytes::{MAGIC_INODE, number, read};
 use crate::layout::checksum::has_valid_inode_crc;
 use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags, flags2, format};
 use crate::layout::features::Incompat;
-use crate::layout::raw::{RawDinode, RawInobtRec, V2_INODE_BYTES};
+use crate::layout::raw::{RawDinode, V2_INODE_BYTES};
 use crate::layout::superblock::Superblock;
 use crate::live::XfsInode;
 use crate::volume::{Whose, Xfs};
@@ -248,31 +248,6 @@ pub(crate) fn stored_flags(stored: u16, set: InodeFlags) -> u16 {
     FLAGS.into_iter().fold(stored, change)
 }
 
-/// The chunk of an inode B-tree record.
-struct Chunk {
-    /// The first inode, within the group.
-    first: u32,
-    free: u64,
-    /// Which groups of four inodes do not exist.
-    holes: u16,
-}
-
-impl Chunk {
-    fn decode(sb: &Superblock, record: &RawInobtRec) -> Self {
-        let sparse = sb.incompat.contains(Incompat::SPARSE);
-        Self {
-            first: record.ir_startino.get(),
-            free: record.ir_free.get(),
-            holes: if sparse { (record.ir_freecount.get() >> 16) as u16 } else { 0 },
-        }
-    }
-
-    fn has(&self, agino: u32) -> bool {
-        let Some(index) = agino.checked_sub(self.first).filter(|index| *index < 64) else { return false };
-        self.free >> index & 1 == 0 && self.holes >> (index / 4) & 1 == 0
-    }
-}
-
 impl Xfs {
     /// Returns whether the inode B-tree says that an inode is in use.
     fn is_allocated(&self, ino: u64) -> Result<bool> {
@@ -281,8 +256,8 @@ impl Xfs {
             return Ok(false);
         }
         let agi = self.agi(ag)?;
-        let record = self.inode_chunk(ag, agi.root, agi.level, agino)?;
-        Ok(record.is_some_and(|record| Chunk::decode(&self.sb, &record).has(agino)))
+        let chunk = self.inode_chunk(ag, agi.root, agi.level, agino)?;
+        Ok(chunk.is_some_and(|chunk| chunk.has(agino)))
     }
 
     /// Decodes an inode. `Stale` if it is free or does not exist.

@@ -38,6 +38,12 @@ impl InodeChunk {
         Self { first, holes, count: field(6, 1), free_count: field(7, 1), free }
     }
 
+    /// Whether an inode of the group is in use in it.
+    pub(crate) fn has(&self, agino: u32) -> bool {
+        let index = agino.checked_sub(self.first).filter(|index| u64::from(*index) < CHUNK_INODES);
+        index.is_some_and(|index| (self.free | self.holes) >> index & 1 == 0)
+    }
+
     /// What contradicts itself in the record.
     pub(crate) fn contradiction(&self) -> Option<&'static str> {
         let present = CHUNK_INODES - u64::from(self.holes.count_ones());

@@ -167,14 +167,6 @@ on_disk! {
         bb_pad: U32,
     }
 
-    /// A chunk of 64 inodes. With sparse inodes `ir_freecount` is `ir_holemask`, `ir_count` and a count of 8
-    /// bits.
-    RawInobtRec {
-        ir_startino: U32,
-        ir_freecount: U32,
-        ir_free: U64,
-    }
-
     /// An extent: flag, 54 bits of file block, 52 bits of filesystem block, 21 bits of length.
     RawBmbtRec {
         l0: U64,
@@ -393,7 +385,6 @@ sizes! {
     RawAgfl = 36;
     RawShortBlock = 56;
     RawLongBlock = 72;
-    RawInobtRec = 16;
     RawBmbtRec = 16;
     RawBmdrBlock = 4;
     RawDinode = 176;

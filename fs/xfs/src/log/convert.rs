@@ -3,6 +3,7 @@
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
 use crate::layout::dinode::flags2;
 use crate::layout::raw::{RawBmdrBlock, RawDinode, RawLongBlock};
+use crate::layout::tree::TreeKind;
 use std::mem::{offset_of, size_of};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -34,8 +35,6 @@ const CORE_NUMBERS: [(usize, usize); 23] = [
     (152, 8),
 ];
 const CORE_TIMES: [usize; 4] = [32, 40, 48, 144];
-/// The magic of a block of an extent B-tree.
-const MAGIC_EXTENTS: u32 = u32::from_be_bytes(*b"BMA3");
 
 /// The bytes of a core.
 type Core = [u8; size_of::<RawDinode>()];
@@ -99,7 +98,7 @@ pub(super) fn logged_root(space: &[u8], uuid: &[u8; 16], owner: u64) -> Option<V
         return None;
     }
     let mut head = RawLongBlock::new_zeroed();
-    head.bb_magic = MAGIC_EXTENTS.into();
+    head.bb_magic = u32::from_be_bytes(*TreeKind::Extents.magic(true)).into();
     head.bb_level = root.bb_level;
     head.bb_numrecs = root.bb_numrecs;
     head.bb_leftsib = u64::MAX.into();

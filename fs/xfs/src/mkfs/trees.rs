@@ -4,6 +4,7 @@ use super::geometry::{Plan, Tree};
 use super::space::{Group, Owner};
 use crate::layout::bytes::NULL_AGBLOCK;
 use crate::layout::checksum::SHORT_BTREE;
+use crate::layout::chunk::{CHUNK_INODES, InodeChunk};
 use crate::layout::raw::RawShortBlock;
 use std::ops::Range;
 use zerocopy::IntoBytes;
@@ -91,13 +92,13 @@ pub(super) struct Contents<'a> {
 
 impl Chunk {
     fn record(self, sparse: bool) -> Vec<u8> {
-        let free = 64 - self.used;
-        let free_mask = u64::MAX.checked_shl(self.used).unwrap_or(0);
-        let counts = match sparse {
-            // No holes; 64 inodes exist.
-            true => [0, 0, 64, free as u8],
-            false => free.to_be_bytes(),
+        let chunk = InodeChunk {
+            first: self.first,
+            holes: 0,
+            count: CHUNK_INODES,
+            free_count: CHUNK_INODES - u64::from(self.used),
+            free: u64::MAX.checked_shl(self.used).unwrap_or(0),
         };
-        [&self.first.to_be_bytes()[..], &counts, &free_mask.to_be_bytes()].concat()
+        chunk.encode(sparse)
     }
 }

@@ -65,7 +65,7 @@ impl Space {
     pub(crate) fn credits_of_inode(&self) -> u32 {
         let trees = self.most_levels(TreeKind::Inodes) + self.most_levels(TreeKind::FreeInodes);
         // A chunk, its clusters, and blocks of the trees.
-        let chunk = (64 >> self.sb.inopb_bits).max(1);
+        let chunk = u64::from(self.sb.chunk_blocks());
         self.credits(self.change_blocks() + BLOCKS_A_LEVEL * trees + chunk + trees)
     }
 }

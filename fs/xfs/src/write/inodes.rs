@@ -299,6 +299,6 @@ impl Tx<'_> {
     pub(crate) fn is_inode_in_use(&mut self, ino: u64) -> Result<bool> {
         let Some((ag, agino)) = self.space().sb.agino(ino) else { return Ok(false) };
         let found = self.chunk_of(chunks(ag), agino)?;
-        Ok(found.is_some_and(|(_, chunk)| chunk.free >> (agino - chunk.first) & 1 == 0))
+        Ok(found.is_some_and(|(_, chunk)| chunk.has(agino)))
     }
 }
