@@ -21,13 +21,6 @@ const SMALL_COUNTS: [u64; 2] = [i32::MAX as u64, i16::MAX as u64];
 /// The most extents of a fork with large counters.
 const LARGE_COUNTS: [u64; 2] = [(1 << 48) - 1, u32::MAX as u64];
 
-/// Fields of an inode in the log.
-mod logged {
-    pub(super) const CORE: u32 = 0x1;
-    pub(super) const DATA: [u32; 4] = [0x10, 0x2, 0x4, 0x8];
-    pub(super) const ATTRIBUTES: [u32; 4] = [0, 0x40, 0x80, 0x100];
-}
-
 impl Fork {
     /// The form of the fork as it is stored.
     pub(crate) fn format(&self) -> u8 {
@@ -237,11 +230,7 @@ impl Dinode {
     /// The inode as it is now, for the log. `None` if it cannot be encoded.
     pub(crate) fn image(&self, sb: &Superblock) -> Option<Arc<dyn LogObject>> {
         let (bytes, (cluster, at)) = (self.encode(sb)?, sb.inode_cluster(self.ino)?);
-        let mut fields = logged::CORE | logged::DATA[usize::from(self.data.format())];
-        if self.raw.di_forkoff != 0 {
-            fields |= logged::ATTRIBUTES[usize::from(self.attrs.format())];
-        }
-        Some(Arc::new(InodeImage { ino: self.ino, unit: Unit::new(&cluster), at: at as u32, fields, bytes }))
+        Some(Arc::new(InodeImage { ino: self.ino, unit: Unit::new(&cluster), at: at as u32, bytes }))
     }
 
     /// Logs the inode as it is now.
@@ -270,7 +259,6 @@ struct InodeImage {
     unit: Unit,
     /// The offset of the inode in its cluster.
     at: u32,
-    fields: u32,
     bytes: Vec<u8>,
 }
 
@@ -280,7 +268,7 @@ impl LogObject for InodeImage {
     }
 
     fn record(&self) -> Vec<u8> {
-        [&self.fields.to_le_bytes()[..], &self.bytes].concat()
+        self.bytes.clone()
     }
 
     fn patch(&self) -> Option<Patch> {

@@ -46,7 +46,7 @@ impl LogObject for Inode {
     }
 
     fn record(&self) -> Vec<u8> {
-        [&[1, 0, 0, 0], &self.bytes[..]].concat()
+        self.bytes.clone()
     }
 
     fn patch(&self) -> Option<Patch> {

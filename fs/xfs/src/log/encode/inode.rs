@@ -10,9 +10,6 @@ use ivers_block::Unit;
 use std::mem::size_of;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Bytes of the field that records have before the inode.
-const FIELDS_BYTES: usize = 4;
-
 /// Bits of the forms of a fork in an inode item.
 struct ForkBits {
     bytes: u32,
@@ -47,12 +44,12 @@ impl Fork<'_> {
     }
 }
 
-/// The item of an inode that lies in `unit`. `record` has the changed fields, then the inode as it is stored.
+/// The item of an inode that lies in `unit`. `record` is the inode as it is stored.
 ///
 /// The item always has the core and each fork in use: it replaces earlier ones, which may be lost when the
 /// tail passes them.
 pub(super) fn item(sb: &Superblock, ino: u64, unit: &Unit, record: &[u8]) -> Option<Regions> {
-    let stored = record.get(FIELDS_BYTES..FIELDS_BYTES + sb.inode_size as usize)?;
+    let stored = record.get(..sb.inode_size as usize)?;
     let core: RawDinode = read(stored, 0)?;
     let literal = &stored[size_of::<RawDinode>()..];
     let split = usize::from(core.di_forkoff) * 8;

@@ -225,7 +225,7 @@ impl LogObject for TestInode {
     }
 
     fn record(&self) -> Vec<u8> {
-        [&[1, 0, 0, 0], &self.bytes[..]].concat()
+        self.bytes.clone()
     }
 
     fn patch(&self) -> Option<Patch> {
