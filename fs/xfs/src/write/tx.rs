@@ -146,6 +146,11 @@ impl<'s> Tx<'s> {
         self.objects.push(inode);
     }
 
+    /// Whether the transaction has its own version of a unit.
+    pub(super) fn has_changed(&self, first: BlockNo) -> bool {
+        self.units.contains_key(&first)
+    }
+
     fn find(&self, blocks: &[BlockNo], whose: Whose) -> Result<Option<&Changed>> {
         let Some(first) = blocks.first() else { return Ok(None) };
         let corrupt = |what| Err(self.space.corrupt_block(what, whose, *first));
