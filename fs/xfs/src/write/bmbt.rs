@@ -8,7 +8,7 @@ use crate::btree::MAX_LEVELS;
 use crate::fork::{Extent, Fork, TreeRoot, Which};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
-use crate::layout::checksum::{Expected, LONG_BTREE};
+use crate::layout::checksum::LONG_BTREE;
 use crate::layout::owner::Owner;
 use crate::layout::raw::{RawBmdrBlock, RawLongBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
@@ -169,11 +169,8 @@ impl Tx<'_> {
         let at = sb
             .run(run.start, 1)
             .ok_or_else(|| self.bad_tree(tree, "a block outside the filesystem was allocated"))?;
-        let expected = Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(at), owner: tree.ino };
-        self.new_unit(&[at]);
-        self.modify(&[at], None, Whose::Inode(tree.ino), |bytes| {
+        self.new_described(&[at], &LONG_BTREE, Whose::Inode(tree.ino), |bytes| {
             bytes[..4].copy_from_slice(TreeKind::Extents.magic(true));
-            LONG_BTREE.describe(bytes, &expected);
         })?;
         let block = Block { at, pointer: run.start.0, level, left, right, entries };
         self.store_extent_block(tree, &block)?;

@@ -8,7 +8,7 @@ use super::tx::Tx;
 use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
-use crate::layout::checksum::{DA_BLOCK, Expected, SelfDescription};
+use crate::layout::checksum::{DA_BLOCK, SelfDescription};
 use crate::layout::directory::{dir_unit, leaf_root};
 use crate::layout::raw::RawDaHeader;
 use crate::volume::Whose;
@@ -82,11 +82,7 @@ impl Tx<'_> {
     ) -> Result<Vec<BlockNo>> {
         self.map_all(inode, which, at, count)?;
         let blocks = self.unit_blocks(inode, which, at, count)?;
-        let sb = &self.space().sb;
-        let first = blocks.first().copied().unwrap_or_default();
-        let expected = Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(first), owner: inode.ino };
-        self.new_unit(&blocks);
-        self.modify(&blocks, None, inode.whose(), |bytes| kind.describe(bytes, &expected))?;
+        self.new_described(&blocks, kind, inode.whose(), |_| ())?;
         Ok(blocks)
     }
 

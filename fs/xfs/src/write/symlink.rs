@@ -5,7 +5,7 @@ use super::tx::Tx;
 use crate::fork::{Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::remote_header_bytes;
-use crate::layout::checksum::{Expected, LINK_TARGET_MAGIC, REMOTE};
+use crate::layout::checksum::{LINK_TARGET_MAGIC, REMOTE};
 use crate::layout::dinode::{FILE_BLOCKS_END, TARGET_MAX};
 use crate::layout::raw::RawRemoteHeader;
 use crate::symlink::LinkSource;
@@ -42,14 +42,10 @@ impl Tx<'_> {
         let request = MapRequest { at, min: count, max: count, goal: None, unwritten: false };
         self.map_extent(link, Which::Data, request)?.ok_or(NameError::NoSpace)?;
         let blocks = self.unit_blocks(link, Which::Data, at, count.into())?;
-        let first = blocks.first().copied().unwrap_or_default();
-        let expected = Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(first), owner: link.ino };
-        self.new_unit(&blocks);
-        self.modify(&blocks, None, link.whose(), |bytes| {
+        self.new_described(&blocks, &REMOTE, link.whose(), |bytes| {
             let len = offset_of!(RawRemoteHeader, rm_bytes);
             bytes[..4].copy_from_slice(LINK_TARGET_MAGIC);
             bytes[len..len + 4].copy_from_slice(&(target.len() as u32).to_be_bytes());
-            REMOTE.describe(bytes, &expected);
             bytes[header..header + target.len()].copy_from_slice(&target);
         })
     }

@@ -478,10 +478,10 @@ impl Tx<'_> {
         let block = self.allocate_tree_block(tree.kind, tree.ag)?;
         self.count_tree_block(tree.kind, tree.ag, 1)?;
         let place = self.tree_place(tree, block)?;
-        let sb = &self.space().sb;
-        let head = self.shape(tree).head(level, left, right, tree.ag, sb.sector_of(place), &sb.meta_uuid);
-        self.new_unit(&[place]);
-        self.modify(&[place], None, tree.whose(), |bytes| bytes[..head.len()].copy_from_slice(&head))?;
+        let head = self.shape(tree).head(level, left, right);
+        self.new_described(&[place], &SHORT_BTREE, tree.whose(), |bytes| {
+            bytes[..head.len()].copy_from_slice(&head);
+        })?;
         Ok(block)
     }
 

@@ -4,7 +4,7 @@ use crate::layout::bytes::number;
 use crate::layout::raw::RawShortBlock;
 use crate::layout::tree::{Key, TreeKind};
 use std::mem::{offset_of, size_of};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 const HEADER_BYTES: usize = size_of::<RawShortBlock>();
 const POINTER_BYTES: usize = 4;
@@ -194,28 +194,13 @@ impl Shape {
         self.set_count(bytes, count - 1);
     }
 
-    /// The header of a block without entries.
-    pub(super) fn head(
-        &self,
-        level: usize,
-        left: u32,
-        right: u32,
-        ag: u32,
-        sector: u64,
-        uuid: &[u8; 16],
-    ) -> Vec<u8> {
-        let head = RawShortBlock {
-            bb_magic: u32::from_be_bytes(*self.kind.magic(true)).into(),
-            bb_level: (level as u16).into(),
-            bb_numrecs: 0.into(),
-            bb_leftsib: left.into(),
-            bb_rightsib: right.into(),
-            bb_blkno: sector.into(),
-            bb_lsn: 0.into(),
-            bb_uuid: *uuid,
-            bb_owner: ag.into(),
-            bb_crc: 0.into(),
-        };
+    /// The header of a block without entries, but for what the block says of itself.
+    pub(super) fn head(&self, level: usize, left: u32, right: u32) -> Vec<u8> {
+        let mut head = RawShortBlock::new_zeroed();
+        head.bb_magic = u32::from_be_bytes(*self.kind.magic(true)).into();
+        head.bb_level = (level as u16).into();
+        head.bb_leftsib = left.into();
+        head.bb_rightsib = right.into();
         head.as_bytes().to_vec()
     }
 }

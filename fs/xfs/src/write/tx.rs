@@ -107,6 +107,28 @@ impl<'s> Tx<'s> {
         }
     }
 
+    /// A new unit that says what it is; `fill` writes the rest.
+    pub(super) fn new_described(
+        &mut self,
+        blocks: &[BlockNo],
+        kind: &SelfDescription,
+        whose: Whose,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let expected = self.expected(blocks.first().copied().unwrap_or_default(), whose);
+        self.new_unit(blocks);
+        self.modify(blocks, None, whose, |bytes| {
+            fill(bytes);
+            kind.describe(bytes, &expected);
+        })
+    }
+
+    /// What a unit must say of itself.
+    fn expected(&self, first: BlockNo, whose: Whose) -> Expected {
+        let sb = &self.space.sb;
+        Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(first), owner: whose.number() }
+    }
+
     /// Changes a unit, which is read and checked as by [`Tx::read_unit`].
     pub(crate) fn modify<R>(
         &mut self,
@@ -194,8 +216,7 @@ impl<'s> Tx<'s> {
         whose: Whose,
     ) -> Result<()> {
         let (Some(kind), Some(first)) = (kind, blocks.first()) else { return Ok(()) };
-        let sb = &self.space.sb;
-        let expected = Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(*first), owner: whose.number() };
+        let expected = self.expected(*first, whose);
         kind.check_place(bytes, &expected).map_err(|what| self.space.corrupt_block(what, whose, *first))
     }
 

@@ -3,7 +3,7 @@
 use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::attribute::remote_header_bytes;
-use crate::layout::checksum::{Expected, NO_LSN, REMOTE, REMOTE_VALUE_MAGIC};
+use crate::layout::checksum::{NO_LSN, REMOTE, REMOTE_VALUE_MAGIC};
 use crate::layout::raw::RawRemoteHeader;
 use crate::write::tx::Tx;
 use ivers_block::FileBlock;
@@ -29,9 +29,7 @@ impl Tx<'_> {
         let each = sb.block_size as usize - header;
         let blocks = self.unit_blocks(inode, Which::Attributes, first, count)?;
         for (nth, (block, part)) in blocks.iter().zip(value.chunks(each)).enumerate() {
-            let expected = Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(*block), owner: inode.ino };
-            self.new_unit(&[*block]);
-            self.modify(&[*block], None, inode.whose(), |bytes| {
+            self.new_described(&[*block], &REMOTE, inode.whose(), |bytes| {
                 let put = |bytes: &mut [u8], at: usize, value: u32| {
                     bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
                 };
@@ -40,7 +38,6 @@ impl Tx<'_> {
                 bytes[lsn..lsn + 8].copy_from_slice(&NO_LSN.to_be_bytes());
                 put(bytes, offset_of!(RawRemoteHeader, rm_offset), (nth * each) as u32);
                 put(bytes, offset_of!(RawRemoteHeader, rm_bytes), part.len() as u32);
-                REMOTE.describe(bytes, &expected);
                 bytes[header..header + part.len()].copy_from_slice(part);
             })?;
         }
