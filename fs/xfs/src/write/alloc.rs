@@ -156,16 +156,13 @@ impl Tx<'_> {
         for forward in [false, true] {
             let tree = by_block(ag);
             let goal = [request.goal.into(), u64::MAX, 0];
-            let cursor = if forward { self.at_least(tree, goal)? } else { self.at_most(tree, goal)? };
-            let Some(mut cursor) = cursor else { continue };
+            let Some(mut cursor) = self.beside(tree, goal, forward)? else { continue };
             for _ in 0..NEAR {
                 let extent = self.free_extent(tree, &cursor)?;
                 if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
                     best = Some(better(request.goal, best, (extent, part)));
                 }
-                let moved =
-                    if forward { self.next(tree, &mut cursor) } else { self.previous(tree, &mut cursor) };
-                if !moved? {
+                if !self.step(tree, &mut cursor, forward)? {
                     break;
                 }
             }

@@ -107,12 +107,7 @@ impl Tx<'_> {
         let tree = if self.has_free_tree() { free_chunks(ag) } else { chunks(ag) };
         let mut best: Option<InodeChunk> = None;
         for forward in [false, true] {
-            let start = if forward {
-                self.at_least(tree, [near.into(), 0, 0])?
-            } else {
-                self.at_most(tree, [near.into(), 0, 0])?
-            };
-            let Some(mut cursor) = start else { continue };
+            let Some(mut cursor) = self.beside(tree, [near.into(), 0, 0], forward)? else { continue };
             // No group has more chunks.
             for _ in 0..self.space().sb.ag_len(ag) {
                 let chunk = self.chunk_at(tree, &cursor)?;
@@ -121,9 +116,7 @@ impl Tx<'_> {
                     best = best.filter(|best| distance(best) <= distance(&chunk)).or(Some(chunk));
                     break;
                 }
-                let moved =
-                    if forward { self.next(tree, &mut cursor) } else { self.previous(tree, &mut cursor) };
-                if !moved? {
+                if !self.step(tree, &mut cursor, forward)? {
                     break;
                 }
             }

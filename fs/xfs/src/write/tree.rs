@@ -148,6 +148,11 @@ impl Tx<'_> {
         Ok((self.shape(tree).count(&first) > 0).then_some(cursor))
     }
 
+    /// The first record with at least a key, or the last one with at most that key.
+    pub(super) fn beside(&mut self, tree: Tree, key: Key, forward: bool) -> Result<Option<Cursor>> {
+        if forward { self.at_least(tree, key) } else { self.at_most(tree, key) }
+    }
+
     /// The last record.
     pub(super) fn last(&mut self, tree: Tree) -> Result<Option<Cursor>> {
         self.at_most(tree, [u64::MAX; 3])
@@ -163,7 +168,8 @@ impl Tx<'_> {
         self.step(tree, cursor, false)
     }
 
-    fn step(&mut self, tree: Tree, cursor: &mut Cursor, forward: bool) -> Result<bool> {
+    /// Moves to the next or to the previous record. False if there is none: the cursor stays.
+    pub(super) fn step(&mut self, tree: Tree, cursor: &mut Cursor, forward: bool) -> Result<bool> {
         let shape = self.shape(tree);
         for level in 0..cursor.0.len() {
             let Step { block, index } = cursor.0[level];
