@@ -164,7 +164,9 @@ impl Xfs {
         if !end.clean {
             xfs.counts = xfs.recount()?;
         }
-        let space = Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts);
+        // The log never comes back to a position, so equal sessions leave equal images, and others differ.
+        let space =
+            Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts).with_seed(end.head);
         xfs.session = Some(Session::new(space, Commits::new(journal)));
         xfs.check_root()?;
         xfs.serves_stored = true;

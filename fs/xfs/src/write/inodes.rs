@@ -13,7 +13,6 @@ use crate::layout::tree::TreeKind;
 use crate::volume::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
-use std::hash::{BuildHasher, RandomState};
 use zerocopy::{FromZeros, IntoBytes};
 
 const fn chunks(ag: u32) -> Tree {
@@ -262,10 +261,8 @@ impl Tx<'_> {
 
     /// Writes free inodes to new blocks.
     fn write_inodes(&mut self, ag: u32, blocks: FreeExtent) -> Result<()> {
-        let sb = &self.space().sb;
-        // A file that gets a number again must differ from its predecessor, also from one in a chunk that
-        // Linux has freed.
-        let generations = RandomState::new();
+        let space = self.space();
+        let sb = &space.sb;
         for first in (blocks.start..blocks.end()).step_by(sb.cluster_blocks() as usize) {
             let cluster: Vec<BlockNo> =
                 (first..first + sb.cluster_blocks()).filter_map(|block| sb.ag_block(ag, block)).collect();
@@ -276,7 +273,9 @@ impl Tx<'_> {
                     let mut raw = RawDinode::new_zeroed();
                     raw.di_magic = MAGIC_INODE.into();
                     raw.di_version = 3;
-                    raw.di_gen = (generations.hash_one(ino) as u32).into();
+                    // A file that gets a number again must differ from its predecessor, also from one in a
+                    // chunk that Linux has freed.
+                    raw.di_gen = space.first_generation(ino).into();
                     raw.di_next_unlinked = NULL_AGINO.into();
                     raw.di_ino = ino.into();
                     raw.di_uuid = sb.meta_uuid;

@@ -41,6 +41,8 @@ pub(crate) struct Space {
     next_intent: AtomicU64,
     /// Deferred works of one transaction; relaxed, since it is set before the space is used.
     works_a_roll: AtomicU32,
+    /// Differs in each session.
+    seed: u64,
     /// Called between two transactions of a roll, so that a test can let a commit come between them.
     #[cfg(test)]
     pub(super) between_rolls: std::sync::OnceLock<fn()>,
@@ -71,9 +73,21 @@ impl Space {
             groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
             next_intent: AtomicU64::new(1),
             works_a_roll: AtomicU32::new(WORKS_A_ROLL),
+            seed: 0,
             #[cfg(test)]
             between_rolls: std::sync::OnceLock::new(),
         }
+    }
+
+    /// Sets where the generations of new inodes start. It must differ from that of all earlier sessions.
+    pub(crate) fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The first generation of an inode in a new chunk.
+    pub(super) fn first_generation(&self, ino: u64) -> u32 {
+        let parts = [self.seed.to_be_bytes(), ino.to_be_bytes()];
+        parts.iter().fold(crc32c::crc32c(&self.sb.uuid), |sum, part| crc32c::crc32c_append(sum, part))
     }
 
     /// Makes transactions roll after so many works.
