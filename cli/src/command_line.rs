@@ -120,7 +120,7 @@ enum Command {
     /// Show counters of a mount or a server: changes, queries, bumps, inode updates by cause, journal,
     /// operations, clients
     Stats(stats::Args),
-    /// Make an ext2, ext3, ext4, FAT or Amiga filesystem in a file or on a device
+    /// Make an ext2, ext3, ext4, FAT, XFS or Amiga filesystem in a file or on a device
     Mkfs(mkfs::Args),
     /// Show or set the label of a filesystem
     Label(label::Args),

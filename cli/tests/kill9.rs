@@ -1,12 +1,13 @@
 //! kill -9 of a mounted process at random moments of a busy workload.
 //!
-//! Recovery runs twice: by ivers, and on a copy by `e2fsck -p` followed by ivers. Each time e2fsck must find
-//! the image clean, all data that was fsynced must be there, and no change attribute that was served before
-//! the kill may vouch for other contents (contract C1, C2, C4).
+//! Recovery runs twice: by ivers, and on a copy by another program (`e2fsck -p`; for XFS, Linux) followed by
+//! ivers. Each time the format's checker must find the image clean, all data that was fsynced must be there,
+//! and no change attribute that was served before the kill may vouch for other contents (contract C1, C2, C4).
 //!
 //! `IVERS_KILLS` sets the number of kills (default 4), `IVERS_SEED` replays a run; both are printed.
 
 use ivers_oracle::e2fs::{e2fsck, e2fsck_repair};
+use ivers_oracle::kernel::{LoopMount, may_loop_mount};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
@@ -161,8 +162,49 @@ fn check(dir: &Path, known: &HashMap<String, Known>) {
     }
 }
 
+struct Format {
+    make: fn(&Path),
+    /// Recovers an image without ivers.
+    recover: fn(&Path),
+    check: fn(&Path),
+}
+
 #[test]
-fn synced_data_survives_kill_9() {
+fn synced_data_on_ext4_survives_kill_9() {
+    survives_kill_9(&Format {
+        make: |image| {
+            File::create(image).unwrap().set_len(64 << 20).unwrap();
+            ivers_oracle::run("mkfs.ext4", ["-q".as_ref(), image.as_os_str()]).unwrap();
+        },
+        recover: |image| {
+            e2fsck_repair(image).unwrap();
+            e2fsck(image).unwrap();
+        },
+        check: |image| e2fsck(image).unwrap(),
+    });
+}
+
+#[test]
+fn synced_data_on_xfs_survives_kill_9() {
+    if !ivers_oracle::have_programs(&["xfs_repair"]) {
+        return;
+    }
+    survives_kill_9(&Format {
+        make: |image| {
+            let words = ["mkfs", "-q", "-t", "xfs", "--small", "--size", "64M"];
+            let made = Command::new(IVERS).args(words).arg(image).status().unwrap();
+            assert!(made.success());
+        },
+        recover: |image| {
+            if may_loop_mount() {
+                LoopMount::new(image, "").unwrap().unmount().unwrap();
+            }
+        },
+        check: |image| drop(ivers_oracle::run("xfs_repair", ["-n".as_ref(), image.as_os_str()]).unwrap()),
+    });
+}
+
+fn survives_kill_9(format: &Format) {
     let kills: u32 = std::env::var("IVERS_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(4);
     let seed: u64 = std::env::var("IVERS_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(0x1ce5);
     println!("IVERS_KILLS={kills} IVERS_SEED={seed}");
@@ -171,9 +213,7 @@ fn synced_data_survives_kill_9() {
     let copy = scratch.path().join("copy");
     let dir = scratch.path().join("mnt");
     fs::create_dir(&dir).unwrap();
-    File::create(&image).unwrap().set_len(64 << 20).unwrap();
-    let made = Command::new("mkfs.ext4").arg("-q").arg(&image).status().expect("mkfs.ext4 is installed");
-    assert!(made.success());
+    (format.make)(&image);
 
     let mut rng = StdRng::seed_from_u64(seed);
     let known = Arc::new(Mutex::new(HashMap::<String, Known>::new()));
@@ -200,12 +240,11 @@ fn synced_data_survives_kill_9() {
         println!("kill {kill}: {} files known", state.len());
 
         fs::copy(&image, &copy).unwrap();
-        e2fsck_repair(&copy).unwrap();
-        e2fsck(&copy).unwrap();
+        (format.recover)(&copy);
         let mount = Mount::new(&copy, &dir);
         check(&dir, &state);
         mount.unmount();
-        e2fsck(&copy).unwrap();
+        (format.check)(&copy);
 
         let mount = Mount::new(&image, &dir);
         check(&dir, &state);
@@ -222,6 +261,6 @@ fn synced_data_survives_kill_9() {
         }
         drop(next);
         mount.unmount();
-        e2fsck(&image).unwrap();
+        (format.check)(&image);
     }
 }

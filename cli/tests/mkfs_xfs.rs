@@ -141,6 +141,59 @@ fn small_filesystems_need_an_option() {
     assert!(said(&output).contains("16 MiB") && !said(&output).contains("--small"), "{}", said(&output));
 }
 
+/// A tree of directories, names, holes, links and attributes.
+fn tree_to_copy(dir: &Path) {
+    use std::os::unix::fs::FileExt;
+    fs::create_dir_all(dir.join("many")).unwrap();
+    for nth in 0..600 {
+        fs::write(dir.join(format!("many/file with a long name {nth}")), vec![nth as u8; nth]).unwrap();
+    }
+    fs::write(dir.join("large"), (0..4_000_000).map(|at| (at / 7) as u8).collect::<Vec<_>>()).unwrap();
+    let holes = fs::File::create(dir.join("holes")).unwrap();
+    holes.write_all_at(b"island", 1 << 20).unwrap();
+    holes.set_len(8 << 20).unwrap();
+    fs::hard_link(dir.join("large"), dir.join("many/twin")).unwrap();
+    std::os::unix::fs::symlink("large", dir.join("link")).unwrap();
+    xattr::set(dir.join("large"), "user.note", b"kept").unwrap();
+}
+
+#[test]
+fn equal_trees_fill_equal_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, archive) = (dir.path().join("tree"), dir.path().join("tree.tar"));
+    tree_to_copy(&source);
+    let words = ["--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive.to_str().unwrap()];
+    ivers_oracle::run("tar", words.into_iter().chain(["-C", source.to_str().unwrap(), "."])).unwrap();
+    let options = ["--size", "64M", "--small", "--uuid", UUID, "--timestamp", "1500000000", "-q", "--from"];
+    let images = [&source, &source, &archive].map(|from| {
+        let place = Place::new();
+        place.made(&[&options[..], &[from.to_str().unwrap()]].concat());
+        repair_finds_nothing(&place.image);
+        place
+    });
+    let [one, other, packed] = images.each_ref().map(|place| fs::read(&place.image).unwrap());
+    assert!(one == other, "equal calls make equal images");
+    assert!(one == packed, "a directory and its archive make equal images");
+    let plain = ivers_oracle::TreeOptions { no_times: true, no_trusted: true };
+    let expected = ivers_oracle::tree(&source, plain).unwrap();
+    if ivers_oracle::kernel::may_loop_mount() {
+        let linux = ivers_oracle::kernel::LoopMount::new(&images[0].image, "ro").unwrap();
+        let found = ivers_oracle::tree(linux.path(), plain).unwrap();
+        assert!(found == expected, "{found}\n---\n{expected}");
+    }
+    // Files that do not fit leave no image.
+    fs::write(source.join("more"), vec![1; 60 << 20]).unwrap();
+    let place = Place::new();
+    let output = place.mkfs(&[&options[..], &[source.to_str().unwrap()]].concat());
+    assert!(!output.status.success() && said(&output).contains("--size"), "{}", said(&output));
+    assert!(!place.image.exists());
+    fs::remove_file(source.join("more")).unwrap();
+    place.made(&["--size", "auto", "--small", "-q", "--from", source.to_str().unwrap()]);
+    repair_finds_nothing(&place.image);
+    let len = fs::metadata(&place.image).unwrap().len();
+    assert!((34 << 20..60 << 20).contains(&len), "{len} bytes");
+}
+
 #[test]
 fn wrong_options_are_named() {
     let place = Place::new();
@@ -150,7 +203,7 @@ fn wrong_options_are_named() {
         (&["--no-journal"], "--no-journal"),
         (&["--hash-seed", UUID], "--hash-seed"),
         (&["--volume-id", "1234-5678"], "--volume-id"),
-        (&["--from", "."], "cannot be filled"),
+        (&["--from", ".", "-O", "parent"], "parent pointers"),
         (&["-L", "thirteen byte"], "at most 12 bytes"),
         (&["-b", "512"], "1024 to 65536"),
         (&["-I", "256"], "512 to 2048"),

@@ -61,18 +61,20 @@ fn change(image: &str, dir: &Path, full: bool) {
 
 #[test]
 fn equal_commands_leave_equal_images() {
-    if !ivers_oracle::have_programs(&["e2fsck", "debugfs", "fsck.fat", "tar"]) {
+    if !ivers_oracle::have_programs(&["e2fsck", "debugfs", "fsck.fat", "xfs_repair", "tar"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     fill(&dir.path().join("tree"));
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     ivers_oracle::run("tar", ["--sort=name", "-cf", &path("tree.tar"), "-C", &path("tree"), "."]).unwrap();
-    for (fs_type, full) in [("ext4", true), ("ext3", true), ("ext2", true), ("fat32", false), ("ffs", false)]
+    for (fs_type, full) in
+        [("ext4", true), ("ext3", true), ("ext2", true), ("xfs", true), ("fat32", false), ("ffs", false)]
     {
         let images = ["one", "other"].map(|name| path(&format!("{fs_type}-{name}")));
         let made = &images[0];
-        works_at_epoch(&["mkfs", "-q", "-t", fs_type, "--size", "64M", made]);
+        let small: &[&str] = if fs_type == "xfs" { &["--small"] } else { &[] };
+        works_at_epoch(&[&["mkfs", "-q", "-t", fs_type, "--size", "64M", made][..], small].concat());
         fs::copy(made, &images[1]).unwrap();
         for (nth, image) in images.iter().enumerate() {
             if nth > 0 {
@@ -91,6 +93,7 @@ fn equal_commands_leave_equal_images() {
                     assert!(stat.contains("ctime: 0x3b9aca00"), "{fs_type} {file}: {stat}");
                 }
             }
+            "xfs" => drop(ivers_oracle::run("xfs_repair", ["-n", &images[0]]).unwrap()),
             "fat32" => drop(ivers_oracle::run("fsck.fat", ["-n", &images[0]]).unwrap()),
             _ => drop(works(&["check", &images[0]])),
         }

@@ -1,84 +1,290 @@
-//! The command on XFS images, which are only read.
+//! The command on XFS images, judged by xfs_repair and Linux.
 
 mod common;
 
 use common::*;
+use ivers_oracle::kernel::{LoopMount, may_loop_mount};
+use ivers_oracle::{TreeOptions, tree};
+use rustix::io::Errno;
 use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const TEXT: &[u8] = b"text of a file";
+const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
 
-/// An image with a few files, made without a kernel.
-fn image(dir: &Path, args: &[&str]) -> PathBuf {
-    let (image, source, proto) = (dir.join("disk.xfs"), dir.join("source"), dir.join("proto"));
-    fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
-    fs::write(&source, TEXT).unwrap();
-    let file =
-        |name: &str| format!("{name} ---644 {} 7 {}\n", rustix::process::getuid().as_raw(), source.display());
-    let text = format!(
-        "/\n0 0\nd--755 0 0\ndir d--755 0 0\n{}link l--777 0 0 file\n$\n{}$\n",
-        file("file"),
-        file("top")
-    );
-    fs::write(&proto, text).unwrap();
-    let words = ["-q", "-f", "-p", proto.to_str().unwrap()];
-    ivers_oracle::run("mkfs.xfs", words.iter().chain(args).copied().chain([image.to_str().unwrap()]))
-        .unwrap();
-    image
+/// An image in a folder of its own.
+struct Place {
+    dir: tempfile::TempDir,
+    image: PathBuf,
 }
 
-fn out(args: &[&str]) -> String {
-    let output = ivers(args);
-    assert!(output.status.success(), "{args:?}: {}", said(&output));
-    String::from_utf8(output.stdout).unwrap()
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.xfs");
+        Self { dir, image }
+    }
+
+    /// An image that ivers made.
+    fn ours(options: &[&str]) -> Self {
+        let place = Self::new();
+        let words = ["mkfs", "-q", "-t", "xfs", "--size", "64M", "--small", place.name()];
+        works(&[&words[..], options].concat());
+        place
+    }
+
+    /// An image that mkfs.xfs made, with a few files.
+    fn theirs(options: &[&str]) -> Self {
+        let place = Self::new();
+        let (source, proto) = (place.path("source"), place.path("proto"));
+        fs::File::create(&place.image).unwrap().set_len(320 << 20).unwrap();
+        fs::write(&source, TEXT).unwrap();
+        let user = rustix::process::getuid().as_raw();
+        let file = |name: &str| format!("{name} ---644 {user} 7 {source}\n");
+        let text = format!(
+            "/\n0 0\nd--755 0 0\ndir d--755 0 0\n{}link l--777 0 0 file\n$\n{}$\n",
+            file("file"),
+            file("top")
+        );
+        fs::write(&proto, text).unwrap();
+        let words = ["-q", "-f", "-p", &proto];
+        ivers_oracle::run("mkfs.xfs", words.iter().chain(options).copied().chain([place.name()])).unwrap();
+        place
+    }
+
+    fn name(&self) -> &str {
+        self.image.to_str().unwrap()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A path in the image.
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.name())
+    }
+
+    fn is_clean(&self) {
+        ivers_oracle::run("xfs_repair", ["-n", self.name()]).unwrap();
+        works(&["check", self.name()]);
+    }
+
+    fn mount(&self, options: &str) -> PathBuf {
+        let dir = self.dir.path().join("mnt");
+        let _ = fs::create_dir(&dir);
+        works(&["mount", "-o", options, self.name(), dir.to_str().unwrap()]);
+        dir
+    }
+
+    fn unmount(&self) {
+        works(&["unmount", &self.path("mnt")]);
+    }
+
+    /// Compares the whole tree, as Linux reads it, with this text.
+    fn linux_reads(&self, expected: &str) {
+        if may_loop_mount() {
+            let linux = LoopMount::new(&self.image, "ro").unwrap();
+            let found = tree(linux.path(), PLAIN).unwrap();
+            assert!(found == expected, "{found}\n---\n{expected}");
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.dir.path().join("mnt"), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn have_tools() -> bool {
+    ivers_oracle::have_programs(&["mkfs.xfs", "xfs_repair"])
+}
+
+fn refused_with<T: std::fmt::Debug>(result: io::Result<T>, errno: Errno) {
+    assert_eq!(result.map_err(|error| error.raw_os_error()).unwrap_err(), Some(errno.raw_os_error()));
+}
+
+/// Files of every form: enough names for a directory of several blocks, holes, links, attributes. The largest
+/// value of an attribute has `value_len` bytes.
+fn fill(dir: &Path, value_len: usize) {
+    fs::create_dir_all(dir.join("many")).unwrap();
+    for nth in 0..400 {
+        fs::write(dir.join(format!("many/file with a long name {nth}")), vec![nth as u8; nth * 5]).unwrap();
+    }
+    let large: Vec<u8> = (0..3_000_000).map(|at| (at / 7) as u8).collect();
+    fs::write(dir.join("large"), &large).unwrap();
+    let holes = fs::File::create(dir.join("holes")).unwrap();
+    holes.write_all_at(b"island", 1 << 20).unwrap();
+    holes.set_len(8 << 20).unwrap();
+    fs::hard_link(dir.join("large"), dir.join("many/twin")).unwrap();
+    std::os::unix::fs::symlink("l".repeat(600), dir.join("long link")).unwrap();
+    for (name, len) in [("user.short", 3), ("user.long", value_len)] {
+        xattr::set(dir.join("large"), name, &vec![b'v'; len]).unwrap();
+    }
 }
 
 #[test]
-fn images_are_read_without_a_mount() {
-    if !ivers_oracle::have_programs(&["mkfs.xfs"]) {
+fn images_of_every_version_are_read() {
+    if !have_tools() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    for args in [&[][..], &["-m", "crc=0"], &["-b", "size=1024"]] {
-        let image = image(dir.path(), args);
-        let before = fs::read(&image).unwrap();
-        let name = image.to_str().unwrap();
-        let at = |path: &str| format!("{name}:{path}");
-        assert_eq!(out(&["ls", &at("/")]).split_whitespace().collect::<Vec<_>>(), ["dir", "top"]);
-        assert_eq!(out(&["cat", &at("/dir/file")]).as_bytes(), TEXT);
-        assert!(out(&["tree", &at("/")]).contains("link"));
-        let copy = dir.path().join("copy");
-        out(&["cp", "-a", &at("/dir"), copy.to_str().unwrap()]);
-        assert_eq!(fs::read(copy.join("file")).unwrap(), TEXT);
-        assert_eq!(fs::read_link(copy.join("link")).unwrap(), Path::new("file"));
-        fs::remove_dir_all(&copy).unwrap();
-        let facts = out(&["info", name]);
+    for options in [&[][..], &["-m", "crc=0"], &["-b", "size=1024"]] {
+        let place = Place::theirs(options);
+        let before = fs::read(&place.image).unwrap();
+        assert_eq!(works(&["ls", &place.at("/")]).split_whitespace().collect::<Vec<_>>(), ["dir", "top"]);
+        assert_eq!(works(&["cat", &place.at("/dir/file")]).as_bytes(), TEXT);
+        assert!(works(&["tree", &place.at("/")]).contains("link"));
+        let copy = place.path("copy");
+        works(&["cp", "-a", &place.at("/dir"), &copy]);
+        assert_eq!(fs::read(Path::new(&copy).join("file")).unwrap(), TEXT);
+        assert_eq!(fs::read_link(Path::new(&copy).join("link")).unwrap(), Path::new("file"));
+        let facts = works(&["info", place.name()]);
         assert!(facts.contains("xfs") && facts.contains("groups") && facts.contains("; clean"), "{facts}");
-        let refused = ivers(["cp", image.with_file_name("source").to_str().unwrap(), &at("/new")]);
-        assert!(!refused.status.success() && said(&refused).contains("read"), "{}", said(&refused));
-        assert!(fs::read(&image).unwrap() == before, "the image was written to");
+        let old = options.contains(&"crc=0");
+        if old {
+            let refused = ivers(["cp", &place.path("source"), &place.at("/new")]);
+            assert!(!refused.status.success() && said(&refused).contains("version 4"), "{}", said(&refused));
+        }
+        assert!(fs::read(&place.image).unwrap() == before, "the image was written to");
+        if !old {
+            works(&["cp", &place.path("source"), &place.at("/new")]);
+            assert_eq!(works(&["cat", &place.at("/new")]).as_bytes(), TEXT);
+            place.is_clean();
+        }
     }
 }
 
 #[test]
-fn an_image_is_mounted_read_only() {
-    if !can_mount() || !ivers_oracle::have_programs(&["mkfs.xfs"]) {
+fn commands_change_images() {
+    if !have_tools() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let image = image(dir.path(), &[]);
-    let mnt = dir.path().join("mnt");
-    fs::create_dir(&mnt).unwrap();
-    let (name, at) = (image.to_str().unwrap(), mnt.to_str().unwrap());
-    let refused = ivers(["mount", "-o", "rw", name, at]);
-    assert!(!refused.status.success() && said(&refused).contains("does not write"), "{}", said(&refused));
-    out(&["mount", "-o", "ro", name, at]);
-    let seen = fs::read(mnt.join("dir/link")).unwrap();
-    let write = fs::write(mnt.join("new"), "x").map_err(|error| error.raw_os_error());
-    let names = Command::new("ls").arg(&mnt).output().unwrap();
-    out(&["unmount", at]);
-    assert_eq!(seen, TEXT);
-    assert_eq!(write, Err(Some(rustix::io::Errno::ROFS.raw_os_error())));
-    assert_eq!(names.stdout, b"dir\ntop\n");
+    let place = Place::ours(&[]);
+    let source = place.path("tree");
+    fill(Path::new(&source), 2000);
+    works(&["cp", "-a", &source, &place.at("/")]);
+    works(&["tar", "-c", &place.at("/tree"), "-f", &place.path("a.tar")]);
+    works(&["mkdir", "-p", &place.at("/made/below")]);
+    works(&["tar", "-x", &place.at("/made"), "-f", &place.path("a.tar")]);
+    place.is_clean();
+
+    let state = place.path("state");
+    works(&["changed", place.name(), "--save", &state]);
+    works(&["touch", &place.at("/made/below/new")]);
+    works(&["mv", &place.at("/made/large"), &place.at("/made/below")]);
+    works(&["ln", &place.at("/made/below/new"), &place.at("/hard")]);
+    works(&["ln", "-s", "hard", &place.at("/soft")]);
+    works(&["chmod", "600", &place.at("/tree/large")]);
+    works(&["chown", "7:70000", &place.at("/hard")]);
+    works(&["attr", "set", "user.x", "y", &place.at("/hard")]);
+    works(&["rm", "-r", &place.at("/tree/many")]);
+    works(&["shell", place.name(), "-c", "mkdir /shell", "-c", "cp /hard /shell", "-c", "rm /soft"]);
+    let changed = works(&["changed", place.name(), "--since", &state]);
+    for line in ["N hard", "N shell/hard", "N made/below/new", "M made/large -> made/below/large"] {
+        assert!(changed.lines().any(|found| found == line), "no {line:?}: {changed}");
+    }
+    assert!(!changed.contains("holes"), "it did not change: {changed}");
+    let stat: serde_json::Value =
+        serde_json::from_str(&works(&["stat", "--json", &place.at("/hard")])).unwrap();
+    assert_eq!((stat["nlink"].as_u64(), stat["gid"].as_u64()), (Some(2), Some(70000)), "{stat}");
+    assert!(works(&["du", "-s", &place.at("/")]).contains('/'));
+    place.is_clean();
+
+    works(&["rm", "-r", &place.at("/tree"), &place.at("/shell")]);
+    works(&["mv", &place.at("/made/below/large"), &place.at("/made/large")]);
+    works(&["rm", "-r", &place.at("/made/below"), &place.at("/hard")]);
+    let back = place.path("back");
+    works(&["cp", "-a", &place.at("/made"), &back]);
+    let [source, back] = [source, back].map(|dir| tree(Path::new(&dir), PLAIN).unwrap());
+    assert!(source == back, "{source}\n---\n{back}");
+    place.is_clean();
+}
+
+#[test]
+fn a_mount_is_written_and_linux_reads_it() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    for place in [Place::ours(&[]), Place::theirs(&["-b", "size=1024", "-m", "rmapbt=1"])] {
+        let dir = place.mount("rw");
+        fill(&dir, 9000);
+        let mut appended = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).unwrap();
+        (0..200).for_each(|_| appended.write_all(TEXT).unwrap());
+        appended.sync_all().unwrap();
+        drop(appended);
+        fs::remove_file(dir.join("many/file with a long name 7")).unwrap();
+        fs::rename(dir.join("many"), dir.join("moved")).unwrap();
+        fs::File::options().write(true).open(dir.join("large")).unwrap().set_len(1_234_567).unwrap();
+        let names = ["", "log", "large", "moved", "moved/twin"];
+        let values = || names.map(|name| change(&dir.join(name)));
+        let (before, shown) = (values(), tree(&dir, PLAIN).unwrap());
+        place.unmount();
+        place.is_clean();
+        place.linux_reads(&shown);
+
+        // The values are stored. Only a change raises one, and another system raises all.
+        place.mount("rw");
+        assert!(values() == before, "{before:?} {:?}", values());
+        fs::write(dir.join("log"), "new").unwrap();
+        let after = values();
+        assert!(after[1] > before[1] && after[3..] == before[3..], "{before:?} {after:?}");
+        place.unmount();
+        if !may_loop_mount() {
+            continue;
+        }
+        let linux = LoopMount::new(&place.image, "").unwrap();
+        fs::write(linux.path().join("from-linux"), TEXT).unwrap();
+        linux.unmount().unwrap();
+        place.mount("rw");
+        assert_eq!(fs::read(dir.join("from-linux")).unwrap(), TEXT);
+        let raised = values();
+        assert!(raised.iter().zip(&after).all(|(new, old)| new > old), "{after:?} {raised:?}");
+        place.unmount();
+        place.is_clean();
+    }
+}
+
+#[test]
+fn what_is_not_written_is_named() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    // Images that are only read.
+    for (place, why) in [
+        (Place::ours(&["-O", "parent,exchange"]), "parent pointers"),
+        (Place::theirs(&["-m", "crc=0"]), "version 4"),
+        (Place::theirs(&["-n", "version=ci"]), "case"),
+    ] {
+        let mnt = place.path("mnt");
+        fs::create_dir(&mnt).unwrap();
+        let refused = ivers(["mount", "-o", "rw", place.name(), &mnt]);
+        assert!(!refused.status.success() && said(&refused).contains(why), "{}", said(&refused));
+        let dir = place.mount("ro");
+        refused_with(fs::write(dir.join("new"), "x"), Errno::ROFS);
+        place.unmount();
+    }
+    if !may_loop_mount() {
+        return;
+    }
+
+    // Files that may share blocks.
+    let place = Place::ours(&[]);
+    let linux = LoopMount::new(&place.image, "").unwrap();
+    let [file, clone] = ["file", "clone"].map(|name| linux.path().join(name));
+    fs::write(&file, vec![b'a'; 100_000]).unwrap();
+    ivers_oracle::run("cp", ["--reflink=always".as_ref(), file.as_os_str(), clone.as_os_str()]).unwrap();
+    linux.unmount().unwrap();
+    // With the cache, the kernel takes the data first, and fsync has the error.
+    let dir = place.mount("rw,no_writeback_cache");
+    let file = fs::File::options().write(true).open(dir.join("file")).unwrap();
+    refused_with(file.write_all_at(b"b", 0), Errno::OPNOTSUPP);
+    drop(file);
+    assert_eq!(fs::read(dir.join("clone")).unwrap(), vec![b'a'; 100_000]);
+    fs::remove_file(dir.join("clone")).unwrap();
+    place.unmount();
+    place.is_clean();
+    assert_eq!(works(&["cat", &place.at("/file")]).len(), 100_000);
 }

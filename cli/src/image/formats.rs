@@ -149,8 +149,12 @@ impl Format {
     }
 }
 
+/// The interval between commits that no thread begins.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 fn common_options(options: &ImageOptions, budget: Arc<Budget>, place: String) -> DriverOptions {
-    let commit_interval = Duration::from_secs(options.commit_s);
+    // While the clock stands still, no thread decides when to commit: equal commands leave equal images.
+    let commit_interval = options.stopped_clock.map_or(Duration::from_secs(options.commit_s), |_| NEVER);
     DriverOptions { read_only: options.read_only, budget, commit_interval, place }
 }
 
@@ -221,7 +225,7 @@ fn open_xfs(
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
         trust_foreign: options.trust_foreign,
-        ..ivers_xfs::OpenOptions::default()
+        write: true,
     };
     Ok(ivers_xfs::Xfs::open(device, options)?)
 }

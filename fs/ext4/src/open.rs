@@ -27,9 +27,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// The interval between commits that no thread begins.
-const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
 const MIN_JOURNAL_BYTES: u64 = 4 << 20;
 
@@ -292,7 +289,7 @@ impl Ext4 {
                 // minimum.
                 let kept =
                     (options.common.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
-                let interval = options.stopped_clock.map_or(options.common.commit_interval, |_| NEVER);
+                let interval = options.common.commit_interval;
                 let settled = usual.with_commit_interval(interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }

@@ -130,7 +130,8 @@ fn fill(
             let inodes_used = stat.files.saturating_sub(stat.files_free);
             Ok(FillOutcome { files, problems, code, free_bytes, inodes_used, full: None })
         }
-        Err(error) if is_full(&error) && stat.files > 0 && stat.files_free == 0 => {
+        // Without free blocks, formats that make inodes as they need them have no free inodes.
+        Err(error) if is_full(&error) && stat.files > 0 && stat.files_free == 0 && stat.blocks_free > 0 => {
             Ok(FillOutcome::full("all inodes are in use: --bytes-per-inode makes more".to_owned()))
         }
         Err(error) if is_full(&error) => Ok(FillOutcome::full(line(&error))),

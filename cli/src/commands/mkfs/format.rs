@@ -335,14 +335,12 @@ fn fat_options(
 fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptions> {
     refuse_options("XFS", &[("volume-id", args.volume_id.is_some())])?;
     refuse_options("XFS", &ext_only(args))?;
-    if args.filling.from.is_some() {
-        return Err(usage(
-            "--from: an XFS cannot be filled yet; make it empty, mount it with Linux, and copy the files",
-        ));
-    }
     let list = args.features.as_deref().unwrap_or_default();
     let features =
         ivers_xfs::mkfs::Features::parse(list).map_err(|why| usage(format!("--features {list}: {why}")))?;
+    if args.filling.from.is_some() && features.names().iter().any(|name| name == "parent") {
+        return Err(usage("--from: ivers does not write parent pointers yet; remove the feature parent"));
+    }
     let log_bytes = match &args.log_size {
         None => None,
         Some(text) => Some(

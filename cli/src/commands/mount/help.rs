@@ -13,8 +13,8 @@ Mount options (-o), separated by commas:
                    (nolazytime: do not)
   lazyversion      keep a bump that a query asked for in memory until the
                    inode is written back. The default where the format
-                   stores the change counter (ext2, ext3, ext4): after a
-                   crash of ivers every value is raised in any case.
+                   stores the change counter (ext2, ext3, ext4, xfs): after
+                   a crash of ivers every value is raised in any case.
                    Requires iversion=lazy
   nolazyversion    log each bump at once: for images whose stored counter
                    another kernel reads after a crash of ivers
@@ -51,7 +51,8 @@ Mount options (-o), separated by commas:
   appraise         refuse to open a file that does not match its security.ima
                    (all files, unless the policy selects some; a policy with
                    such rules requires this option); implies
-                   no_writeback_cache. Only ext4 and mem store security.ima
+                   no_writeback_cache. Only ext4, xfs and mem store
+                   security.ima
   appraise_key=FILE
                    a key to check signatures; may be repeated
   nosandbox        parse the image without a sandbox (for debugging)
