@@ -225,7 +225,6 @@ fn open_xfs(
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
         trust_foreign: options.trust_foreign,
-        write: true,
     };
     Ok(ivers_xfs::Xfs::open(device, options)?)
 }

@@ -27,8 +27,6 @@ pub struct OpenOptions {
     pub common: DriverOptions,
     /// Show what is in place, without what the log contains; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
-    /// Open for writing. Writing is new: the commands do not ask for it yet.
-    pub write: bool,
     /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
 }
@@ -58,8 +56,6 @@ fn read_only_reason(device: &dyn Device, sb: &Superblock, options: &OpenOptions)
         "XFS of version 4 is only read".into()
     } else if let Some(what) = unwritable(sb) {
         format!("this driver cannot write {what}")
-    } else if !options.write {
-        "this driver reads XFS and does not write it yet".into()
     } else {
         return None;
     })

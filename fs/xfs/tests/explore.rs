@@ -73,10 +73,7 @@ impl Target for Kind {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
-        Ok(Xfs::open(
-            device,
-            OpenOptions { common, write: true, trust_foreign: trusting, ..OpenOptions::default() },
-        )?)
+        Ok(Xfs::open(device, OpenOptions { common, trust_foreign: trusting, ..OpenOptions::default() })?)
     }
 
     fn promises(&self) -> Promises {

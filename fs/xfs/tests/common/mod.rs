@@ -254,8 +254,7 @@ pub fn assert_same(ours: &Tree, theirs: &Tree, what: &str) {
 /// Opens an image for writing and mounts it.
 pub fn mount_writable(path: &Path) -> Arc<Vfs> {
     let device = Arc::new(FileDevice::open(path, OpenMode::ReadWrite).unwrap());
-    let fs = Xfs::open(device, OpenOptions { write: true, ..OpenOptions::default() })
-        .unwrap_or_else(|error| panic!("open: {error}"));
+    let fs = Xfs::open(device, OpenOptions::default()).unwrap_or_else(|error| panic!("open: {error}"));
     Vfs::mount(fs, MountOptions::default()).unwrap_or_else(|error| panic!("mount: {error}"))
 }
 

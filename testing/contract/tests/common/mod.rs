@@ -164,7 +164,7 @@ pub fn new_xfs(block_size: u32, features: &str) -> Vec<u8> {
 
 pub fn open_xfs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
     let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
-    let options = ivers_xfs::OpenOptions { common, write: true, ..ivers_xfs::OpenOptions::default() };
+    let options = ivers_xfs::OpenOptions { common, ..ivers_xfs::OpenOptions::default() };
     ivers_xfs::Xfs::open(device, options).expect("it opens")
 }
 
