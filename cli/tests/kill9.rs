@@ -2,7 +2,8 @@
 //!
 //! Recovery runs twice: by ivers, and on a copy by another program (`e2fsck -p`; for XFS, Linux) followed by
 //! ivers. Each time the format's checker must find the image clean, all data that was fsynced must be there,
-//! and no change attribute that was served before the kill may vouch for other contents (contract C1, C2, C4).
+//! and no change attribute that was served before the kill may vouch for other contents (contract C1, C2,
+//! C4).
 //!
 //! `IVERS_KILLS` sets the number of kills (default 4), `IVERS_SEED` replays a run; both are printed.
 
