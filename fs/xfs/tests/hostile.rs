@@ -159,7 +159,7 @@ fn features_are_refused_by_name() {
     assert_eq!(fs.health().read_only.unwrap(), "this driver cannot write the feature unknown-0x100");
     for alignment in [0, 3] {
         let bytes = damaged(&good, 0, 512, put(180, &[0, 0, 0, alignment]));
-        let fs = Xfs::open(memory(&bytes), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+        let fs = Xfs::open(memory(&bytes), OpenOptions::default()).unwrap();
         let why = fs.health().read_only.unwrap();
         assert_eq!(why, "this driver cannot write a filesystem with unaligned inodes", "{alignment}");
     }

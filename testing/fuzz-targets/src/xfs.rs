@@ -90,8 +90,7 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     let read_only = flags.read_only() || flags.no_replay();
     let common = DriverOptions { read_only, budget: budget.clone(), ..DriverOptions::default() };
-    let options =
-        OpenOptions { common, no_replay: flags.no_replay(), write: !read_only, ..OpenOptions::default() };
+    let options = OpenOptions { common, no_replay: flags.no_replay(), ..OpenOptions::default() };
     let fs = Xfs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }
