@@ -66,6 +66,32 @@ fn values_last_over_remounts_and_rise_after_a_foreign_writer() {
 }
 
 #[test]
+fn a_file_with_many_blocks_of_attributes_is_deleted_in_parts() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    let vfs = mount_writable(&image);
+    let free = || vfs.stat_fs().unwrap().blocks_free;
+    let before = free();
+    let file = create(&vfs, "file");
+    // More blocks than one transaction can log as free.
+    for number in 0..300 {
+        let name = format!("user.{number}");
+        let value = [number as u8; 65_000];
+        vfs.set_xattr(&Cred::root(), &file, name.as_bytes(), &value, XattrMode::Any).unwrap();
+    }
+    drop(file);
+    vfs.unlink(&Cred::root(), &vfs.root().unwrap(), b"file", false).unwrap();
+    vfs.sync().unwrap();
+    assert!(before - free() < 100, "{before} {}", free());
+    vfs.unmount().unwrap();
+    repair_finds_nothing(&image, "attributes");
+}
+
+#[test]
 fn a_kernel_that_stops_before_its_first_record_is_noticed() {
     if !have_xfsprogs() || !can_loop_mount() {
         return;

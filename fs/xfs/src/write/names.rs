@@ -324,7 +324,7 @@ impl Tx<'_> {
         self.replace_entry(moved, b"..", Target { ino: to.ino, ftype: ftype::DIRECTORY })
     }
 
-    /// Frees what an inode without links has, at most `limit` extents of data, and at last the inode itself.
+    /// Frees what an inode without links has, at most `limit` extents of each fork, and at last the inode.
     /// Returns whether it is free. Call it in new transactions until it is.
     pub(crate) fn release_inode(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
         match inode.kind() {
@@ -338,7 +338,10 @@ impl Tx<'_> {
             FileType::Symlink => self.free_target(inode)?,
             _ => {}
         }
-        self.free_attributes(inode)?;
+        if !self.free_attributes(inode, limit)? {
+            inode.log(self)?;
+            return Ok(false);
+        }
         self.remove_unlinked(inode.ino)?;
         self.free_inode(inode.ino)?;
         inode.data = crate::fork::Fork::Extents(Vec::new());

@@ -57,13 +57,15 @@ impl Tx<'_> {
         )
     }
 
-    /// Removes all attributes.
-    pub(super) fn free_attributes(&mut self, inode: &mut Dinode) -> Result<()> {
-        if let Fork::Extents(_) | Fork::Btree(_) = inode.attrs {
-            self.free_attribute_blocks(inode)?;
+    /// Removes all attributes, but at most `limit` extents of them. Returns whether none is left.
+    pub(super) fn free_attributes(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
+        if let Fork::Extents(_) | Fork::Btree(_) = inode.attrs
+            && !self.free_attribute_blocks(inode, limit)?
+        {
+            return Ok(false);
         }
         fork_offset::drop_attributes(inode);
-        Ok(())
+        Ok(true)
     }
 
     /// Adds a parent pointer: a name of the inode, and the directory that has it.

@@ -4,14 +4,14 @@ use super::key::Key;
 use super::leaf::{AttrLeaf, Item};
 use super::{fork_offset, short};
 use crate::attr::{Attribute, Value};
-use crate::fork::{Fork, ForkSource, Which};
+use crate::fork::{Extent, Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::{VALUE_MAX, flags};
 use crate::layout::checksum::DA_BLOCK;
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::write::hash_tree::{Path, Shape};
 use crate::write::tx::Tx;
-use ivers_block::FileBlock;
+use ivers_block::{BlockNo, FileBlock, Unit};
 use ivers_vfs::{NameError, Result};
 
 const TREE: Shape = Shape { which: Which::Attributes, root: FileBlock(0), unit: 1 };
@@ -156,18 +156,37 @@ impl Tx<'_> {
         self.store_attr_leaf(inode, path.leaf, &mut AttrLeaf { items: first })
     }
 
-    /// Frees all blocks of the attribute fork.
-    pub(super) fn free_attribute_blocks(&mut self, inode: &mut Dinode) -> Result<()> {
-        let end = FileBlock(FILE_BLOCKS_END);
-        while let Some(extent) = self.find_extent(&inode.attrs, end, inode.ino)?.0 {
-            // Blocks of the tree and of values are a buffer each.
-            for at in extent.file_block.0..extent.end().0 {
-                let blocks = self.unit_blocks(inode, Which::Attributes, FileBlock(at), 1)?;
-                self.forget_unit(&blocks);
+    /// Frees blocks of the attribute fork from the end on: at most `limit` extents, and as many blocks as this
+    /// transaction can log. Returns whether none is left. If some are, the root becomes an empty leaf: no name
+    /// leads to blocks that are gone.
+    pub(super) fn free_attribute_blocks(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
+        // Blocks of the tree and of values are a buffer each. The other half is for maps and groups.
+        let each = self.space().costs.of_revoke(&Unit::new(&[BlockNo(0)]));
+        let mut rest = (u64::from(self.credits) / 2 / each.max(1)).max(1);
+        for _ in 0..limit {
+            let Some(extent) = self.last_attribute_extent(inode)? else { return Ok(true) };
+            let count = extent.len.min(rest);
+            let first = FileBlock(extent.end().0 - count);
+            for block in self.unit_blocks(inode, Which::Attributes, first, count)? {
+                self.forget_unit(&[block]);
             }
-            self.unmap_range(inode, Which::Attributes, extent.file_block, extent.end(), 1)?;
+            self.unmap_range(inode, Which::Attributes, first, extent.end(), 1)?;
+            rest -= count;
+            if rest == 0 {
+                break;
+            }
         }
-        Ok(())
+        if self.last_attribute_extent(inode)?.is_none() {
+            return Ok(true);
+        }
+        let blocks = self.unit_blocks(inode, Which::Attributes, TREE.root, TREE.unit)?;
+        self.new_described(&blocks, &DA_BLOCK, inode.whose(), |_| ())?;
+        self.store_attr_leaf(inode, TREE.root, &mut AttrLeaf::default())?;
+        Ok(false)
+    }
+
+    fn last_attribute_extent(&self, inode: &Dinode) -> Result<Option<Extent>> {
+        Ok(self.find_extent(&inode.attrs, FileBlock(FILE_BLOCKS_END), inode.ino)?.0)
     }
 
     /// The path to a leaf by its last hash.
