@@ -48,6 +48,13 @@ impl State {
 }
 
 impl Journal {
+    /// The number of intents that a transaction may log, if finishing each of them takes up to `credits`: half
+    /// of the log has space to finish them all. A handle that continues more of them could wait for ever.
+    pub fn max_intents(&self, credits: u32) -> u64 {
+        let space = u64::from(credits).saturating_add(self.inner.overhead);
+        self.inner.capacity / 2 / space.max(1)
+    }
+
     /// Takes over an intent that recovery found, so that it can be finished. Returns false if recovery
     /// reported no such intent. [`begin`](Self::begin) fails until every one is adopted.
     pub fn adopt(&self, object: Arc<dyn LogObject>) -> bool {

@@ -145,6 +145,10 @@ impl Xfs {
 }
 
 impl Change<'_> {
+    pub(super) fn session(&self) -> &Session {
+        self.session
+    }
+
     /// Makes the change visible. On error nothing has changed, unless the journal is aborted.
     pub(crate) fn finish(self, mut edited: Vec<Edited<'_>>) -> Result<()> {
         if let Some(bad) = edited.iter().find(|edited| edited.core.encode(self.sb).is_none()) {

@@ -8,9 +8,6 @@ use ivers_block::FileBlock;
 use ivers_vfs::Result;
 use std::ops::Range;
 
-/// Extents that one transaction frees, to bound its size.
-pub(super) const EXTENTS_A_CHANGE: usize = 16;
-
 impl Change<'_> {
     /// Gives unwritten blocks to the start of a hole: at most `most`. Returns how many.
     pub(super) fn allocate(&mut self, core: &mut Dinode, at: FileBlock, most: u32) -> Result<Option<u64>> {
@@ -25,6 +22,7 @@ impl Change<'_> {
 
     /// Frees blocks of a file. Returns whether nothing is left there.
     pub(super) fn remove(&mut self, core: &mut Dinode, range: Range<FileBlock>) -> Result<bool> {
-        self.tx.unmap_range(core, Which::Data, range.start, range.end, EXTENTS_A_CHANGE)
+        let most = self.session().extents_a_change;
+        self.tx.unmap_range(core, Which::Data, range.start, range.end, most)
     }
 }

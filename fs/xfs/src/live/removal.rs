@@ -1,6 +1,5 @@
 //! Freeing inodes without names, also those that a crash left.
 
-use super::edits::EXTENTS_A_CHANGE;
 use super::{Edited, core_of};
 use crate::log::FoundIntent;
 use crate::volume::Xfs;
@@ -15,7 +14,7 @@ impl Xfs {
             let mut change = self.change()?;
             let mut edited = Edited::new(inode).logged().without_attributes();
             edited.core.set_change_count(inode.counter.peek());
-            let done = change.tx.release_inode(&mut edited.core, EXTENTS_A_CHANGE)?;
+            let done = change.tx.release_inode(&mut edited.core, change.session().extents_a_change)?;
             change.finish(vec![edited])?;
             if done {
                 return Ok(());

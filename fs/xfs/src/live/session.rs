@@ -13,6 +13,11 @@ use std::sync::atomic::AtomicBool;
 const KEPT_BLOCKS: u64 = 64;
 const KEPT_BLOCKS_A_GROUP: u64 = 64;
 
+/// Extents of a file that one transaction changes, to bound its size.
+const MOST_EXTENTS: u64 = 16;
+/// Deferred works for an extent that is freed, or marked as written.
+const WORKS_AN_EXTENT: u64 = 2;
+
 /// What a writable mount keeps.
 pub(crate) struct Session {
     pub space: Space,
@@ -22,6 +27,8 @@ pub(crate) struct Session {
     pub reserved: Reserved,
     /// What each transaction may log.
     pub credits: u32,
+    /// Extents of a fork that one transaction changes: a small log has space for few intents.
+    pub extents_a_change: usize,
     /// Free blocks that are kept for B-trees.
     most_reserved: u64,
     pub closed: AtomicBool,
@@ -30,7 +37,10 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(space: Space, commits: Commits) -> Self {
         let credits = commits.journal().max_credits() / 4;
+        // A file that is deleted frees extents of both forks.
+        let works = commits.journal().max_intents(space.credits_of_change()) / 2;
         Self {
+            extents_a_change: (works / WORKS_AN_EXTENT).clamp(1, MOST_EXTENTS) as usize,
             most_reserved: space.most_reserved(),
             space,
             commits,

@@ -9,9 +9,6 @@ use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use std::ops::Range;
 
-/// Ranges that one transaction marks as written, to bound its size.
-const RANGES_A_CHANGE: usize = 32;
-
 impl Xfs {
     /// What a file has at a block. The write-back lock keeps it so.
     pub(super) fn mapping_at(&self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
@@ -30,6 +27,7 @@ impl Xfs {
     /// See [`ivers_vfs::FileOps::write_back`].
     pub(super) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         self.expect_own_data(inode)?;
+        let ranges_a_change = self.session()?.extents_a_change;
         let bits = self.sb.block_bits;
         let data_end = offset + data.len() as u64;
         self.zero_stale_tail(inode, offset)?;
@@ -38,7 +36,7 @@ impl Xfs {
         let mut at = range.start;
         while at < range.end {
             let (mut unwritten, first) = (Vec::new(), at);
-            while at < range.end && unwritten.len() < RANGES_A_CHANGE {
+            while at < range.end && unwritten.len() < ranges_a_change {
                 let mapping = self.mapping_at(inode, at)?;
                 let stop = at.saturating_add(mapping.len).min(range.end);
                 let Some(block) = mapping.block else {

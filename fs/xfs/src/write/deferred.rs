@@ -7,11 +7,11 @@
 use super::free_space::FreeExtent;
 use super::intents::{Intent, done_record};
 use super::refcount::CountChange;
-use super::space::Freed;
+use super::space::{Freed, journal_error};
 use super::tx::{Publish, Tx};
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
-use ivers_journal::ObjectId;
+use ivers_journal::{JournalError, ObjectId};
 use ivers_vfs::Result;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -153,6 +153,11 @@ impl Tx<'_> {
     fn roll(&mut self, publisher: &mut dyn Publish) -> Result<()> {
         let space = self.space();
         let finish_credits = space.credits_of_change();
+        let (count, most) = (self.deferred.queue.len() as u64, space.journal.max_intents(finish_credits));
+        if count > most && !self.deferred.rolled {
+            let of = |count: u64| count.saturating_mul(finish_credits.into());
+            return Err(journal_error(JournalError::TooLarge { charge: of(count), limit: of(most) }));
+        }
         let mut intents = Vec::new();
         for pending in self.deferred.queue.iter_mut().filter(|pending| pending.finishes.is_none()) {
             let intent = Intent::new(&space.sb, &pending.work, space.next_intent(), finish_credits);

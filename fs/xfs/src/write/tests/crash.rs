@@ -181,3 +181,33 @@ fn files_get_freed_blocks_only_after_a_commit() {
     space.journal.commit_all().unwrap();
     assert!(space.busy_blocks() == 0 && overlaps_freed());
 }
+
+#[test]
+fn more_work_than_the_log_can_promise_is_refused() {
+    if !super::common::have_xfsprogs() || !ivers_oracle::kernel::can_loop_mount() {
+        return;
+    }
+    let image = Image::new(&[], 1);
+    let space = open_with_log(Arc::new(FileDevice::open(&image.path, OpenMode::ReadWrite).unwrap()));
+    space.set_works_a_roll(1);
+    let owner = Owner::data(image.inos[0], 0);
+    let request = AllocRequest { goal: space.sb.fs_block(1, 0), min: 2000, max: 2000, alignment: 1, owner };
+    let mut tx = space.begin(space.credits_of_change()).unwrap();
+    let run = tx.allocate(request).unwrap().unwrap();
+    tx.finish().unwrap();
+    let free_single_blocks = |count: u64| {
+        let mut tx = space.begin(space.credits_of_change()).unwrap();
+        for nth in 0..count {
+            tx.free(Run { start: FsBlock(run.start.0 + 2 * nth), len: 1 }, owner).unwrap();
+        }
+        tx.finish()
+    };
+    let most = space.journal.max_intents(space.credits_of_change());
+    assert!((1..400).contains(&most), "{most}");
+    // It would wait for ever for space in the log.
+    let refused = free_single_blocks(2 * most + 2).unwrap_err();
+    assert!(matches!(refused, ivers_vfs::Error::Io(_)), "{refused}");
+    // Nothing has changed.
+    free_single_blocks(most).unwrap();
+    space.journal.commit_all().unwrap();
+}
