@@ -11,7 +11,7 @@ const FUZZ_MINUTES: u64 = 30;
 pub(crate) type Step = fn() -> bool;
 
 /// The steps: name and function.
-pub(crate) const STEPS: [(&str, Step); 14] = [
+pub(crate) const STEPS: [(&str, Step); 15] = [
     ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),
@@ -20,6 +20,7 @@ pub(crate) const STEPS: [(&str, Step); 14] = [
     ("mutants", || mutants::mutants(None)),
     ("roundtrip", roundtrip),
     ("suites", suites::suites),
+    ("suites_xfs", suites::suites_xfs),
     ("kill9", kill9),
     ("measure", measure),
     ("kmod", kmod::kmod),

@@ -4,7 +4,7 @@ use ivers_affs::check::report;
 use ivers_oracle::affs::Amitools;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::target_dir;
 
@@ -44,6 +44,8 @@ copy_file_range = 5
 "#;
 
 const FSX_OPERATIONS: &str = "100000";
+/// For the kinds of which there are many.
+const FSX_FEWER_OPERATIONS: &str = "10000";
 const FSX_SEEDS: [&str; 3] = ["1", "2", "3"];
 
 /// FAT stores times in steps of two seconds: the tests must wait longer.
@@ -108,6 +110,22 @@ const IMAGES: [&[&str]; 5] = [
     &["-t", "ext4", "-b", "1024", "-O", "inline_data"],
 ];
 
+/// Options of mkfs.xfs. fsx runs its full length on the first ones.
+const XFS_IMAGES: [&[&str]; 11] = [
+    &[],
+    &["-m", "rmapbt=1"],
+    &["-b", "size=1024"],
+    &["-m", "reflink=0"],
+    &["-m", "rmapbt=1", "-i", "nrext64=1"],
+    &["-b", "size=2048", "-i", "size=1024"],
+    &["-n", "size=16384"],
+    &["-i", "sparse=0"],
+    &["-m", "finobt=0"],
+    &["-m", "bigtime=0,inobtcount=0"],
+    &["-s", "size=4096"],
+];
+const XFS_FULL_LENGTH: usize = 4;
+
 /// A mount of ours; detached when dropped after a failure.
 struct Mount<'a> {
     ivers: &'a Path,
@@ -125,7 +143,7 @@ impl<'a> Mount<'a> {
 
     fn unmount(mut self) -> bool {
         self.mounted = false;
-        Command::new(self.ivers).arg("unmount").arg(&self.dir).status().is_ok_and(|status| status.success())
+        succeeds(Command::new(self.ivers).arg("unmount").arg(&self.dir))
     }
 }
 
@@ -137,18 +155,18 @@ impl Drop for Mount<'_> {
     }
 }
 
-fn make_image(image: &Path, options: &[&str]) -> bool {
+/// Makes an image of 300 MiB, the least that mkfs.xfs takes.
+fn make_image(mkfs: &str, always: &[&str], options: &[&str], image: &Path) -> bool {
     File::create(image).and_then(|file| file.set_len(300 << 20)).is_ok()
-        && Command::new("mke2fs")
-            .args(["-q", "-F"])
-            .args(options)
-            .arg(image)
-            .status()
-            .is_ok_and(|s| s.success())
+        && succeeds(Command::new(mkfs).args(always).args(options).arg(image))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.status().is_ok_and(|status| status.success())
 }
 
 fn is_clean(image: &Path) -> bool {
-    Command::new("e2fsck").arg("-fn").arg(image).status().is_ok_and(|status| status.success())
+    succeeds(Command::new("e2fsck").arg("-fn").arg(image))
 }
 
 /// The filesystem under test.
@@ -158,25 +176,40 @@ struct Volume<'a> {
     kind: &'a str,
     make: &'a dyn Fn(&Path) -> bool,
     is_clean: &'a dyn Fn(&Path) -> bool,
+    has_holes: bool,
+    /// The length of a run of fsx.
+    operations: &'a str,
 }
 
 fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
-    Volume { name: options.join(" "), kind: "ext4", make, is_clean: &is_clean }
+    Volume {
+        name: options.join(" "),
+        kind: "ext4",
+        make,
+        is_clean: &is_clean,
+        has_holes: true,
+        operations: FSX_OPERATIONS,
+    }
 }
 
 /// Makes a FAT filesystem with one sector per cluster, for the longest cluster chains.
 fn make_fat(image: &Path) -> bool {
-    let mkfs = || Command::new("mkfs.fat").args(["-F", "32", "-s", "1"]).arg(image).status();
-    File::create(image).and_then(|file| file.set_len(300 << 20)).is_ok()
-        && mkfs().is_ok_and(|status| status.success())
+    make_image("mkfs.fat", &["-F", "32", "-s", "1"], &[], image)
 }
 
 fn is_clean_fat(image: &Path) -> bool {
-    Command::new("fsck.fat").arg("-n").arg(image).status().is_ok_and(|status| status.success())
+    succeeds(Command::new("fsck.fat").arg("-n").arg(image))
 }
 
 fn fat() -> Volume<'static> {
-    Volume { name: "FAT32".to_owned(), kind: "fat", make: &make_fat, is_clean: &is_clean_fat }
+    Volume {
+        name: "FAT32".to_owned(),
+        kind: "fat",
+        make: &make_fat,
+        is_clean: &is_clean_fat,
+        has_holes: false,
+        operations: FSX_OPERATIONS,
+    }
 }
 
 /// Returns the reason why a test is excluded.
@@ -227,7 +260,7 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>) ->
     let passed = if is_fat {
         fails_only_where_excluded(&String::from_utf8_lossy(&suite.output().ok()?.stdout))
     } else {
-        suite.status().is_ok_and(|status| status.success())
+        succeeds(&mut suite)
     };
     let unmounted = mounts.into_iter().all(Mount::unmount);
     Some(passed && unmounted && (volume.is_clean)(&scratch.join("first.img")))
@@ -247,22 +280,14 @@ fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache:
                 && fs::rename(&image, image.with_extension("img")).is_ok()
         },
         is_clean: &|image| fs::read(image).is_ok_and(|bytes| report(&bytes, 512).closed().is_ok()),
+        has_holes: false,
+        operations: FSX_OPERATIONS,
     };
-    fsx(tools, ivers, scratch, &volume, &weights_without_holes(), cache)
+    fsx(tools, ivers, scratch, &volume, cache)
 }
 
-fn weights_without_holes() -> String {
-    FSX_WEIGHTS.replace("punch_hole = 5\n", "")
-}
-
-fn fsx(
-    tools: &Path,
-    ivers: &Path,
-    scratch: &Path,
-    volume: &Volume<'_>,
-    weights: &str,
-    cache: &str,
-) -> Option<bool> {
+fn fsx(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>, cache: &str) -> Option<bool> {
+    let weights = if volume.has_holes { FSX_WEIGHTS } else { &FSX_WEIGHTS.replace("punch_hole = 5\n", "") };
     let small = "flen = 1048576\n[opsize]\nmax = 131072\n";
     let large = "flen = 33554432\n[opsize]\nmax = 131072\nmin = 512\nalign = 512\n";
     for (shape, sizes) in [("small", small), ("large", large)] {
@@ -273,14 +298,14 @@ fn fsx(
             let image = scratch.join("fsx.img");
             let mounted = || Mount::new(ivers, volume.kind, &image, scratch.join("fsx"), cache);
             let mount = (volume.make)(&image).then(mounted).flatten()?;
-            let passed = Command::new(tools.join("fsx"))
-                .args(["-q", "-N", FSX_OPERATIONS, "-S", seed, "-P"])
-                .arg(scratch)
-                .arg("-f")
-                .arg(&config)
-                .arg(mount.dir.join("file"))
-                .status()
-                .is_ok_and(|status| status.success());
+            let passed = succeeds(
+                Command::new(tools.join("fsx"))
+                    .args(["-q", "-N", volume.operations, "-S", seed, "-P"])
+                    .arg(scratch)
+                    .arg("-f")
+                    .arg(&config)
+                    .arg(mount.dir.join("file")),
+            );
             if !(mount.unmount() && passed && (volume.is_clean)(&image)) {
                 return Some(false);
             }
@@ -289,59 +314,102 @@ fn fsx(
     Some(true)
 }
 
-fn run_all() -> Option<bool> {
-    let target = target_dir();
-    let root = std::path::absolute(target.join("tools")).ok()?;
-    let tools = root.join("bin");
-    let root_word = root.to_str()?;
-    let install = ["install", "--locked", "--root", root_word, TOOLS[0], TOOLS[1]];
-    if !crate::run("test suites", "cargo", &install, &[])
-        || !crate::run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[])
-    {
-        return Some(false);
-    }
-    let ivers = std::path::absolute(target.join("release/ivers")).ok()?;
-    let scratch = std::env::temp_dir().join(format!("ivers-suites-{}", std::process::id()));
-    fs::create_dir_all(&scratch).ok()?;
-    let nothing = |_: &Path| true;
-    let mem = Volume { name: "mem".to_owned(), kind: "mem", make: &nothing, is_clean: &nothing };
-    let on_ext = |options: &'static [&'static str], cache: Option<&str>| {
-        let make = |image: &Path| make_image(image, options);
-        let volume = ext(&make, options);
-        match cache {
-            Some(cache) => fsx(&tools, &ivers, &scratch, &volume, FSX_WEIGHTS, cache),
-            None => pjdfstest(&tools, &ivers, &scratch, &volume),
-        }
+/// What a run needs.
+struct Setup {
+    tools: PathBuf,
+    ivers: PathBuf,
+    scratch: PathBuf,
+}
+
+/// Installs the suites, builds the command, and runs `all`. Keeps the files of a failure.
+fn with_setup(all: fn(&Setup) -> Option<bool>) -> bool {
+    let prepared = || {
+        let target = target_dir();
+        let root = target.join("tools");
+        let install = ["install", "--locked", "--root", root.to_str()?, TOOLS[0], TOOLS[1]];
+        let built = crate::run("test suites", "cargo", &install, &[])
+            && crate::run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[]);
+        let scratch = std::env::temp_dir().join(format!("ivers-suites-{}", std::process::id()));
+        fs::create_dir_all(&scratch).ok()?;
+        built.then_some(Setup { tools: root.join("bin"), ivers: target.join("release/ivers"), scratch })
     };
-    let all = || {
-        Some(
-            pjdfstest(&tools, &ivers, &scratch, &mem)?
-                && on_ext(IMAGES[0], None)?
-                && pjdfstest(&tools, &ivers, &scratch, &fat())?
-                && ["writeback_cache", "no_writeback_cache"].iter().all(|cache| {
-                    IMAGES.iter().all(|options| on_ext(options, Some(cache)) == Some(true))
-                        && ["ofs", "ffs+intl", "ffs+dc"].iter().all(|variant| {
-                            fsx_on_affs(&tools, &ivers, &scratch, variant, cache) == Some(true)
-                        })
-                        && fsx(&tools, &ivers, &scratch, &fat(), &weights_without_holes(), cache)
-                            == Some(true)
-                }),
-        )
+    let Some(setup) = prepared() else {
+        eprintln!("xtask: cannot set up the test suites");
+        return false;
     };
-    let passed = all();
-    // Keeps the files of a failure.
-    if passed == Some(true) {
-        let _ = fs::remove_dir_all(&scratch);
+    let passed = all(&setup) == Some(true);
+    if passed {
+        let _ = fs::remove_dir_all(&setup.scratch);
     } else {
-        eprintln!("xtask: the files of the failure are in {}", scratch.display());
+        eprintln!("xtask: the files of the failure are in {}", setup.scratch.display());
     }
     passed
 }
 
+const CACHES: [&str; 2] = ["writeback_cache", "no_writeback_cache"];
+
 /// Runs pjdfstest and fsx on `mem` and on several kinds of images, and the applicable part on FAT.
 pub(crate) fn suites() -> bool {
-    run_all().unwrap_or_else(|| {
-        eprintln!("xtask: cannot set up the test suites");
-        false
+    with_setup(|Setup { tools, ivers, scratch }| {
+        let nothing = |_: &Path| true;
+        let mem = Volume {
+            name: "mem".to_owned(),
+            kind: "mem",
+            make: &nothing,
+            is_clean: &nothing,
+            has_holes: true,
+            operations: FSX_OPERATIONS,
+        };
+        let on_ext = |options: &'static [&'static str], cache: Option<&str>| {
+            let make = |image: &Path| make_image("mke2fs", &["-q", "-F"], options, image);
+            let volume = ext(&make, options);
+            match cache {
+                Some(cache) => fsx(tools, ivers, scratch, &volume, cache),
+                None => pjdfstest(tools, ivers, scratch, &volume),
+            }
+        };
+        Some(
+            pjdfstest(tools, ivers, scratch, &mem)?
+                && on_ext(IMAGES[0], None)?
+                && pjdfstest(tools, ivers, scratch, &fat())?
+                && CACHES.iter().all(|cache| {
+                    IMAGES.iter().all(|options| on_ext(options, Some(cache)) == Some(true))
+                        && ["ofs", "ffs+intl", "ffs+dc"]
+                            .iter()
+                            .all(|variant| fsx_on_affs(tools, ivers, scratch, variant, cache) == Some(true))
+                        && fsx(tools, ivers, scratch, &fat(), cache) == Some(true)
+                }),
+        )
+    })
+}
+
+/// Runs pjdfstest and fsx on XFS. `ivers check` and xfs_repair judge each image.
+pub(crate) fn suites_xfs() -> bool {
+    with_setup(|Setup { tools, ivers, scratch }| {
+        let is_clean = |image: &Path| {
+            succeeds(
+                Command::new("xfs_repair").arg("-n").arg(image).stdout(Stdio::null()).stderr(Stdio::null()),
+            ) && succeeds(Command::new(ivers).arg("check").arg(image))
+        };
+        let on = |index: usize, run: &dyn Fn(&Volume<'_>) -> Option<bool>| {
+            let options = XFS_IMAGES[index];
+            run(&Volume {
+                name: format!("xfs {}", options.join(" ")),
+                kind: "xfs",
+                make: &|image| make_image("mkfs.xfs", &["-q", "-f"], options, image),
+                is_clean: &is_clean,
+                has_holes: true,
+                operations: if index < XFS_FULL_LENGTH { FSX_OPERATIONS } else { FSX_FEWER_OPERATIONS },
+            })
+        };
+        let posix = |volume: &Volume<'_>| pjdfstest(tools, ivers, scratch, volume);
+        Some(
+            (0..XFS_FULL_LENGTH).all(|index| on(index, &posix) == Some(true))
+                && (0..XFS_IMAGES.len()).all(|index| {
+                    CACHES.iter().all(|cache| {
+                        on(index, &|volume| fsx(tools, ivers, scratch, volume, cache)) == Some(true)
+                    })
+                }),
+        )
     })
 }
