@@ -48,8 +48,9 @@ impl State {
 }
 
 impl Journal {
-    /// The number of intents that a transaction may log, if finishing each of them takes up to `credits`: half
-    /// of the log has space to finish them all. A handle that continues more of them could wait for ever.
+    /// The number of intents that a transaction may log, if finishing each of them takes up to `credits`:
+    /// half of the log has space to finish them all. A handle that continues more of them could wait for
+    /// ever.
     pub fn max_intents(&self, credits: u32) -> u64 {
         let space = u64::from(credits).saturating_add(self.inner.overhead);
         self.inner.capacity / 2 / space.max(1)

@@ -156,9 +156,9 @@ impl Tx<'_> {
         self.store_attr_leaf(inode, path.leaf, &mut AttrLeaf { items: first })
     }
 
-    /// Frees blocks of the attribute fork from the end on: at most `limit` extents, and as many blocks as this
-    /// transaction can log. Returns whether none is left. If some are, the root becomes an empty leaf: no name
-    /// leads to blocks that are gone.
+    /// Frees blocks of the attribute fork from the end on: at most `limit` extents, and as many blocks as
+    /// this transaction can log. Returns whether none is left. If some are, the root becomes an empty leaf:
+    /// no name leads to blocks that are gone.
     pub(super) fn free_attribute_blocks(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
         // Blocks of the tree and of values are a buffer each. The other half is for maps and groups.
         let each = self.space().costs.of_revoke(&Unit::new(&[BlockNo(0)]));
