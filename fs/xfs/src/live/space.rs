@@ -54,6 +54,7 @@ impl Xfs {
                 }
             }
             let done = change.remove(&mut edited.core, range.clone())?;
+            edited.core.end_sharing_if_empty();
             change.finish(vec![edited])?;
             is_first = false;
             if done {

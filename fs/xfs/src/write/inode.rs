@@ -132,6 +132,13 @@ impl Dinode {
         inode
     }
 
+    /// Says that no block of the file may be shared, if it has none.
+    pub(crate) fn end_sharing_if_empty(&mut self) {
+        if matches!(&self.data, Fork::Extents(extents) if extents.is_empty()) {
+            self.raw.di_flags2 = (self.raw.di_flags2.get() & !flags2::REFLINK).into();
+        }
+    }
+
     /// A time as it is stored, as near as the inode can.
     pub(crate) fn stored_time(&self, time: Timestamp) -> u64 {
         if self.flags2() & flags2::BIGTIME != 0 {

@@ -33,10 +33,14 @@ impl Ops {
         let node = s.node(ino)?;
         let cred = s.cred_for_set_gid(request, &node);
         s.vfs.access(&cred, &node.inode, Connection::open_mask(flags)).or_errno()?;
+        let writes = flags & O_ACCMODE != O_RDONLY;
         // Checked here: writes arrive from the kernel's cache, too late to be refused.
-        let overwrites = flags & O_ACCMODE != O_RDONLY && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
+        let overwrites = writes && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
         if overwrites && s.vfs.stat(&node.inode).flags.contains(InodeFlags::APPEND) {
             return Err(Errno::EPERM);
+        }
+        if writes && flags & O_TRUNC == 0 {
+            s.vfs.expect_changeable_data(&node.inode).or_errno()?;
         }
         let handle = s.handle(request, &cred, flags);
         s.tell_open(&cred, &node, handle)?;
@@ -44,11 +48,14 @@ impl Ops {
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             let emptied = s.telling_of_set_id(&node, || s.vfs.set_attr(&cred, &node.inode, &set));
-            if let Err(error) = emptied.or_errno() {
+            if emptied.is_ok() {
+                s.is_truncated(&node, 0);
+            }
+            let ready = emptied.and_then(|_| s.vfs.expect_changeable_data(&node.inode));
+            if let Err(error) = ready.or_errno() {
                 s.tell_close(&node, handle);
                 return Err(error);
             }
-            s.is_truncated(&node, 0);
         }
         // Before the reply: after it the kernel may hold back data.
         if handle.holds_back {
