@@ -282,11 +282,17 @@ fn what_is_not_written_is_named() {
     for options in [fs::File::options().write(true), fs::File::options().append(true)] {
         refused_with(options.open(dir.join("file")), Errno::OPNOTSUPP);
     }
-    // Without blocks it shares none.
-    fs::write(dir.join("clone"), "new").unwrap();
-    assert_eq!(fs::read(dir.join("clone")).unwrap(), b"new");
-    assert_eq!(fs::read(dir.join("file")).unwrap(), vec![b'a'; 100_000]);
+    assert_eq!(fs::read(dir.join("clone")).unwrap(), vec![b'a'; 100_000]);
+    place.unmount();
+    // `cp` empties it first. Without blocks it shares none.
+    let new = place.path("new");
+    fs::write(&new, "new").unwrap();
+    works(&["cp", &new, &place.at("/clone")]);
+    assert_eq!(works(&["cat", &place.at("/clone")]), "new");
+    let dir = place.mount("rw");
+    fs::write(dir.join("clone"), "newer").unwrap();
     place.unmount();
     place.is_clean();
+    assert_eq!(works(&["cat", &place.at("/clone")]), "newer");
     assert_eq!(works(&["cat", &place.at("/file")]).len(), 100_000);
 }

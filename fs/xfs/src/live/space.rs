@@ -120,7 +120,7 @@ impl Xfs {
             return self.change_size(inode, stored);
         }
         self.zero_stale_tail(inode, end.next_multiple_of(1 << bits))?;
-        // Before the change: whoever sees the new counter must see the new size.
+        // Before the change: a program that sees the new counter must see the new size.
         inode.with_attr(|attr| attr.size = end);
         let changed = self.change_size(inode, end);
         if changed.is_err() {

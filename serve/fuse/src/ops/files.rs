@@ -40,6 +40,7 @@ impl Ops {
             return Err(Errno::EPERM);
         }
         if writes && flags & O_TRUNC == 0 {
+            // With strict queries the kernel truncates by a SETATTR after this, so O_TRUNC is refused too.
             s.vfs.expect_changeable_data(&node.inode).or_errno()?;
         }
         let handle = s.handle(request, &cred, flags);
