@@ -37,7 +37,8 @@ pub fn instance(vfs: &Vfs) -> String {
     instance
 }
 
-/// Returns whether the values of an instance outlive its mount. Mounts name their instances in the same way.
+/// Returns whether the values of an instance are valid across mounts. The name of any other instance has a
+/// hyphen, here and at mounts.
 pub fn is_persistent(instance: &str) -> bool {
     !instance.contains('-')
 }

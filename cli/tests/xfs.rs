@@ -277,14 +277,14 @@ fn what_is_not_written_is_named() {
     fs::write(&file, vec![b'a'; 100_000]).unwrap();
     ivers_oracle::run("cp", ["--reflink=always".as_ref(), file.as_os_str(), clone.as_os_str()]).unwrap();
     linux.unmount().unwrap();
-    // Before the kernel takes data into its cache that cannot be written.
+    // The open fails: after it the kernel would cache data that cannot be written.
     let dir = place.mount("rw");
     for options in [fs::File::options().write(true), fs::File::options().append(true)] {
         refused_with(options.open(dir.join("file")), Errno::OPNOTSUPP);
     }
     assert_eq!(fs::read(dir.join("clone")).unwrap(), vec![b'a'; 100_000]);
     place.unmount();
-    // `cp` empties it first. Without blocks it shares none.
+    // `cp` truncates it to 0 first. An empty file shares no blocks.
     let new = place.path("new");
     fs::write(&new, "new").unwrap();
     works(&["cp", &new, &place.at("/clone")]);

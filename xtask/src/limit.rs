@@ -50,7 +50,7 @@ pub fn output(command: &mut Command) -> (Result<ExitStatus>, Vec<u8>) {
     (status, written)
 }
 
-/// A buffer that the thread which fills it does not own alone.
+/// An output buffer that two threads share.
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Shared {

@@ -44,7 +44,7 @@ copy_file_range = 5
 "#;
 
 const FSX_OPERATIONS: &str = "100000";
-/// For the kinds of which there are many.
+/// Operations of fsx for kinds of image of which there are many.
 const FSX_FEWER_OPERATIONS: &str = "10000";
 const FSX_SEEDS: [&str; 3] = ["1", "2", "3"];
 

@@ -70,7 +70,7 @@ fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Returns the test program of which a message of cargo tells, if it tells of one.
+/// Returns the test program that a message of cargo names, if any.
 fn program(message: &Value) -> Option<Program> {
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
         return None;

@@ -149,11 +149,11 @@ impl Format {
     }
 }
 
-/// The interval between commits that no thread begins.
+/// The interval of a commit thread that never commits.
 const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 fn common_options(options: &ImageOptions, budget: Arc<Budget>, place: String) -> DriverOptions {
-    // While the clock stands still, no thread decides when to commit: equal commands leave equal images.
+    // With SOURCE_DATE_EPOCH no thread decides when to commit, so equal commands leave equal images.
     let commit_interval = options.stopped_clock.map_or(Duration::from_secs(options.commit_s), |_| NEVER);
     DriverOptions { read_only: options.read_only, budget, commit_interval, place }
 }

@@ -17,7 +17,7 @@ const RANGE_BYTES: u64 = 16 << 20;
 /// Over this many bytes more, the share falls from half of the bound to an eighth: something else uses the
 /// memory, such as files that clients have open.
 const BRAKE_BYTES: u64 = 8 << 20;
-/// The caches keep at least this much, if half of the bound is not less.
+/// The caches keep at least this much, or half of the bound if that is less.
 const LEAST_BYTES: u64 = 16 << 20;
 /// Part of the bound that is charged at the smallest share before the caches empty.
 const PATIENCE: u64 = 16;

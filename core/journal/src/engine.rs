@@ -322,8 +322,8 @@ impl Journal {
         if log.needs_recovery() {
             return Err(JournalError::NeedsRecovery);
         }
-        // A quarter of the log, so that commits and checkpoints overlap with new handles. Not more than may
-        // stay in memory, but at least 64 blocks that changed in whole, if a quarter has them.
+        // A quarter of the log, so that commits and checkpoints overlap with new handles. At most what may
+        // stay in memory, but at least 64 blocks that changed in whole if a quarter of the log can hold them.
         let costs = log.costs();
         let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());

@@ -160,7 +160,7 @@ impl Xfs {
         if !end.clean {
             xfs.counts = xfs.recount()?;
         }
-        // The log never comes back to a position, so equal sessions leave equal images, and others differ.
+        // An LSN never repeats: each session has another seed, and a repeated build has the same one.
         let space =
             Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts).with_seed(end.head);
         xfs.session = Some(Session::new(space, Commits::new(journal)));

@@ -105,8 +105,8 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
     error
 }
 
-/// Returns why all change attributes differ from the saved ones, if they do. The upper bits of values that
-/// outlive their mount are an epoch; it is raised when another system may have written to the image.
+/// Returns why all change attributes differ from the saved ones, if they do. The upper bits of a value that
+/// is valid across mounts are the epoch. It rises when another system may have written to the image.
 fn why_all_differ(old: &Header, new: &Header) -> Option<&'static str> {
     let is_persistent = file_info::is_persistent(&new.instance);
     let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);

@@ -81,8 +81,8 @@ pub fn has_valid_inode_crc(bytes: &[u8]) -> bool {
     bytes.get(at..at + 4).is_some_and(|stored| stored == checksum(bytes, at).to_le_bytes())
 }
 
-/// Returns whether an inode of version 3 in memory is undamaged. What is changed has checksum 0 until it is
-/// written; what is read is never taken for whole because of that.
+/// Returns whether an inode of version 3 in memory is undamaged. Checksum 0 means changed and not yet
+/// written. So an inode that is damaged on the device and has a stored checksum of 0 is not noticed here.
 pub(crate) fn is_whole_inode(bytes: &[u8]) -> bool {
     let at = offset_of!(RawDinode, di_crc);
     bytes.get(at..at + 4) == Some(&[0; 4]) || has_valid_inode_crc(bytes)

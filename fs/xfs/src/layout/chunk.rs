@@ -38,7 +38,7 @@ impl InodeChunk {
         Self { first, holes, count: field(6, 1), free_count: field(7, 1), free }
     }
 
-    /// Whether an inode of the group is in use in it.
+    /// Returns whether an inode of the group belongs to this chunk and is in use.
     pub(crate) fn has(&self, agino: u32) -> bool {
         let index = agino.checked_sub(self.first).filter(|index| u64::from(*index) < CHUNK_INODES);
         index.is_some_and(|index| (self.free | self.holes) >> index & 1 == 0)

@@ -346,7 +346,7 @@ impl Superblock {
         Some((block, ((agino & ((1 << self.inopb_bits) - 1)) * self.inode_size) as usize))
     }
 
-    /// Blocks of a cluster of inodes if all start at a multiple of their length.
+    /// Blocks of an inode cluster, if clusters are aligned to their size.
     fn aligned_cluster_blocks(&self) -> u32 {
         let small = BIG_CLUSTER_BYTES >> self.block_bits;
         let scaled = (BIG_CLUSTER_BYTES * (self.inode_size / SMALLEST_INODE_BYTES)) >> self.block_bits;

@@ -15,7 +15,7 @@ const KEPT_BLOCKS_A_GROUP: u64 = 64;
 
 /// Extents of a file that one transaction changes, to bound its size.
 const MOST_EXTENTS: u64 = 16;
-/// Deferred works for an extent that is freed, or marked as written.
+/// Deferred operations for an extent that is freed, or marked as written.
 const WORKS_AN_EXTENT: u64 = 2;
 
 /// What a writable mount keeps.

@@ -129,7 +129,8 @@ impl Xfs {
         changed
     }
 
-    /// Allocates unwritten blocks for every hole of a range. The write-back lock keeps the other holes.
+    /// Allocates unwritten blocks for every hole of a range. The caller holds the write-back lock, so the
+    /// other holes stay.
     fn fill_holes(&self, inode: &Inode, range: Range<FileBlock>) -> Result<()> {
         let holes = self.holes(&core_of(inode), range)?;
         // All or nothing, and not the reserved blocks.

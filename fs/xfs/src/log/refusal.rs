@@ -3,7 +3,7 @@
 use ivers_vfs::Error;
 
 /// What to do after a log that cannot be replayed here.
-const WAY_OUT: &str = "mount and unmount it with Linux, or run xfs_repair";
+const WAY_OUT: &str = "mount and unmount it with Linux";
 
 /// A log that must be replayed elsewhere.
 pub(super) fn dirty(place: &str, why: &str) -> Error {

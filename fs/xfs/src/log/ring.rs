@@ -95,7 +95,7 @@ impl<'a> Ring<'a> {
         Ok(self.read(sector, count)?.chunks_exact(SECTOR).map(cycle_in).collect())
     }
 
-    /// The position some sectors, fewer than the ring has, after one.
+    /// Returns the position `sectors` after `lsn`. `sectors` must be less than the size of the ring.
     pub(super) fn after(&self, lsn: Lsn, sectors: u32) -> Lsn {
         match lsn.sector + sectors {
             sector if sector < self.len => Lsn { sector, ..lsn },
@@ -152,8 +152,8 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// Where the headers of a record have the first word of a sector of its data. The first header has its words
-/// at another offset than further ones.
+/// Returns the offset, in the headers of a record, of the saved first word of a sector of its data. The first
+/// header has these words at another offset than the extended headers.
 pub(super) fn word_place(sector: usize) -> usize {
     match sector / WORDS {
         0 => offset_of!(RawLogRecord, h_cycle_data) + sector * 4,

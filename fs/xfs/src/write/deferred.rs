@@ -55,8 +55,8 @@ pub(super) struct Logged {
 #[derive(Debug)]
 struct Pending {
     work: Work,
-    /// The intent that is done when this work begins. What else it promises is done by then, or gets an
-    /// intent of its own at the next roll.
+    /// The intent that this work completes. The other work of that intent is already done, or gets a new
+    /// intent at the next roll.
     finishes: Option<Logged>,
 }
 

@@ -87,7 +87,7 @@ impl Intent {
             let owner = owner.owner.to_le_bytes();
             (object::REVERSE_MAP, [&owner[..], &start, &block, &len, &flags.to_le_bytes()].concat())
         };
-        // Shared types suit blocks that are not shared as well: they look for the exact record.
+        // The shared types also work for blocks that are not shared: recovery looks for the exact record.
         let (kind, extent) = match work.change {
             Change::Map(owner) if owner.is_inode() => mapped(owner, rmap::MAP_SHARED),
             Change::Map(owner) => mapped(owner, rmap::ALLOC),

@@ -63,7 +63,7 @@ impl Tx<'_> {
         self.checked_block(tree, block, |shape, bytes| shape.check(bytes, level))
     }
 
-    /// As [`Tx::tree_block`], also a node that has just lost its last child.
+    /// Like [`Tx::tree_block`], but also accepts a node without children.
     fn tree_block_or_empty(&self, tree: Tree, block: u32, level: usize) -> Result<Unit> {
         self.checked_block(tree, block, |shape, bytes| shape.check_header(bytes, level))
     }

@@ -194,7 +194,7 @@ impl Shape {
         self.set_count(bytes, count - 1);
     }
 
-    /// The header of a block without entries, but for what the block says of itself.
+    /// The header of a block without entries; its self-describing fields are zero.
     pub(super) fn head(&self, level: usize, left: u32, right: u32) -> Vec<u8> {
         let mut head = RawShortBlock::new_zeroed();
         head.bb_magic = u32::from_be_bytes(*self.kind.magic(true)).into();

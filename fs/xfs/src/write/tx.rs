@@ -123,7 +123,7 @@ impl<'s> Tx<'s> {
         })
     }
 
-    /// What a unit must say of itself.
+    /// The self-describing fields that a unit must have.
     fn expected(&self, first: BlockNo, whose: Whose) -> Expected {
         let sb = &self.space.sb;
         Expected { uuid: sb.meta_uuid, blkno: sb.sector_of(first), owner: whose.number() }
