@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const TEXT: &[u8] = b"text of a file";
 const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
 
-/// An image in a folder of its own.
+/// An image in a temporary directory.
 struct Place {
     dir: tempfile::TempDir,
     image: PathBuf,
@@ -83,7 +83,7 @@ impl Place {
         works(&["unmount", &self.path("mnt")]);
     }
 
-    /// Compares the whole tree, as Linux reads it, with this text.
+    /// Asserts that Linux reads this tree.
     fn linux_reads(&self, expected: &str) {
         if may_loop_mount() {
             let linux = LoopMount::new(&self.image, "ro").unwrap();

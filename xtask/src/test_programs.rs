@@ -15,7 +15,7 @@ use std::time::Instant;
 /// would only compete.
 const AT_ONCE: usize = 2;
 
-/// Programs that take minutes. They begin first, so that no other waits for them at the end.
+/// The longest programs. They begin first, so that none of them runs alone at the end.
 const LONG: [&str; 4] = ["linux", "log", "kernel", "ivers_xfs"];
 
 /// A test program, or the tests in the documentation.

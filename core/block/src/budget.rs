@@ -12,10 +12,10 @@ pub type Meter = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 const METER_INTERVAL_BYTES: u64 = 1 << 20;
 /// Resident memory beyond the bound that is normal: the program, its stacks, what the allocator adds.
 const BESIDE_BYTES: u64 = 32 << 20;
-/// Over this many bytes more, the share of the caches falls from the whole bound to half of it.
+/// The share of the caches falls from the whole bound to half of it while resident memory rises by this.
 const RANGE_BYTES: u64 = 16 << 20;
-/// Over this many bytes more, the share falls from half of the bound to an eighth: something else uses the
-/// memory, such as files that clients have open.
+/// While it rises further by this, the share falls from half of the bound to an eighth: something else uses
+/// the memory, such as files that clients have open.
 const BRAKE_BYTES: u64 = 8 << 20;
 /// The caches keep at least this much, or half of the bound if that is less.
 const LEAST_BYTES: u64 = 16 << 20;

@@ -45,8 +45,8 @@ pub struct OpenOptions {
     /// is journalled, no epoch is recorded and no change attribute served. After a crash, e2fsck finds the
     /// filesystem unclean. With `stopped_clock`, equal calls give equal images.
     pub filling: bool,
-    /// The clock stands still at this time, and no thread decides when to commit: equal sessions of one
-    /// writer leave equal images. The caller commits.
+    /// The clock stands still at this time. If the commit interval never ends either, and the caller commits,
+    /// equal sessions of one writer leave equal images.
     pub stopped_clock: Option<Timestamp>,
 }
 

@@ -8,8 +8,9 @@ use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
 use ivers_vfs::*;
 use ivers_xfs::layout::superblock::Superblock;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 fn create(vfs: &Arc<Vfs>, name: &str) -> InodeRef {
     let spec = CreateSpec::of(FileType::Regular, 0o644);
@@ -24,18 +25,27 @@ fn value(vfs: &Arc<Vfs>, path: &str) -> Option<u64> {
     vfs.change(&vfs.resolve(&Cred::root(), path, false).unwrap())
 }
 
+/// A new image in a temporary directory, which goes with the first value. `None` without the programs of XFS.
+fn new_image() -> Option<(TempDir, PathBuf)> {
+    if !have_xfsprogs() {
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], None);
+    Some((dir, image))
+}
+
 fn mount_of(image: &Path) {
     LoopMount::new(image, "").unwrap().unmount().unwrap();
 }
 
 #[test]
 fn values_last_over_remounts_and_rise_after_a_foreign_writer() {
-    if !have_xfsprogs() || !can_loop_mount() {
+    if !can_loop_mount() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    mkfs(&image, &[], None);
+    let Some((_dir, image)) = new_image() else { return };
     let vfs = mount_writable(&image);
     let file = create(&vfs, "file");
     write(&vfs, &file, 0, b"text").unwrap();
@@ -67,12 +77,7 @@ fn values_last_over_remounts_and_rise_after_a_foreign_writer() {
 
 #[test]
 fn a_file_with_many_blocks_of_attributes_is_deleted_in_parts() {
-    if !have_xfsprogs() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    mkfs(&image, &[], None);
+    let Some((_dir, image)) = new_image() else { return };
     let vfs = mount_writable(&image);
     let free = || vfs.stat_fs().unwrap().blocks_free;
     let before = free();
@@ -93,12 +98,10 @@ fn a_file_with_many_blocks_of_attributes_is_deleted_in_parts() {
 
 #[test]
 fn a_kernel_that_stops_before_its_first_record_is_noticed() {
-    if !have_xfsprogs() || !can_loop_mount() {
+    if !can_loop_mount() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    mkfs(&image, &[], None);
+    let Some((dir, image)) = new_image() else { return };
     let vfs = mount_writable(&image);
     drop(create(&vfs, "file"));
     let before = value(&vfs, "/file");
@@ -115,12 +118,8 @@ fn a_kernel_that_stops_before_its_first_record_is_noticed() {
 
 #[test]
 fn a_session_that_does_not_end_raises_the_values() {
-    if !have_xfsprogs() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
-    mkfs(&image, &[], None);
+    let Some((dir, image)) = new_image() else { return };
+    let copy = dir.path().join("copy");
     let vfs = mount_writable(&image);
     drop(create(&vfs, "file"));
     vfs.sync().unwrap();
@@ -178,12 +177,7 @@ fn a_long_file_has_few_extents() {
 
 #[test]
 fn a_failed_allocation_leaves_the_size() {
-    if !have_xfsprogs() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    mkfs(&image, &[], None);
+    let Some((_dir, image)) = new_image() else { return };
     let vfs = mount_writable(&image);
     let file = create(&vfs, "file");
     write(&vfs, &file, 0, b"text").unwrap();
@@ -254,12 +248,7 @@ fn a_full_filesystem_refuses_and_recovers() {
 
 #[test]
 fn damage_stays_visible_when_an_inode_beside_it_is_written() {
-    if !have_xfsprogs() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    mkfs(&image, &[], None);
+    let Some((_dir, image)) = new_image() else { return };
     let vfs = mount_writable(&image);
     let inos = ["changed", "unlinked", "damaged"].map(|name| create(&vfs, name).ino.0);
     vfs.unmount().unwrap();

@@ -39,24 +39,24 @@ impl Ops {
         if overwrites && s.vfs.stat(&node.inode).flags.contains(InodeFlags::APPEND) {
             return Err(Errno::EPERM);
         }
-        if writes && flags & O_TRUNC == 0 {
-            // With strict queries the kernel truncates by a SETATTR after this, so O_TRUNC is refused too.
-            s.vfs.expect_changeable_data(&node.inode).or_errno()?;
-        }
         let handle = s.handle(request, &cred, flags);
         s.tell_open(&cred, &node, handle)?;
         s.heard(request);
-        if flags & O_TRUNC != 0 {
+        let emptied = if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             let emptied = s.telling_of_set_id(&node, || s.vfs.set_attr(&cred, &node.inode, &set));
-            if emptied.is_ok() {
-                s.is_truncated(&node, 0);
-            }
-            let ready = emptied.and_then(|_| s.vfs.expect_changeable_data(&node.inode));
-            if let Err(error) = ready.or_errno() {
-                s.tell_close(&node, handle);
-                return Err(error);
-            }
+            emptied.map(|_| s.is_truncated(&node, 0))
+        } else {
+            Ok(())
+        };
+        // With strict queries the kernel truncates by a later SETATTR, so this refuses O_TRUNC too.
+        let ready = emptied.and_then(|()| match writes {
+            true => s.vfs.expect_changeable_data(&node.inode),
+            false => Ok(()),
+        });
+        if let Err(error) = ready.or_errno() {
+            s.tell_close(&node, handle);
+            return Err(error);
         }
         // Before the reply: after it the kernel may hold back data.
         if handle.holds_back {
