@@ -3,7 +3,7 @@
 //! A front end that gives inode numbers to others must accept them again at any time: the kernel behind a
 //! FUSE mount may use each until it forgets it. An [`InodeRef`] for each would keep all these inodes in
 //! memory. So the front end counts its references here, and the inode may leave memory and come back
-//! ([`Vfs::recall`]). One entry takes about [`ENTRY_BYTES`], which count in the memory budget.
+//! ([`Vfs::recall`]). What is kept of it ([`group`]) counts in the memory budget.
 //!
 //! | # | while an inode is remembered | established by |
 //! |---|---|---|
@@ -14,11 +14,14 @@
 //! The lock of a shard is a leaf. Only the caller of [`Vfs::remember`] adds an entry, and it has an
 //! [`InodeRef`]: so an inode whose slot is busy or empty cannot become remembered at that moment.
 
+mod group;
+
+use self::group::{Entry, Group, INODES, REFERENCES_MAX};
 use crate::error::{NameError, Result};
 use crate::icache::Found;
 use crate::inode::Inode;
-use crate::memory::{is_sparse, mixed};
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::memory::is_sparse;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
 use crate::vfs::{InodeRef, Vfs};
@@ -27,29 +30,40 @@ use std::sync::Arc;
 
 /// Few under shuttle, as in the inode cache.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
-/// Memory of an entry in bytes, with its share of the table's free slots.
-pub(crate) const ENTRY_BYTES: u64 = 48;
 /// Memory of a kept counter in bytes.
 const COUNTER_BYTES: u64 = 32;
 
-struct Entry {
-    references: u32,
-    generation: u32,
-    /// The directory in which it was last found. A hint.
-    seen_in: Ino,
-}
-
 #[derive(Default)]
 struct Shard {
-    entries: NumberMap<Ino, Entry>,
+    /// By the number of the group. None is empty.
+    groups: NumberMap<u64, Group>,
     /// The counters of remembered inodes that are out of memory and store none.
     counters: NumberMap<Ino, u64>,
 }
 
-/// The shard of an inode. The last shard gets almost twice as many inodes as the first, and the others lie
+fn place(ino: Ino) -> (u64, u64) {
+    (ino.0 / INODES, ino.0 % INODES)
+}
+
+impl Shard {
+    fn get(&self, ino: Ino) -> Option<Entry> {
+        let (group, nth) = place(ino);
+        self.groups.get(&group)?.get(nth)
+    }
+
+    fn inodes(&self) -> usize {
+        self.groups.values().map(Group::len).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.groups.values().map(Group::bytes).sum::<u64>() + COUNTER_BYTES * self.counters.len() as u64
+    }
+}
+
+/// The shard of an inode. The last shard gets almost twice as many groups as the first, and the others lie
 /// between. So their tables, which double when they are full, do not grow at the same time.
 fn shard_of(ino: Ino) -> usize {
-    let mixed = mixed(ino);
+    let mixed = place(ino).0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let share = (1.0 + mixed as f64 / (1_u64 << 32) as f64).log2();
     ((share * SHARDS as f64) as usize).min(SHARDS - 1)
 }
@@ -58,8 +72,10 @@ fn shard_of(ino: Ino) -> usize {
 pub(crate) struct Remembered {
     shards: Vec<RankedMutex<rank::Leaf, Shard>>,
     budget: Arc<Budget>,
-    /// Entries of all shards.
+    /// Inodes of all shards.
     count: AtomicUsize,
+    /// Memory of all shards in bytes, as charged to the budget.
+    bytes: AtomicU64,
 }
 
 impl Remembered {
@@ -68,6 +84,7 @@ impl Remembered {
             shards: (0..SHARDS).map(|_| RankedMutex::default()).collect(),
             budget,
             count: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
         }
     }
 
@@ -75,15 +92,39 @@ impl Remembered {
         &self.shards[shard_of(ino)]
     }
 
+    fn charge(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.charge(bytes);
+    }
+
+    fn uncharge(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.uncharge(bytes);
+    }
+
+    /// Accounts for a group that took `before` bytes and takes `after`. Under the lock of its shard, so that
+    /// a later change of the group is not accounted for first.
+    fn resized(&self, before: u64, after: u64) {
+        match after.cmp(&before) {
+            std::cmp::Ordering::Greater => self.charge(after - before),
+            std::cmp::Ordering::Less => self.uncharge(before - after),
+            std::cmp::Ordering::Equal => {}
+        }
+    }
+
+    fn get(&self, ino: Ino) -> Option<Entry> {
+        self.shard(ino).lock().get(ino)
+    }
+
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.shard(ino).lock().entries.contains_key(&ino)
+        self.get(ino).is_some()
     }
 
     /// Keeps the counter of an inode that leaves memory, if the inode is remembered.
     pub(crate) fn keep_counter(&self, ino: Ino, counter: u64) {
         let mut shard = self.shard(ino).lock();
-        if shard.entries.contains_key(&ino) && shard.counters.insert(ino, counter).is_none() {
-            self.budget.charge(COUNTER_BYTES);
+        if shard.get(ino).is_some() && shard.counters.insert(ino, counter).is_none() {
+            self.charge(COUNTER_BYTES);
         }
     }
 
@@ -91,62 +132,73 @@ impl Remembered {
     pub(crate) fn take_counter(&self, ino: Ino, generation: u32) -> Option<u64> {
         let mut shard = self.shard(ino).lock();
         let counter = shard.counters.remove(&ino)?;
-        self.budget.uncharge(COUNTER_BYTES);
-        shard.entries.get(&ino).is_some_and(|entry| entry.generation == generation).then_some(counter)
+        self.uncharge(COUNTER_BYTES);
+        shard.get(ino).is_some_and(|entry| entry.generation == generation).then_some(counter)
     }
 
     /// Adds one reference. Returns whether it is the first.
     fn add(&self, inode: &Inode, seen_in: Ino) -> bool {
+        let (number, nth) = place(inode.ino);
         let mut shard = self.shard(inode.ino).lock();
-        let mut is_first = false;
-        let entry = shard.entries.entry(inode.ino).or_insert_with(|| {
-            is_first = true;
-            Entry { references: 0, generation: inode.generation, seen_in }
-        });
-        // An inode whose count is saturated is never forgotten.
-        entry.references = entry.references.saturating_add(1);
-        entry.generation = inode.generation;
-        if seen_in != inode.ino {
-            entry.seen_in = seen_in;
-        }
-        drop(shard);
-        if is_first {
-            self.budget.charge(ENTRY_BYTES);
+        let group = shard.groups.entry(number).or_default();
+        let before = if group.len() == 0 { 0 } else { group.bytes() };
+        let old = group.get(nth);
+        group.set(
+            nth,
+            Entry {
+                references: old.map_or(0, |old| old.references).saturating_add(1),
+                generation: inode.generation,
+                seen_in: old.filter(|_| seen_in == inode.ino).map_or(seen_in, |old| old.seen_in),
+            },
+        );
+        self.resized(before, group.bytes());
+        if old.is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
-        is_first
+        old.is_none()
     }
 
     /// Removes references. Returns whether the last one is gone.
     fn remove(&self, ino: Ino, references: u64) -> bool {
+        let (number, nth) = place(ino);
         let mut shard = self.shard(ino).lock();
-        let Some(entry) = shard.entries.get_mut(&ino) else { return false };
-        if entry.references == u32::MAX {
+        let Some(group) = shard.groups.get_mut(&number) else { return false };
+        let Some(entry) = group.get(nth) else { return false };
+        if entry.references == REFERENCES_MAX {
             return false;
         }
         let left = u64::from(entry.references).saturating_sub(references);
         if left > 0 {
-            entry.references = left as u32;
+            group.set(nth, Entry { references: left as u32, ..entry });
             return false;
         }
-        shard.entries.remove(&ino);
-        let kept = shard.counters.remove(&ino).is_some();
-        if is_sparse(shard.entries.len(), shard.entries.capacity(), 8) {
-            shard.entries.shrink_to_fit();
+        let before = group.bytes();
+        group.remove(nth);
+        if group.len() == 0 {
+            shard.groups.remove(&number);
+            self.uncharge(before);
+        } else {
+            self.resized(before, group.bytes());
+        }
+        if shard.counters.remove(&ino).is_some() {
+            self.uncharge(COUNTER_BYTES);
+        }
+        if is_sparse(shard.groups.len(), shard.groups.capacity(), 8) {
+            shard.groups.shrink_to_fit();
+        }
+        if is_sparse(shard.counters.len(), shard.counters.capacity(), 8) {
             shard.counters.shrink_to_fit();
         }
-        drop(shard);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        self.budget.uncharge(ENTRY_BYTES + if kept { COUNTER_BYTES } else { 0 });
         true
     }
 
     /// Removes all entries.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            let Shard { entries, counters } = std::mem::take(&mut *shard.lock());
-            self.count.fetch_sub(entries.len(), Ordering::Relaxed);
-            self.budget.uncharge(ENTRY_BYTES * entries.len() as u64 + COUNTER_BYTES * counters.len() as u64);
+            let removed = std::mem::take(&mut *shard.lock());
+            self.count.fetch_sub(removed.inodes(), Ordering::Relaxed);
+            self.uncharge(removed.bytes());
         }
     }
 }
@@ -165,8 +217,13 @@ impl Vfs {
 
     /// Notes that a remembered inode has moved to another directory.
     pub fn note_moved(&self, ino: Ino, seen_in: Ino) {
-        if let Some(entry) = self.remembered.shard(ino).lock().entries.get_mut(&ino) {
-            entry.seen_in = seen_in;
+        let (number, nth) = place(ino);
+        let mut shard = self.remembered.shard(ino).lock();
+        let Some(group) = shard.groups.get_mut(&number) else { return };
+        if let Some(entry) = group.get(nth) {
+            let before = group.bytes();
+            group.set(nth, Entry { seen_in, ..entry });
+            self.remembered.resized(before, group.bytes());
         }
     }
 
@@ -211,16 +268,13 @@ impl Vfs {
 
     /// The remembered inode with this number; `Stale` if none is remembered.
     pub fn recall(&self, ino: Ino) -> Result<InodeRef> {
-        let Some(generation) = self.remembered.shard(ino).lock().entries.get(&ino).map(|e| e.generation)
-        else {
-            return Err(NameError::Stale.into());
-        };
-        self.get_generation(ino, generation)
+        let entry = self.remembered.get(ino).ok_or(NameError::Stale)?;
+        self.get_generation(ino, entry.generation)
     }
 
     /// The directory in which a remembered inode was last found. A hint.
     pub fn seen_in(&self, ino: Ino) -> Option<Ino> {
-        self.remembered.shard(ino).lock().entries.get(&ino).map(|entry| entry.seen_in)
+        self.remembered.get(ino).map(|entry| entry.seen_in)
     }
 
     /// Whether the inode with this number is in memory.
@@ -233,9 +287,9 @@ impl Vfs {
         self.remembered.count.load(Ordering::Relaxed)
     }
 
-    /// How many remembered inodes take this many bytes, apart from those in memory.
-    pub const fn remembered_inodes_in(bytes: u64) -> usize {
-        (bytes / ENTRY_BYTES) as usize
+    /// Memory of all remembered inodes in bytes, apart from those inodes that are in memory.
+    pub fn remembered_bytes(&self) -> u64 {
+        self.remembered.bytes.load(Ordering::Relaxed)
     }
 
     /// The bound of all caches in bytes.
@@ -248,8 +302,15 @@ impl Vfs {
     pub fn remembered_out_of_memory(&self, hand: usize, most: usize) -> Vec<Ino> {
         let sample: Vec<Ino> = {
             let shard = self.remembered.shards[hand % SHARDS].lock();
-            let skipped = (hand / SHARDS).wrapping_mul(most) % shard.entries.len().max(1);
-            shard.entries.keys().copied().skip(skipped).take(most).collect()
+            let mut skipped = (hand / SHARDS).wrapping_mul(most) % shard.inodes().max(1);
+            let later = shard.groups.iter().skip_while(|(_, group)| {
+                let skips = group.len() <= skipped;
+                skipped -= if skips { group.len() } else { 0 };
+                skips
+            });
+            let inos =
+                later.flat_map(|(number, group)| group.members().map(move |nth| Ino(number * INODES + nth)));
+            inos.take(most).collect()
         };
         sample.into_iter().filter(|ino| !self.inodes.contains(*ino)).collect()
     }
@@ -271,19 +332,19 @@ mod tests {
 
     #[test]
     fn the_tables_of_the_shards_grow_one_after_the_other() {
-        let mut inodes = [0_u32; SHARDS];
+        let mut groups = [0_u32; SHARDS];
         let mut doubled_at = Vec::new();
-        for ino in 11..1_000_011 {
-            let inodes = &mut inodes[shard_of(Ino(ino))];
-            *inodes += 1;
+        for number in 1..300_000 {
+            let groups = &mut groups[shard_of(Ino(number * INODES))];
+            *groups += 1;
             // The standard library's tables are full at seven eighths of a power of two.
-            if *inodes == 7 << 11 {
-                doubled_at.push(ino);
+            if *groups == 7 << 9 {
+                doubled_at.push(number);
             }
         }
         assert_eq!(doubled_at.len(), SHARDS);
         let (first, last) = (doubled_at[0], doubled_at[SHARDS - 1]);
-        assert!(last > first * 9 / 5, "the tables grow at {first} to {last} inodes");
+        assert!(last > first * 9 / 5, "the tables grow at {first} to {last} groups");
         let most = doubled_at.windows(5).map(|some| some[4] * 100 / some[0]).min();
         assert!(most > Some(105), "five tables grow at once: {doubled_at:?}");
     }

@@ -159,8 +159,14 @@ fn remembered_inodes_count_in_the_budget_and_leave_with_the_front_end() {
     let before = vfs.memory_used();
     open.iter().for_each(|file| assert!(vfs.remember(file, root.ino)));
     let bytes = vfs.memory_used() - before;
-    assert_eq!(Vfs::remembered_inodes_in(bytes), vfs.remembered_inodes());
-    assert!(bytes <= 64 * 1000);
+    assert_eq!((bytes, vfs.remembered_inodes()), (vfs.remembered_bytes(), 1000));
+    assert!(bytes <= 16 * 1000, "the numbers are neighbours: {bytes} bytes");
+    let alone = open[500].ino;
+    let others = open.iter().filter(|file| file.ino != alone).map(|file| file.ino);
+    others.for_each(|ino| assert!(vfs.forget(ino, 1)));
+    assert!(vfs.remembered_bytes() <= 64, "{} bytes", vfs.remembered_bytes());
+    open.iter().filter(|file| file.ino != alone).for_each(|file| assert!(vfs.remember(file, root.ino)));
+    assert_eq!(vfs.remembered_bytes(), bytes);
     let orphan = open[0].ino;
     drop(open);
     vfs.unlink(&cred, &root, b"file0", false).unwrap();

@@ -1,17 +1,19 @@
 //! Asking the kernel to forget inodes when too many are remembered.
 //!
-//! Each inode that the kernel remembers takes some bytes here ([`Vfs::remembered_inodes_in`]). They count in
-//! the memory budget, and nothing that ivers does alone can free them. From a quarter of the budget on, a
-//! thread asks the kernel to drop unused ones (`FUSE_NOTIFY_PRUNE`, Linux 6.18): those that have left our
-//! memory first, as they were not used lately. An older kernel refuses the question once and is not asked
-//! again. Then the entries stay until that kernel needs its memory itself.
+//! Each inode that the kernel remembers takes some bytes here ([`Vfs::remembered_bytes`]). They count in the
+//! memory budget, and nothing that ivers does alone can free them. From half of the budget on, a thread asks
+//! the kernel to drop unused ones (`FUSE_NOTIFY_PRUNE`, Linux 6.18): those that have left our memory first,
+//! as they were not used lately. An older kernel refuses the question once and is not asked again. Then the
+//! entries stay until that kernel needs its memory itself.
+//!
+//! Not earlier, because a pruned inode costs a lookup when a program comes back to it, which is more than ten
+//! times what the kernel's own caches cost.
 
 use crate::connection::Connection;
-use ivers_vfs::Vfs;
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// `FUSE_NOTIFY_PRUNE` of `<linux/fuse.h>`.
 const NOTIFY_PRUNE: i32 = 9;
@@ -28,8 +30,8 @@ pub(crate) struct Pruning {
     is_refused: AtomicBool,
     /// Where the next search for inodes begins.
     hand: AtomicUsize,
-    /// Remembered inodes from which on it is worth asking again.
-    again_from: AtomicUsize,
+    /// Bytes of remembered inodes from which on it is worth asking again.
+    again_from: AtomicU64,
 }
 
 fn message(ids: &[u64]) -> Vec<u8> {
@@ -47,8 +49,8 @@ fn message(ids: &[u64]) -> Vec<u8> {
 impl Connection {
     /// Starts to prune if too much is remembered. Never blocks.
     pub(crate) fn prune_if_needed(self: &Arc<Self>) {
-        let most = Vfs::remembered_inodes_in(self.vfs.memory_limit() / 4);
-        if self.vfs.remembered_inodes() <= most.max(self.pruning.again_from.load(Ordering::Relaxed))
+        let most = self.vfs.memory_limit() / 2;
+        if self.vfs.remembered_bytes() <= most.max(self.pruning.again_from.load(Ordering::Relaxed))
             || self.pruning.is_refused.load(Ordering::Relaxed)
             || self.pruning.is_running.swap(true, Ordering::AcqRel)
         {
@@ -61,14 +63,15 @@ impl Connection {
         });
     }
 
-    /// Asks for as many inodes as are too many, as far as that many are out of memory. The kernel forgets
-    /// them a little later.
-    fn prune(&self, target: usize) {
+    /// Asks for as many inodes as take too many bytes, as far as that many are out of memory. The kernel
+    /// forgets them a little later.
+    fn prune(&self, target_bytes: u64) {
         let Some(device) = self.device.get() else { return };
-        let remembered = self.vfs.remembered_inodes();
-        let too_many = remembered.saturating_sub(target);
+        let (remembered, bytes) = (self.vfs.remembered_inodes(), self.vfs.remembered_bytes());
+        let excess = bytes.saturating_sub(target_bytes) as f64 / bytes.max(1) as f64;
+        let too_many = (remembered as f64 * excess) as usize;
         // What the kernel uses stays. Ask again when there are clearly more.
-        self.pruning.again_from.store(remembered + remembered / 32, Ordering::Relaxed);
+        self.pruning.again_from.store(bytes + bytes / 32, Ordering::Relaxed);
         let (mut asked, mut tried) = (0, 0);
         while asked < too_many && tried < remembered {
             let hand = self.pruning.hand.fetch_add(1, Ordering::Relaxed);
