@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Repetitions of the rows through FUSE (default 3; scale_*: 5 for 10,000 files, otherwise 1)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) fuse_rounds: Option<u32>,
-    /// Only these filesystems
+    /// Only these filesystems: mem, ext4, xfs
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub(crate) fs: Vec<String>,
     /// Only these rows, or rows whose names begin with these words (see below)
@@ -83,10 +83,10 @@ impl Args {
 pub(crate) struct UsageError(pub(crate) String);
 
 const HELP: &str = "\
-In-process rows compare eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal \
+In-process rows compare eager (old), lazy (new) and off (none), and as root the kernel's driver on an equal \
 image. With --fuse: `ivers mount`, fuse2fs and, as root, \
 the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: the cost of \
-FUSE itself) on equal images. All contenders take turns. \
+FUSE itself) on equal images; also `ivers mount` and the kernel on images of XFS. All contenders take turns. \
 Contenders that are missing are listed with the reason. The passthrough is compiled from libfuse3-dev and \
 kept in ivers/peers under $XDG_CACHE_HOME or ~/.cache.
 
@@ -95,7 +95,8 @@ plot) and rows.json. --from makes the page again \
 from rows.json of one or more runs.
 
 Rows:
-  overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 only:
+  overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 and, with \
+  --fs xfs, on XFS:
   sequential_4k_8_jobs_queried: the same while a thread queries the change attribute in a loop, each time \
   with a system call, as a process would
   query_hammer_1, _2, _8: overwrites while 1, 2 or 8 threads query without pause
@@ -104,7 +105,7 @@ Rows:
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads
   updates_by_tick: inode updates per million writes, by the clock's tick
-  inode_memory: bytes of cache per inode (for a tenth as many inodes as --ops)
+  inode_memory: bytes of cache per inode, on ext4 only (for a tenth as many inodes as --ops)
   tiobench_write, tiobench_randwrite, tiobench_read, tiobench_randread: fio's example, four jobs, direct I/O
   msync_pages: threads touch the pages of a sparse file, then fsync
   latency_1_byte, latency_4k_8_jobs, latency_4k_fsync: latency percentiles and device writes
@@ -124,14 +125,15 @@ then a second make, which finds nothing to do. It is not the kernel's tree
   scale_10k, scale_100k, scale_300k: 10,000, 100,000 and 300,000 empty files (at most --ops) in directories \
   of 1,000: create, cold walk with stat (after a new mount), warm walk, 100,000 random stats, readdir \
   without stat, remove; `ivers mount` beside the kernel's ext4, with the peak memory of ivers
-  scale_fat_10k, _100k and scale_mem_10k, _100k: the same on FAT, beside the kernel's vfat, and in memory
+  scale_xfs_10k, _100k, scale_fat_10k, _100k and scale_mem_10k, _100k: the same on XFS and FAT, beside the \
+  kernel's drivers, and in memory
   scale_nfs_10k, _100k: `ivers serve` on such a tree, and one NFSv4 client: READDIR with attributes, GETATTR \
   and LOOKUP of each file, up to 100,000 opens that are held
   scale_commands_10k, _100k: ivers changed (--save, and --since after one change), tree, measure and cp -a \
   on an image that is not mounted
   --only scale selects all of these
-  long_scale_1m, _3m, _10m, long_scale_nfs_1m, long_scale_commands_1m, _3m: the same with millions of files \
-  (--ops must be at least as large)
+  long_scale_1m, _3m, _10m, long_scale_xfs_1m, long_scale_nfs_1m, long_scale_commands_1m, _3m: the \
+  same with millions of files (--ops must be at least as large)
   Only with a DIR (`cargo xtask bench DIR`), which builds one page of everything: nfs_* (`ivers serve` \
   with a lazy counter beside an eager one and nfs-ganesha) \
 and peers_* (other libraries).

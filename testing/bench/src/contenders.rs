@@ -1,4 +1,4 @@
-//! The contenders of an in-process row, on equal images: the library in three modes, and the kernel's ext4
+//! The contenders of an in-process row, on equal images: the library in three modes, and the kernel's driver
 //! where it can be mounted.
 //!
 //! All contenders stay mounted during a row and take turns.
@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use ivers_vfs::{ChangeMode, Clock, MountOptions};
 use serde_json::{Map, Value};
 
-use super::image::{Format, make_ext4};
+use super::image::{Format, Image};
 use super::interrupt;
 use super::statistics::Samples;
 use super::volume::{Counts, InProcess, Kernel, Volume};
@@ -20,8 +20,6 @@ use indicatif::ProgressBar;
 pub(crate) const MODES: [(&str, ChangeMode); 3] =
     [("old", ChangeMode::Eager), ("new", ChangeMode::Lazy), ("none", ChangeMode::Off)];
 
-pub(crate) const KERNEL: &str = "kernel_ext4";
-
 /// The size of a sparse image.
 const IMAGE_BYTES: u64 = 4 << 30;
 const CACHE_BYTES: u64 = 1 << 30;
@@ -29,9 +27,15 @@ const CACHE_BYTES: u64 = 1 << 30;
 /// The filesystem under test.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
-    pub(crate) fs: &'static str,
+    pub(crate) format: Format,
     /// Whether bumps are logged at once (`-o nolazyversion`). Only the mode `new` is affected.
     pub(crate) nolazyversion: bool,
+}
+
+impl Kind {
+    fn image(self) -> Image {
+        Image { format: self.format, bytes: IMAGE_BYTES }
+    }
 }
 
 /// The mounted filesystems of a row.
@@ -70,7 +74,8 @@ pub(crate) struct Measured {
     pub(crate) ops: u64,
     /// In the order of [`MODES`].
     pub(crate) ours: [Sample; 3],
-    pub(crate) kernel: Option<Sample>,
+    /// With its name in rows.
+    pub(crate) kernel: Option<(&'static str, Sample)>,
     pub(crate) missing: Map<String, Value>,
 }
 
@@ -161,12 +166,12 @@ impl Contenders {
     /// Makes and mounts the images.
     pub(crate) fn open(kind: Kind) -> Result<Self> {
         let mut field = Self::ours(kind, &|| None)?;
-        if kind.fs == "ext4" {
+        if kind.format != Format::Mem {
             match Kernel::missing() {
-                Some(why) => _ = field.missing.insert(KERNEL.into(), why.into()),
+                Some(why) => field.miss_kernel(why),
                 None => match field.loop_mount() {
                     Ok(volume) => field.kernel = Some(volume),
-                    Err(why) => _ = field.missing.insert(KERNEL.into(), format!("{why:#}").into()),
+                    Err(why) => field.miss_kernel(&format!("{why:#}")),
                 },
             }
         }
@@ -176,8 +181,12 @@ impl Contenders {
     /// Mounts the library only, each with its own clock.
     pub(crate) fn with_clock(kind: Kind, clock: &dyn Fn() -> Box<dyn Clock>) -> Result<Self> {
         let mut field = Self::ours(kind, &|| Some(clock()))?;
-        field.missing.insert(KERNEL.into(), "its clock cannot be set (updates_by_tick)".into());
+        field.miss_kernel("its clock cannot be set (updates_by_tick)");
         Ok(field)
+    }
+
+    fn miss_kernel(&mut self, why: &str) {
+        self.missing.insert(self.kind.format.kernel_peer().into(), why.into());
     }
 
     fn ours(kind: Kind, clock: &dyn Fn() -> Option<Box<dyn Clock>>) -> Result<Self> {
@@ -193,19 +202,17 @@ impl Contenders {
                 ..MountOptions::default()
             };
             let image = scratch.path().join(label);
-            if kind.fs != "mem" {
-                make_ext4(&image, IMAGE_BYTES)?;
-            }
-            ours.push(InProcess::open(kind.fs, &image, options)?);
+            kind.image().make(&image)?;
+            ours.push(InProcess::open(kind.format, &image, options)?);
         }
         Ok(Self { kind, ours, kernel: None, missing: Map::new(), scratch })
     }
 
     fn loop_mount(&self) -> Result<Kernel> {
-        let (image, dir) = (self.scratch.path().join("image"), self.scratch.path().join(KERNEL));
-        make_ext4(&image, IMAGE_BYTES)?;
+        let (image, dir) = (self.scratch.path().join("image"), self.scratch.path().join("kernel"));
+        self.kind.image().make(&image)?;
         std::fs::create_dir(&dir)?;
-        Kernel::mount(&image, &dir, Format::Ext4)
+        Kernel::mount(&image, &dir, self.kind.format)
     }
 
     /// Runs the workload on each contender in turn, after warm-up rounds that do not count.
@@ -225,7 +232,10 @@ impl Contenders {
         let mut kernel = None;
         if let Some(volume) = &self.kernel {
             match workload.kernel_cannot() {
-                Some(why) => _ = missing.insert(KERNEL.into(), format!("{why} ({what})").into()),
+                Some(why) => {
+                    let kernel = self.kind.format.kernel_peer().into();
+                    missing.insert(kernel, format!("{why} ({what})").into());
+                }
                 None => kernel = Some(Course::begin(volume, workload)?),
             }
         }
@@ -240,7 +250,7 @@ impl Contenders {
                 all[nth].turn(ops)?;
             }
             bar.inc(1);
-            bar.set_message(format!("{} {what}", self.kind.fs));
+            bar.set_message(format!("{} {what}", self.kind.format.name()));
             interrupt::check()?;
         }
         let mut samples = Vec::new();
@@ -249,6 +259,7 @@ impl Contenders {
         }
         let Ok(ours) = <[Sample; 3]>::try_from(samples) else { unreachable!("as many as there are modes") };
         let kernel = kernel.map(Course::end).transpose()?;
+        let kernel = kernel.map(|sample| (self.kind.format.kernel_peer(), sample));
         Ok(Measured { rounds: length.rounds, ops: ops * length.rounds, ours, kernel, missing })
     }
 

@@ -76,7 +76,7 @@ impl Curve {
                 let long = Length { rounds, at_least: Duration::from_millis(20), ..length };
                 let measured = field.measure(&hammer, long, bar, name)?;
                 bar.inc(length.rounds - rounds);
-                bar.set_message(format!("{} {name}", kind.fs));
+                bar.set_message(format!("{} {name}", kind.format.name()));
                 let rate = measured.ours[1].counts.queries as f64 * 1e6 / measured.ops as f64;
                 let mut last = point(rate.round(), &measured);
                 last.insert("label".into(), "another thread without pause".into());

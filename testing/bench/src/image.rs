@@ -7,11 +7,14 @@ use anyhow::{Context, Result};
 
 use super::{find_program, run};
 
+const UUID: &str = "1ac8e3ee-7e0e-4d3c-8f4a-0f2017121315";
+
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Ext4,
     Fat,
+    Xfs,
     /// In memory: there is no image.
     Mem,
 }
@@ -22,7 +25,22 @@ impl Format {
         match self {
             Self::Ext4 => "ext4",
             Self::Fat => "fat",
+            Self::Xfs => "xfs",
             Self::Mem => "mem",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        [Self::Ext4, Self::Fat, Self::Xfs, Self::Mem].into_iter().find(|format| format.name() == name)
+    }
+
+    /// The kernel's driver as a contender: its name in rows.
+    pub(crate) fn kernel_peer(self) -> &'static str {
+        match self {
+            Self::Ext4 => "kernel_ext4",
+            Self::Fat => "kernel_vfat",
+            Self::Xfs => "kernel_xfs",
+            Self::Mem => "kernel",
         }
     }
 
@@ -54,10 +72,14 @@ impl Image {
                     "mkfs.ext4 is not installed: the ext4 rows need it; install package e2fsprogs or use \
                      --fs mem",
                 )?;
-                const UUID: &str = "1ac8e3ee-7e0e-4d3c-8f4a-0f2017121315";
                 // Without these the kernel initializes the image in the background while it is measured.
                 let extended = format!("hash_seed={UUID},lazy_itable_init=0,lazy_journal_init=0");
                 run(Command::new(mkfs).args(["-q", "-F", "-U", UUID, "-E", &extended]).arg(path))
+            }
+            Format::Xfs => {
+                let mkfs = find_program("mkfs.xfs")
+                    .context("mkfs.xfs is not installed: the XFS rows need it; install package xfsprogs")?;
+                run(Command::new(mkfs).args(["-q", "-f", "-m", &format!("uuid={UUID}")]).arg(path))
             }
             Format::Fat => {
                 let mkfs = find_program("mkfs.fat")

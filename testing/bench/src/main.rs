@@ -5,13 +5,13 @@
 //! |---|---|
 //! | [`args`] | the command line |
 //! | [`modes`] | in-process rows, and which of them to run |
-//! | [`contenders`] | the three modes eager (old), lazy (new) and off (none), and the kernel's ext4 |
+//! | [`contenders`] | the three modes eager (old), lazy (new) and off (none), and the kernel |
 //! | [`image`], [`volume`], [`device`] | images, the filesystems on them, and a device that counts writes |
 //! | [`workloads`] | operations on a filesystem |
 //! | [`curves`] | rows with several points |
 //! | [`memory`] | memory per cached inode |
 //! | [`rows`] | results as JSON |
-//! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 |
+//! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel |
 //! | [`query_load`] | a process that queries a file while another process writes to it |
 //! | [`row_filter`] | the meaning of `--only` |
 //! | [mod@report] | an HTML page of the results |
@@ -53,14 +53,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use self::args::{Args, UsageError};
+use self::image::Format;
 use self::row_filter::RowFilter;
 
 /// The allocator of the `ivers` program, so that in-process rows measure what a mount would do.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The filesystems of the in-process rows.
-const FILESYSTEMS: [&str; 2] = ["mem", "ext4"];
+/// The formats of the in-process rows.
+const FORMATS: [Format; 3] = [Format::Mem, Format::Ext4, Format::Xfs];
 
 fn main() -> ExitCode {
     let Err(error) = bench(&Args::parse()) else { return ExitCode::SUCCESS };
@@ -75,8 +76,8 @@ fn bench(args: &Args) -> Result<()> {
     if let Some(file) = &args.ask {
         return query_load::run(file, args.ask_change);
     }
-    if let Some(other) = args.fs.iter().find(|fs| !FILESYSTEMS.contains(&fs.as_str())) {
-        return Err(UsageError(format!("--fs {other}: unknown; use mem or ext4")).into());
+    if let Some(other) = args.fs.iter().find(|fs| FORMATS.iter().all(|format| format.name() != *fs)) {
+        return Err(UsageError(format!("--fs {other}: unknown; use mem, ext4 or xfs")).into());
     }
     if args.ops == 0 {
         return Err(UsageError("--ops 0: must be at least 1".into()).into());

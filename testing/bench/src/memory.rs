@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::contenders::{MODES, Measured, Sample};
-use super::image::make_ext4;
+use super::image::{Format, make_ext4};
 use super::volume::InProcess;
 use super::{interrupt, processes, rows};
 use indicatif::ProgressBar;
@@ -65,7 +65,7 @@ pub(crate) fn measure(inodes: u64, bar: &ProgressBar, name: &str) -> Result<Map<
 
 /// Creates this number of files in directories of a thousand: a very large directory would change the result.
 fn fill(image: &Path, files: u64) -> Result<Vec<u64>> {
-    let vfs = InProcess::open("ext4", image, MountOptions::default())?.vfs;
+    let vfs = InProcess::open(Format::Ext4, image, MountOptions::default())?.vfs;
     let (cred, root) = (Cred::root(), vfs.root()?);
     let make = |dir: &InodeRef, name: String, spec| vfs.create(&cred, dir, name.as_bytes(), &spec, false);
     let mut made = Vec::new();
@@ -103,7 +103,7 @@ pub(crate) fn load_inodes() -> Result<()> {
     let every_second = |from| job.inodes.iter().skip(from).step_by(2).copied().collect::<Vec<_>>();
     let (first, second) = (every_second(0), every_second(1));
     let options = MountOptions { mode, read_only: true, cache_bytes: CACHE_BYTES, ..MountOptions::default() };
-    let vfs = InProcess::open("ext4", &job.image, options)?.vfs;
+    let vfs = InProcess::open(Format::Ext4, &job.image, options)?.vfs;
     let load = |inodes: &[u64]| inodes.iter().try_for_each(|&ino| vfs.get(Ino(ino)).map(drop));
     load(&first)?;
     let (resident, accounted, cached) = (resident_bytes()?, used(&vfs)?, vfs.cached_inodes());

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::contenders::{Contenders, Kind, Length, MODES};
 use super::curves::Curve;
+use super::image::Format;
 use super::row_filter::RowFilter;
 use super::rows::{self, Reference};
 use super::workloads::crowd::Crowd;
@@ -14,7 +15,7 @@ use super::workloads::fio::{SharedFile, Stage, Tiobench};
 use super::workloads::pages::Pages;
 use super::workloads::plain::{Pattern, Plain};
 use super::workloads::{BLOCK, Workload};
-use super::{FILESYSTEMS, memory};
+use super::{FORMATS, memory};
 use crate::args::{Args, UsageError};
 use indicatif::ProgressBar;
 
@@ -39,6 +40,8 @@ enum Work {
 enum When {
     Always,
     /// Only on a filesystem with a log and a device.
+    Logged,
+    /// Only on ext4.
     OnExt4,
     /// Only on a filesystem with a log and a device, and only by name or with `--all`.
     ByName,
@@ -118,7 +121,7 @@ const fn overwrites(bytes: u64, synced: bool) -> Work {
 
 const fn hammer(name: &'static str, queriers: u64) -> Spec {
     let work = Work::Crowd(Crowd { writers: 1, one_file: true, queriers });
-    spec(name, When::OnExt4, work, 1, 32).at_least_ms(40)
+    spec(name, When::Logged, work, 1, 32).at_least_ms(40)
 }
 
 const fn tiobench(name: &'static str, stage: Stage) -> Spec {
@@ -126,9 +129,9 @@ const fn tiobench(name: &'static str, stage: Stage) -> Spec {
     match stage {
         // Reads come from memory and take little time.
         Stage::Read | Stage::RandomRead => {
-            spec(name, When::OnExt4, Work::Tiobench(work), 16, 10).at_least_ms(20)
+            spec(name, When::Logged, Work::Tiobench(work), 16, 10).at_least_ms(20)
         }
-        Stage::Write | Stage::RandomWrite => spec(name, When::OnExt4, Work::Tiobench(work), 16, 20),
+        Stage::Write | Stage::RandomWrite => spec(name, When::Logged, Work::Tiobench(work), 16, 20),
     }
 }
 
@@ -147,10 +150,10 @@ const TIOBENCH_BLOCKS: u64 = 1 << 11;
 const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
 
 const EIGHT_JOBS_QUERIED: Spec =
-    spec("sequential_4k_8_jobs_queried", When::OnExt4, shared_file(1, false), 1, 8)
+    spec("sequential_4k_8_jobs_queried", When::Logged, shared_file(1, false), 1, 8)
         .at_least_ms(40)
         .reference(1.27, None, FIO_QUERIED);
-const QUERY_CURVE: Spec = spec("query_curve", When::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1);
+const QUERY_CURVE: Spec = spec("query_curve", When::Logged, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1);
 
 const ROWS: [Spec; 31] = [
     spec("inode_memory", When::OnExt4, Work::InodeMemory, 10, u64::MAX),
@@ -165,25 +168,25 @@ const ROWS: [Spec; 31] = [
     QUERY_CURVE,
     EIGHT_JOBS_QUERIED.nolazyversion("nolazyversion_8_jobs_queried"),
     QUERY_CURVE.nolazyversion("nolazyversion_query_curve"),
-    spec("write_sizes", When::OnExt4, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
-    spec("scaling_own_files", When::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
+    spec("write_sizes", When::Logged, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
+    spec("scaling_own_files", When::Logged, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),
-    spec("scaling_one_file", When::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
+    spec("scaling_one_file", When::Logged, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
         .at_least_ms(10),
     // In one round: the turns of other contenders would look like ticks.
-    spec("updates_by_tick", When::OnExt4, Work::Curve(Curve::Ticks), 1, u64::MAX),
+    spec("updates_by_tick", When::Logged, Work::Curve(Curve::Ticks), 1, u64::MAX),
     tiobench("tiobench_write", Stage::Write),
     tiobench("tiobench_randwrite", Stage::RandomWrite),
     tiobench("tiobench_read", Stage::Read),
     tiobench("tiobench_randread", Stage::RandomRead),
-    spec("msync_pages", When::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 8).at_least_ms(40).reference(
+    spec("msync_pages", When::Logged, Work::Pages(Pages { threads: 2 }), 16, 8).at_least_ms(40).reference(
         1.435,
         None,
         "vm-scalability case-msync-mt: threads write a shared sparse mapping of half the memory, then msync",
     ),
-    spec("latency_1_byte", When::OnExt4, overwrites(1, false), 1, 10),
-    spec("latency_4k_8_jobs", When::OnExt4, shared_file(0, true), 1, 8),
-    spec("latency_4k_fsync", When::OnExt4, overwrites(BLOCK, true), 500, 40),
+    spec("latency_1_byte", When::Logged, overwrites(1, false), 1, 10),
+    spec("latency_4k_8_jobs", When::Logged, shared_file(0, true), 1, 8),
+    spec("latency_4k_fsync", When::Logged, overwrites(BLOCK, true), 500, 40),
     full("full_append_1_byte", plain(Pattern::Append, 1), 1_000_000, 10).reference(2.05, None, DD),
     full("full_sequential_4k_8_jobs", shared_file(0, true), FULL_JOBS_BLOCKS, 3).reference(
         1.29,
@@ -218,9 +221,9 @@ impl Spec {
         }
     }
 
-    fn row(&self, fs: &'static str, args: &Args, bar: &ProgressBar) -> Result<Value> {
+    fn row(&self, format: Format, args: &Args, bar: &ProgressBar) -> Result<Value> {
         let length = self.length(args);
-        let kind = Kind { fs, nolazyversion: self.nolazyversion };
+        let kind = Kind { format, nolazyversion: self.nolazyversion };
         let (unit, figures) = match self.work {
             Work::Plain(work) => ("ops/s", self.measure(kind, &work, length, bar)?),
             Work::Crowd(work) => ("ops/s", self.measure(kind, &work, length, bar)?),
@@ -230,7 +233,7 @@ impl Spec {
             Work::Curve(curve) => (curve.unit(), curve.measure(kind, length, bar, self.name)?),
             Work::InodeMemory => ("bytes/inode", memory::measure(length.ops, bar, self.name)?),
         };
-        Ok(rows::row(self.name, fs, unit, figures, self.reference))
+        Ok(rows::row(self.name, format.name(), unit, figures, self.reference))
     }
 
     fn measure<W: Workload>(
@@ -246,8 +249,12 @@ impl Spec {
         Ok(rows::figures(&measured))
     }
 
-    fn on(&self, fs: &str) -> bool {
-        fs == "ext4" || self.when == When::Always
+    fn on(&self, format: Format) -> bool {
+        match self.when {
+            When::Always => true,
+            When::Logged | When::ByName => format != Format::Mem,
+            When::OnExt4 => format == Format::Ext4,
+        }
     }
 }
 
@@ -256,12 +263,17 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|spec| spec.name)
 }
 
+/// Returns the formats of `--fs`.
+fn selected(args: &Args) -> impl Iterator<Item = Format> {
+    FORMATS.into_iter().filter(|format| args.fs.iter().any(|name| name == format.name()))
+}
+
 /// Returns the selected rows.
 fn chosen(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<&'static Spec>> {
     for word in filter.words() {
         let mut named = ROWS.iter().filter(|spec| filter.word_selects(word, spec.name)).peekable();
-        if named.peek().is_some() && !named.any(|spec| args.fs.iter().any(|fs| spec.on(fs))) {
-            return Err(UsageError(format!("--only {word}: measured on ext4 only")).into());
+        if named.peek().is_some() && !named.any(|spec| selected(args).any(|format| spec.on(format))) {
+            return Err(UsageError(format!("--only {word}: not measured on {}", args.fs.join(","))).into());
         }
     }
     let is_chosen = |spec: &&Spec| match filter.words() {
@@ -275,12 +287,12 @@ fn chosen(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<&'static Spec>> {
 pub(crate) fn rows(args: &Args, filter: &RowFilter<'_>) -> Result<Vec<Value>> {
     let chosen = chosen(args, filter)?;
     let mut plan = Vec::new();
-    for fs in FILESYSTEMS.into_iter().filter(|fs| args.fs.iter().any(|name| name == fs)) {
-        plan.extend(chosen.iter().filter(|spec| spec.on(fs)).map(|spec| (fs, *spec)));
+    for format in selected(args) {
+        plan.extend(chosen.iter().filter(|spec| spec.on(format)).map(|spec| (format, *spec)));
     }
     let bar = crate::progress_bar(args, plan.iter().map(|(_, spec)| spec.steps(args)).sum())?;
-    let row = |(fs, spec): (&'static str, &Spec)| {
-        spec.row(fs, args, &bar).with_context(|| format!("{fs} {}", spec.name))
+    let row = |(format, spec): (Format, &Spec)| {
+        spec.row(format, args, &bar).with_context(|| format!("{} {}", format.name(), spec.name))
     };
     plan.into_iter().map(row).collect()
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::contenders::{KERNEL, MODES, Measured, Sample};
+use super::contenders::{MODES, Measured, Sample};
 use super::statistics::{median, places, quantiles, rate, spread};
 
 /// Figures of the patch series of 2017 for a row. A field is `None` where the series gives no figure.
@@ -73,7 +73,7 @@ pub(crate) fn figures(measured: &Measured) -> Map<String, Value> {
     if ours.iter().all(|sample| sample.counts.writes.is_some()) {
         figures["device_writes"] = each(ours, &|sample| json!(device_writes(sample)));
     }
-    if let Some(kernel) = &measured.kernel {
+    if let Some((name, kernel)) = &measured.kernel {
         let ns = median(&kernel.ns_per_op);
         let mut peer = json!({ "value": rate(ns), "ns_per_op": places(ns, 1) });
         if !kernel.latencies.is_empty() {
@@ -82,8 +82,8 @@ pub(crate) fn figures(measured: &Measured) -> Map<String, Value> {
         if let Some(writes) = device_writes(kernel) {
             peer["device_writes"] = writes;
         }
-        figures["peers"][KERNEL] = peer;
-        figures["new_over_peer"][KERNEL] = json!(places(ns / median(new).max(1e-3), 3));
+        figures["peers"][*name] = peer;
+        figures["new_over_peer"][*name] = json!(places(ns / median(new).max(1e-3), 3));
     }
     if !measured.missing.is_empty() {
         figures["peers_missing"] = measured.missing.clone().into();

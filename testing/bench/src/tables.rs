@@ -26,8 +26,14 @@ fn cells(row: &Value, unit: &str) -> String {
     cells.concat()
 }
 
+/// The results of the kernel's driver of the same format.
+pub(crate) fn kernel(row: &Value) -> &Value {
+    let mut peers = row["peers"].as_object().into_iter().flatten();
+    peers.find(|(name, _)| name.starts_with("kernel_")).map_or(&Value::Null, |(_, results)| results)
+}
+
 fn kernel_ns(row: &Value) -> String {
-    match row["peers"]["kernel_ext4"]["ns_per_op"].as_f64() {
+    match kernel(row)["ns_per_op"].as_f64() {
         Some(ns) => format!("{ns:.1}"),
         None => "-".to_owned(),
     }
@@ -135,7 +141,7 @@ fn latency_table(rows: &[Value]) -> Vec<String> {
     );
     let mut lines = vec![String::new(), head];
     for row in timed {
-        let kernel = &row["peers"]["kernel_ext4"];
+        let kernel = kernel(row);
         let mut contenders: Vec<_> = ["old", "new", "none"]
             .map(|mode| (mode, &row["latency_ns"][mode], &row["device_writes"][mode]))
             .into();

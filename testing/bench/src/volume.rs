@@ -14,6 +14,7 @@ use ivers_vfs::{
     CreateSpec, Cred, DriverOptions, FallocateMode, FileSystem, InodeRef, MountOptions, SetAttr, Vfs,
     WriteFlags,
 };
+use ivers_xfs::Xfs;
 
 use super::device::{Counting, Writes};
 use super::image::Format;
@@ -82,20 +83,30 @@ pub(crate) struct InProcess {
 
 impl InProcess {
     /// Mounts an image, or a filesystem in memory.
-    pub(crate) fn open(fs: &str, path: &Path, mut options: MountOptions) -> Result<Self> {
+    pub(crate) fn open(format: Format, path: &Path, mut options: MountOptions) -> Result<Self> {
         let budget = Arc::new(Budget::new(options.cache_bytes));
-        let (fs, device): (Arc<dyn FileSystem>, _) = if fs == "mem" {
-            (Arc::new(Mem::new(options.cache_bytes)), None)
-        } else {
+        let driver_options = DriverOptions {
+            read_only: options.read_only,
+            budget: budget.clone(),
+            place: path.display().to_string(),
+            ..DriverOptions::default()
+        };
+        let image = || -> Result<_> {
             let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-            let device = Arc::new(Counting::new(FileDevice::open(path, mode)?));
-            let open = OpenOptions::from(DriverOptions {
-                read_only: options.read_only,
-                budget: budget.clone(),
-                place: path.display().to_string(),
-                ..DriverOptions::default()
-            });
-            (Ext4::open(device.clone(), open)?, Some(device))
+            Ok(Arc::new(Counting::new(FileDevice::open(path, mode)?)))
+        };
+        let (fs, device): (Arc<dyn FileSystem>, _) = match format {
+            Format::Mem => (Arc::new(Mem::new(options.cache_bytes)), None),
+            Format::Ext4 => {
+                let device = image()?;
+                (Ext4::open(device.clone(), OpenOptions::from(driver_options))?, Some(device))
+            }
+            Format::Xfs => {
+                let device = image()?;
+                let options = ivers_xfs::OpenOptions { common: driver_options, ..Default::default() };
+                (Xfs::open(device.clone(), options)?, Some(device))
+            }
+            Format::Fat => anyhow::bail!("no row measures FAT in this process"),
         };
         options.budget = Some(budget);
         Ok(Self { vfs: Vfs::mount(fs, options)?, device, cred: Cred::root() })
@@ -173,7 +184,7 @@ impl Volume for InProcess {
     }
 }
 
-/// The kernel's ext4 on a loop-mounted image, through system calls.
+/// The kernel's driver on a loop-mounted image, through system calls.
 pub(crate) struct Kernel {
     dir: PathBuf,
 }

@@ -30,18 +30,20 @@ pub(crate) enum Kind {
     Kernel,
 }
 
-/// Names and servers, in the order of a round.
-pub(crate) const CONTENDERS: [(&str, Kind); 7] = [
-    ("ivers", Kind::Ivers("lazy")),
-    ("ivers_eager", Kind::Ivers("eager")),
-    ("ivers_off", Kind::Ivers("off")),
+/// Names, servers and formats, in the order of a round.
+pub(crate) const CONTENDERS: [(&str, Kind, Format); 9] = [
+    ("ivers", Kind::Ivers("lazy"), Format::Ext4),
+    ("ivers_eager", Kind::Ivers("eager"), Format::Ext4),
+    ("ivers_off", Kind::Ivers("off"), Format::Ext4),
     // The options of a default ivers mount: write-back cache, extended attributes, caching without timeout.
-    ("null_passthrough", Kind::Null("writeback,xattr,cache=always")),
+    ("null_passthrough", Kind::Null("writeback,xattr,cache=always"), Format::Ext4),
     // Without attributes the kernel does not ask for security.capability before each write. This is closer to
     // the limit, but a mount with attributes cannot reach it.
-    ("null_passthrough_no_xattr", Kind::Null("writeback,no_xattr,cache=always")),
-    ("fuse2fs", Kind::Fuse2fs),
-    ("kernel_ext4", Kind::Kernel),
+    ("null_passthrough_no_xattr", Kind::Null("writeback,no_xattr,cache=always"), Format::Ext4),
+    ("fuse2fs", Kind::Fuse2fs, Format::Ext4),
+    ("kernel_ext4", Kind::Kernel, Format::Ext4),
+    ("ivers_xfs", Kind::Ivers("lazy"), Format::Xfs),
+    ("kernel_xfs", Kind::Kernel, Format::Xfs),
 ];
 
 impl Kind {

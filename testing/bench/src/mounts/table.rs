@@ -6,11 +6,13 @@ use crate::statistics::{notes, number, text};
 use crate::tables::{ratio, three};
 
 /// Headings of columns, and the names in a row.
-const PEERS: [(&str, &str); 4] = [
+const PEERS: [(&str, &str); 6] = [
     ("null", "null_passthrough"),
     ("no xattr", "null_passthrough_no_xattr"),
     ("fuse2fs", "fuse2fs"),
     ("kernel", "kernel_ext4"),
+    ("XFS", "ivers_xfs"),
+    ("kernel XFS", "kernel_xfs"),
 ];
 
 fn over_peer(row: &Value, peer: &str) -> String {
@@ -28,7 +30,7 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
         format!("{:<25}{:>9}{:>10}", "workload", "ops", "ivers"),
     ];
     for (head, _) in PEERS {
-        lines[1] += &format!("{head:>10}");
+        lines[1] += &format!("{head:>12}");
     }
     for (head, _) in PEERS {
         lines[1] += &format!("  {:<22}", format!("over {head}"));
@@ -42,7 +44,7 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
         let mut line =
             format!("{:<25}{:>9}{:>10}", text(row, "name"), row["ops"], us(&row["ns_per_op"]["new"]));
         for (_, peer) in PEERS {
-            line += &format!("{:>10}", us(&row["peers"][peer]["ns_per_op"]));
+            line += &format!("{:>12}", us(&row["peers"][peer]["ns_per_op"]));
         }
         for (_, peer) in PEERS {
             line += &format!("  {:<22}", over_peer(row, peer));
@@ -70,7 +72,8 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
     lines.extend(notes(rows));
     lines.push(
         "null: libfuse's passthrough_ll over the kernel's ext4, the cost of FUSE itself; no xattr: the same, \
-        so that the kernel asks for no attribute before a write; kernel: its ext4, loop-mounted"
+        so that the kernel asks for no attribute before a write; kernel: its ext4, loop-mounted; XFS: ivers \
+        on an image of XFS; kernel XFS: the kernel's driver on such an image, loop-mounted"
             .to_owned(),
     );
     lines

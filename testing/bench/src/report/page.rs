@@ -5,6 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
 use super::{Runs, is_fuse, is_nfs, is_peers, is_timed, mode_rows, plain, plots, short_title, title};
+use crate::tables::kernel;
 
 const STYLE: &str = "
 body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 88rem; margin: 2rem auto; \
@@ -168,12 +169,12 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
         @if !rows.is_empty() {
             h2 { "In-process" }
             p { "Nanoseconds per operation, medians. Old bumps at every change, new is the default of \
-                ivers, none keeps no counter; the kernel's ext4 is \
-                 used through system calls." }
+                ivers, none keeps no counter; the kernel's driver of the same \
+                format is used through system calls." }
             div.wide { table {
                 tr {
                     th { "row" } th { "operations" } th { "rounds" }
-                    th { "old" } th { "new" } th { "none" } th { "kernel ext4" }
+                    th { "old" } th { "new" } th { "none" } th { "kernel" }
                     th { "new / old" } th { "new / none" }
                 }
                 @for row in &rows { tr {
@@ -181,7 +182,7 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
                     td { (cell(&row["ops"])) }
                     td { (cell(&row["rounds"])) }
                     @for mode in MODES { td { (cell(&row["ns_per_op"][mode])) } }
-                    td { (cell(&row["peers"]["kernel_ext4"]["ns_per_op"])) }
+                    td { (cell(&kernel(row)["ns_per_op"])) }
                     td { (ratio(&row["new_over_old"], &row["spread"]["new_over_old"])) }
                     td { (ratio(&row["new_over_none"], &row["spread"]["new_over_none"])) }
                 } }

@@ -6,18 +6,22 @@ use serde_json::Value;
 
 use super::chart::{self, Bars, Group, Line, Lines, Series};
 use super::{is_fuse, mode_rows, short_title, title};
+use crate::tables::kernel;
 
 /// Keys, names and colours of the contenders. The colours are distinguishable with red-green colour
 /// blindness.
-const CONTENDERS: [(&str, &str, RGBColor); 10] = [
+const CONTENDERS: [(&str, &str, RGBColor); 13] = [
     ("old", "old (eager)", RGBColor(213, 94, 0)),
     ("new", "ivers (new)", RGBColor(0, 114, 178)),
     ("none", "noivers (none)", RGBColor(86, 180, 233)),
     ("ivers", "ivers", RGBColor(0, 114, 178)),
+    ("ivers_xfs", "ivers, XFS", RGBColor(120, 94, 240)),
     ("null_passthrough", "null FUSE passthrough", RGBColor(0, 158, 115)),
     ("null_passthrough_no_xattr", "the same without xattrs", RGBColor(146, 208, 187)),
     ("fuse2fs", "fuse2fs", RGBColor(230, 159, 0)),
+    ("kernel", "kernel", RGBColor(130, 130, 130)),
     ("kernel_ext4", "kernel ext4", RGBColor(130, 130, 130)),
+    ("kernel_xfs", "kernel XFS", RGBColor(180, 180, 180)),
     ("ganesha", "nfs-ganesha", RGBColor(204, 121, 167)),
     ("ganesha_dirsync", "nfs-ganesha, dirsync", RGBColor(228, 180, 206)),
 ];
@@ -51,12 +55,12 @@ pub(crate) fn names<'a>(objects: impl Iterator<Item = &'a Value>, but: &[&str]) 
 /// Plots nanoseconds per write by mode, beside the kernel's, for the selected rows.
 fn by_mode(rows: &[&Value], title_of_all: &str, is_wanted: fn(&str) -> bool) -> Option<Bars> {
     let rows: Vec<_> = mode_rows(rows).filter(|row| row["name"].as_str().is_some_and(is_wanted)).collect();
-    let names = ["old", "new", "none", "kernel_ext4"];
+    let names = ["old", "new", "none", "kernel"];
     let groups: Vec<_> = rows
         .iter()
         .map(|row| {
             let ns = |name: &str| match name {
-                "kernel_ext4" => row["peers"][name]["ns_per_op"].as_f64(),
+                "kernel" => kernel(row)["ns_per_op"].as_f64(),
                 mode => row["ns_per_op"][mode].as_f64(),
             };
             Group { label: title(row), values: names.iter().map(|name| ns(name)).collect() }

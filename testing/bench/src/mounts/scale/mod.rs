@@ -70,17 +70,21 @@ impl Scene {
 }
 
 const EXT4: Scene = Scene::Mounted(Format::Ext4);
+const XFS: Scene = Scene::Mounted(Format::Xfs);
 const FAT: Scene = Scene::Mounted(Format::Fat);
 const MEM: Scene = Scene::Mounted(Format::Mem);
 
 /// Rows, and the files of each; `--ops` can limit them.
-const ROWS: [(&str, Scene, u64); 17] = [
+const ROWS: [(&str, Scene, u64); 20] = [
     ("scale_10k", EXT4, 10_000),
     ("scale_100k", EXT4, 100_000),
     ("scale_300k", EXT4, 300_000),
     ("long_scale_1m", EXT4, 1_000_000),
     ("long_scale_3m", EXT4, 3_000_000),
     ("long_scale_10m", EXT4, 10_000_000),
+    ("scale_xfs_10k", XFS, 10_000),
+    ("scale_xfs_100k", XFS, 100_000),
+    ("long_scale_xfs_1m", XFS, 1_000_000),
     ("scale_fat_10k", FAT, 10_000),
     ("scale_fat_100k", FAT, 100_000),
     ("scale_mem_10k", MEM, 10_000),

@@ -14,8 +14,6 @@ use crate::mounts::peer::{self, Kind, Peer};
 use crate::processes;
 use crate::volume::Kernel;
 
-pub(super) const KERNEL_EXT4: &str = "kernel_ext4";
-pub(super) const KERNEL_FAT: &str = "kernel_vfat";
 pub(super) const FUSE2FS: &str = "fuse2fs";
 
 const RANDOM_STATS: u64 = 100_000;
@@ -41,16 +39,10 @@ pub(super) fn steps(format: Format) -> &'static [(&'static str, Step)] {
 
 /// The contenders for a format.
 pub(super) fn kinds(format: Format, files: u64) -> impl Iterator<Item = (&'static str, Kind)> {
-    let ivers = [(IVERS, Kind::Ivers("lazy"))];
-    let others: &[_] = match format {
-        Format::Ext4 if files <= FUSE2FS_FILES_MAX => {
-            &[(KERNEL_EXT4, Kind::Kernel), (FUSE2FS, Kind::Fuse2fs)]
-        }
-        Format::Ext4 => &[(KERNEL_EXT4, Kind::Kernel)],
-        Format::Fat => &[(KERNEL_FAT, Kind::Kernel)],
-        Format::Mem => &[],
-    };
-    ivers.into_iter().chain(others.iter().copied())
+    let kernel = (format != Format::Mem).then_some((format.kernel_peer(), Kind::Kernel));
+    let has_fuse2fs = format == Format::Ext4 && files <= FUSE2FS_FILES_MAX;
+    let fuse2fs = has_fuse2fs.then_some((FUSE2FS, Kind::Fuse2fs));
+    std::iter::once((IVERS, Kind::Ivers("lazy"))).chain(kernel).chain(fuse2fs)
 }
 
 pub(super) struct Mounted {

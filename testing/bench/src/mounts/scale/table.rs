@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::mounted::{FUSE2FS, KERNEL_EXT4, KERNEL_FAT};
+use super::mounted::FUSE2FS;
 use crate::image::Format;
 use crate::mounts::IVERS;
 use crate::statistics::{notes, number, text};
@@ -39,7 +39,8 @@ pub(crate) fn table(rows: &[Value]) -> Vec<String> {
         let reads = |reads: &Value| {
             reads.as_f64().map_or("-".to_owned(), |reads| format!("{:.4}", reads / ops.max(1.0)))
         };
-        let kernel = if row["fs"] == Format::Fat.name() { KERNEL_FAT } else { KERNEL_EXT4 };
+        let format = Format::named(text(row, "fs")).unwrap_or(Format::Ext4);
+        let kernel = format.kernel_peer();
         lines.push(format!(
             "{:<38}{:>9.0}{:>9}{:>14}{:>9}{:>14}{:>17}{:>9}{:>8}{:>10}{:>10.0}{:>10}{:>10}",
             text(row, "name"),
