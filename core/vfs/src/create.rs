@@ -121,7 +121,7 @@ impl Vfs {
             self.may_add(cred, dir, name)?;
             let new = self.new_inode(cred, dir, spec)?;
             let before = self.before(dir, want_info);
-            let created = self.with_space(|| self.fs.create(cred, dir, name, &new));
+            let created = self.with_space_of_dirty_data(|| self.fs.create(cred, dir, name, &new));
             let loaded = self.trusting(&[(dir, name)], created)?;
             let ino = loaded.ino;
             self.names.put(dir, name, Some(ino));
@@ -150,7 +150,7 @@ impl Vfs {
         let _names = self.exclusive(dir)?;
         self.dir_is_alive(dir)?;
         let new = self.new_inode(cred, dir, spec)?;
-        let loaded = self.with_space(|| unnamed.create_unnamed(cred, dir, &new))?;
+        let loaded = self.with_space_of_dirty_data(|| unnamed.create_unnamed(cred, dir, &new))?;
         let inode = self.insert_new(loaded)?;
         inode.awaits_name.store(true, Ordering::Relaxed);
         Ok(inode)

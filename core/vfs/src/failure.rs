@@ -54,6 +54,17 @@ impl Vfs {
         self.guarded(|| self.retry_without_space(&mut call))
     }
 
+    /// [`Vfs::with_space`], with a last try after dirty data is written back: it needs less than was reserved
+    /// for the worst case. Not under a write-back lock.
+    pub(crate) fn with_space_of_dirty_data<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        self.guarded(|| match self.retry_without_space(&mut call) {
+            Err(Error::Name(NameError::NoSpace)) if self.write_back_for_space() => {
+                self.retry_without_space(&mut call)
+            }
+            other => other,
+        })
+    }
+
     /// The retry alone, for a call whose errors the caller handles.
     pub(crate) fn retry_without_space<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         self.pending_deletes.retry(|| match call() {

@@ -213,6 +213,7 @@ impl Vfs {
         self.throttle(data.len().min(BUMP_BYTES) as u64)?;
         let mut failed = None;
         let mut done = 0;
+        let mut wrote_back_for_space = false;
         {
             // One hold for the whole call: a write is atomic, and nobody appends between its pieces.
             // Throttling and eviction are safe under it, since write-back never takes this lock.
@@ -269,11 +270,20 @@ impl Vfs {
                     self.write_cached(&mut visible, at, bytes, size, pool)
                 };
                 let bumped = visible.bump();
-                if let Err(error) = wrote {
-                    failed = Some(error);
-                    break;
+                match wrote {
+                    Err(Error::Name(NameError::NoSpace))
+                        if !std::mem::replace(&mut wrote_back_for_space, true)
+                            && self.write_back_for_space() =>
+                    {
+                        bumped?;
+                        continue;
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                    Ok(()) => bumped?,
                 }
-                bumped?;
                 done += piece;
                 size = size.max(at + piece as u64);
             }

@@ -179,7 +179,7 @@ impl Vfs {
                 return Err(NameError::TooManyLinks.into());
             }
             let before = self.before(dir, want_info);
-            let linked = self.with_space(|| self.fs.link(cred, dir, name, inode));
+            let linked = self.with_space_of_dirty_data(|| self.fs.link(cred, dir, name, inode));
             self.trusting(&[(dir, name)], linked)?;
             inode.awaits_name.store(false, Ordering::Relaxed);
             self.names.put(dir, name, Some(inode.ino));
@@ -428,7 +428,7 @@ impl Vfs {
                 target: target.as_deref(),
                 exchange,
             };
-            let result = self.with_space(|| self.fs.rename(&rename));
+            let result = self.with_space_of_dirty_data(|| self.fs.rename(&rename));
             self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
             self.names.put(old_dir, old_name, if exchange { target_ino } else { None });
             self.names.put(new_dir, new_name, Some(inode.ino));

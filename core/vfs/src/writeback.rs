@@ -296,6 +296,20 @@ impl Vfs {
         }
     }
 
+    /// Writes all dirty data back, because its reservations may leave no space to others. Returns whether there
+    /// was any. Under the locks of other inodes, but not under a write-back lock.
+    pub(crate) fn write_back_for_space(&self) -> bool {
+        let dirty = self.dirty.oldest();
+        for (ino, _) in &dirty {
+            if let Some(inode) = self.pinned(*ino)
+                && let Err(error) = self.write_back_inode(&inode)
+            {
+                log::debug!("write-back of inode {ino} for space failed: {error}");
+            }
+        }
+        !dirty.is_empty()
+    }
+
     /// Slows writers down: a writer over the limit of dirty memory writes back itself.
     pub(crate) fn throttle(&self, coming: u64) -> Result<()> {
         let over = |bytes: u64| bytes.saturating_add(coming) > self.memory.dirty_limit;

@@ -216,7 +216,7 @@ impl Vfs {
 
     fn store(&self, cred: &Cred, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let xattrs = self.xattrs()?;
-        self.with_space(|| xattrs.set_xattr(cred, inode, name, Some(value), mode))
+        self.with_space_of_dirty_data(|| xattrs.set_xattr(cred, inode, name, Some(value), mode))
     }
 
     fn remove_stored(&self, cred: &Cred, inode: &Inode, name: &[u8]) -> Result<()> {

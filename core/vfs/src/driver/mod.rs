@@ -73,7 +73,8 @@
 //! - [`Error::Name`](crate::Error::Name): the request cannot be done, and nothing is broken. The VFS passes
 //!   it on. After a write-back the pages stay dirty with their reservation.
 //! - `NameError::NoSpace`: the same, and nothing is half done. The VFS waits for running deletions, calls
-//!   [`FileSystem::reclaim_space`], and tries once more.
+//!   [`FileSystem::reclaim_space`], and tries once more. Writes, new names and attributes have a last try
+//!   after all dirty data is written back, so a reservation may be for the worst case.
 //! - [`Error::DataRefused`](crate::Error::DataRefused), from `write_back`: another try would not help (a
 //!   quota, a server's refusal). The VFS drops the pages and records a write-back error of that file.
 //! - [`Error::FileData`](crate::Error::FileData): the device could not read or write bytes of this file,
