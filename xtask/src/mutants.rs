@@ -32,7 +32,7 @@ struct Harness {
     env: &'static [(&'static str, &'static str)],
 }
 
-const HARNESSES: [Harness; 2] = [
+const HARNESSES: [Harness; 3] = [
     Harness {
         patches: "testing/crash/mutants",
         args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", "no_crash_point"],
@@ -41,6 +41,18 @@ const HARNESSES: [Harness; 2] = [
         effort: "IVERS_CRASH_STATES",
         brief: 600,
         thorough: 6000,
+        caught: "the contract was broken",
+        counted: Some(" distinct crash states"),
+        env: &[("IVERS_CRASH_VIOLATIONS", "1")],
+    },
+    Harness {
+        patches: "testing/crash/xfs-mutants",
+        args: &["test", "-q", "-p", "ivers-xfs", "--test", "explore", "--", "--nocapture", "no_crash_point"],
+        flags: None,
+        target: "target",
+        effort: "IVERS_CRASH_STATES",
+        brief: 300,
+        thorough: 3000,
         caught: "the contract was broken",
         counted: Some(" distinct crash states"),
         env: &[("IVERS_CRASH_VIOLATIONS", "1")],
@@ -293,9 +305,11 @@ mod tests {
 
     #[test]
     fn the_text_of_a_detection_is_in_the_test() {
-        for (harness, source) in
-            HARNESSES.iter().zip(["fs/ext4/tests/explore.rs", "testing/races/src/lib.rs"])
-        {
+        for (harness, source) in HARNESSES.iter().zip([
+            "fs/ext4/tests/explore.rs",
+            "fs/xfs/tests/explore.rs",
+            "testing/races/src/lib.rs",
+        ]) {
             let text = fs::read_to_string(root().join(source)).unwrap();
             assert!(text.contains(harness.caught), "{source} does not print {:?}", harness.caught);
         }
