@@ -99,7 +99,7 @@ pub(crate) fn mode_table(rows: &[Value]) -> Vec<String> {
     }
     lines.extend(notes(rows));
     lines.push(
-        "kernel: its ext4 on an equal image, loop-mounted, through system calls; the three modes are calls \
+        "kernel: its driver on an equal image, loop-mounted, through system calls; the three modes are calls \
             of the library"
             .to_owned(),
     );
