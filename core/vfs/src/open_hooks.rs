@@ -64,11 +64,6 @@ impl Vfs {
         }
     }
 
-    /// See [`FileOps::expect_changeable_data`](crate::driver::FileOps::expect_changeable_data).
-    pub fn expect_changeable_data(&self, inode: &InodeRef) -> Result<()> {
-        if inode.kind == FileType::Regular { self.fs.expect_changeable_data(inode) } else { Ok(()) }
-    }
-
     /// Closes what [`Vfs::open`] opened.
     pub fn close(&self, inode: &InodeRef, mode: OpenMode) {
         if let Some(observer) = self.observer().filter(|_| inode.kind == FileType::Regular) {

@@ -62,14 +62,20 @@ impl Xfs {
         Ok(())
     }
 
-    /// Returns the free blocks of an allocation group.
-    fn agf_free_blocks(&self, ag: u32) -> Result<u64> {
+    /// Reads the head of a group's space.
+    fn agf(&self, ag: u32) -> Result<RawAgf> {
         let sector = self.ag_sector(ag, 1, &AGF)?;
         let raw: RawAgf =
             read(&sector, 0).ok_or_else(|| self.corrupt("the AGF is too short", Whose::Group(ag)))?;
         let magic = [raw.agf_magicnum.get(), MAGIC_AGF];
         self.check_ag_head(ag, "AGF", magic, raw.agf_seqno.get(), raw.agf_length.get())?;
-        Ok(raw.all_free())
+        Ok(raw)
+    }
+
+    /// Returns the root of a group's B-tree of reference counts, and its levels.
+    pub(crate) fn refcount_root(&self, ag: u32) -> Result<(u32, u32)> {
+        let agf = self.agf(ag)?;
+        Ok((agf.agf_refcount_root.get(), agf.agf_refcount_level.get()))
     }
 
     /// Reads the head of a group's inodes.
@@ -95,7 +101,7 @@ impl Xfs {
             let agi = self.agi(ag)?;
             counts.inodes += u64::from(agi.count);
             counts.free_inodes += u64::from(agi.free_count);
-            counts.free_blocks += self.agf_free_blocks(ag)?;
+            counts.free_blocks += self.agf(ag)?.all_free();
         }
         Ok(counts)
     }

@@ -14,12 +14,12 @@ use ivers_vfs::Result;
 
 /// The most levels of any B-tree; the format has at most 12.
 pub(crate) const MAX_LEVELS: u32 = 16;
-const RECORD_BYTES: usize = 16;
 
 /// A B-tree block whose header is checked.
 pub(crate) struct TreeBlock {
     bytes: Unit,
     header: usize,
+    record_bytes: usize,
     /// Keys or records in it.
     pub records: usize,
 }
@@ -27,8 +27,8 @@ pub(crate) struct TreeBlock {
 impl TreeBlock {
     /// The bytes of a record of a leaf.
     pub(crate) fn record(&self, index: usize) -> &[u8] {
-        let at = self.header + index * RECORD_BYTES;
-        self.bytes.get(at..at + RECORD_BYTES).unwrap_or_default()
+        let at = self.header + index * self.record_bytes;
+        self.bytes.get(at..at + self.record_bytes).unwrap_or_default()
     }
 
     /// The key and the pointer of a node; both have `bytes` bytes.
@@ -69,7 +69,7 @@ pub(crate) trait TreeSource: Source {
         } else if records > bytes.len().saturating_sub(header) / entry || (records == 0 && level > 0) {
             format!("a B-tree block has {records} records")
         } else {
-            return Ok(TreeBlock { bytes, header, records });
+            return Ok(TreeBlock { bytes, header, record_bytes: kind.record_bytes(), records });
         };
         Err(self.corrupt_block(what, whose, block))
     }
@@ -89,15 +89,47 @@ pub(crate) trait TreeSource: Source {
 impl<S: Source> TreeSource for S {}
 
 impl Xfs {
-    /// Reads a block of a group's inode B-tree.
-    fn inode_tree_block(&self, ag: u32, pointer: u32, level: u32) -> Result<TreeBlock> {
+    /// Reads a block of a B-tree of a group, whose keys and pointers have 4 bytes.
+    fn group_tree_block(&self, kind: TreeKind, ag: u32, pointer: u32, level: u32) -> Result<TreeBlock> {
         let whose = Whose::Group(ag);
         let block = self
             .sb
             .ag_block(ag, pointer)
-            .ok_or_else(|| self.corrupt(format!("the inode B-tree refers to block {pointer}"), whose))?;
+            .ok_or_else(|| self.corrupt(format!("{} refers to block {pointer}", kind.name()), whose))?;
         let bytes = self.unit(&[block], &SHORT_BTREE, whose)?;
-        self.check_tree_block(bytes, TreeKind::Inodes, level, whose, block)
+        self.check_tree_block(bytes, kind, level, whose, block)
+    }
+
+    /// Returns the last record of such a B-tree with at most this key, and the key of the next one.
+    pub(crate) fn find_in_group(
+        &self,
+        kind: TreeKind,
+        ag: u32,
+        (root, levels): (u32, u32),
+        wanted: u32,
+    ) -> Result<(Option<Vec<u8>>, Option<u32>)> {
+        if !(1..=MAX_LEVELS).contains(&levels) {
+            let what = format!("{} has {levels} levels", kind.name());
+            return Err(self.corrupt(what, Whose::Group(ag)));
+        }
+        let (mut pointer, mut next) = (root, None);
+        let mut find = |count: usize, key: &dyn Fn(usize) -> u64| {
+            let index = last_at_most(count, wanted.into(), key);
+            let after = index.map_or(0, |index| index + 1);
+            if after < count {
+                next = Some(key(after) as u32);
+            }
+            index
+        };
+        for level in (1..levels).rev() {
+            let node = self.group_tree_block(kind, ag, pointer, level)?;
+            let found = find(node.records, &|index| node.node_entry(index, 4).0);
+            let Some(index) = found else { return Ok((None, next)) };
+            pointer = node.node_entry(index, 4).1 as u32;
+        }
+        let leaf = self.group_tree_block(kind, ag, pointer, 0)?;
+        let found = find(leaf.records, &|index| number(leaf.record(index), 0, 4).unwrap_or(0));
+        Ok((found.map(|index| leaf.record(index).to_vec()), next))
     }
 
     /// Returns the last record of a group's inode B-tree that starts at or before an inode.
@@ -108,21 +140,8 @@ impl Xfs {
         levels: u32,
         agino: u32,
     ) -> Result<Option<InodeChunk>> {
-        if !(1..=MAX_LEVELS).contains(&levels) {
-            let what = format!("the inode B-tree has {levels} levels");
-            return Err(self.corrupt(what, Whose::Group(ag)));
-        }
-        let mut pointer = root;
-        for level in (1..levels).rev() {
-            let node = self.inode_tree_block(ag, pointer, level)?;
-            let found = last_at_most(node.records, agino.into(), |index| node.node_entry(index, 4).0);
-            let Some(index) = found else { return Ok(None) };
-            pointer = node.node_entry(index, 4).1 as u32;
-        }
-        let leaf = self.inode_tree_block(ag, pointer, 0)?;
-        let start = |index| number(leaf.record(index), 0, 4).unwrap_or(0);
-        let found = last_at_most(leaf.records, agino.into(), start);
+        let (record, _) = self.find_in_group(TreeKind::Inodes, ag, (root, levels), agino)?;
         let sparse = self.sb.incompat.contains(Incompat::SPARSE);
-        Ok(found.map(|index| InodeChunk::decode(leaf.record(index), sparse)))
+        Ok(record.map(|record| InodeChunk::decode(&record, sparse)))
     }
 }

@@ -8,11 +8,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The blocks of a file that have a reservation: ranges, neither overlapping nor adjacent.
+/// Blocks of a file: ranges, neither overlapping nor adjacent.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Delayed {
+pub(crate) struct Ranges {
     /// First block, and the block after the last.
     ranges: BTreeMap<FileBlock, FileBlock>,
+}
+
+/// The blocks of a file that have a reservation.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Delayed {
+    /// Blocks that the file does not have yet.
+    pub holes: Ranges,
+    /// Blocks that are shared, and get copies.
+    pub copies: Ranges,
 }
 
 /// What the reservations of all files need, in blocks.
@@ -38,22 +47,39 @@ impl Reserved {
 }
 
 impl Delayed {
-    /// Blocks with a reservation.
+    /// What the reservations cost. A block of the map, at least half full, has room for `per_map_block`
+    /// extents. In the worst case each block becomes an extent; a copy also splits the extent that it is in.
+    pub(crate) fn cost(&self, per_map_block: u64) -> u64 {
+        self.holes.cost(per_map_block, 1) + self.copies.cost(per_map_block, 2)
+    }
+
+    /// Ends the reservations of a range.
+    pub(crate) fn remove(&mut self, range: Range<FileBlock>) {
+        self.holes.remove(range.clone());
+        self.copies.remove(range);
+    }
+}
+
+impl Ranges {
     pub(crate) fn len(&self) -> u64 {
         self.ranges.iter().map(|(start, end)| *end - *start).sum()
     }
 
-    /// Blocks with a reservation from a block on.
+    /// Blocks from a block on.
     pub(crate) fn len_from(&self, from: FileBlock) -> u64 {
         self.ranges.iter().map(|(start, end)| end.0.saturating_sub(start.0.max(from.0))).sum()
     }
 
-    /// What the reservations cost. A block of the map, at least half full, has room for `per_map_block`
-    /// extents; in the worst case each block becomes an extent.
-    pub(crate) fn cost(&self, per_map_block: u64) -> u64 {
+    /// Blocks in a range.
+    pub(crate) fn len_in(&self, range: Range<FileBlock>) -> u64 {
+        self.len_from(range.start) - self.len_from(range.end.max(range.start))
+    }
+
+    /// What the blocks cost if each of them adds so many extents to the map.
+    fn cost(&self, per_map_block: u64, extents_a_block: u64) -> u64 {
         let cost = |(start, end): (&FileBlock, &FileBlock)| {
             let blocks = *end - *start;
-            blocks + blocks.div_ceil(per_map_block)
+            blocks + (blocks * extents_a_block).div_ceil(per_map_block)
         };
         self.ranges.iter().map(cost).sum()
     }
@@ -79,7 +105,7 @@ impl Delayed {
         self.ranges.insert(start, end);
     }
 
-    /// Ends the reservations of a range.
+    /// Removes a range.
     pub(crate) fn remove(&mut self, range: Range<FileBlock>) {
         if range.start >= range.end {
             return;
@@ -116,7 +142,7 @@ mod tests {
     #[test]
     fn ranges_are_those_of_a_set() {
         let mut rng = StdRng::seed_from_u64(5);
-        let (mut delayed, mut model) = (Delayed::default(), BTreeSet::new());
+        let (mut delayed, mut model) = (Ranges::default(), BTreeSet::new());
         for step in 0..5000 {
             let start = rng.random_range(0..60);
             let end = start + rng.random_range(0..12);
@@ -132,11 +158,12 @@ mod tests {
             assert_eq!(has, model, "step {step}");
             assert_eq!(delayed.len(), model.len() as u64);
             assert_eq!(delayed.len_from(FileBlock(30)), model.range(30..).count() as u64);
+            assert_eq!(delayed.len_in(range(30, 40)), model.range(30..40).count() as u64);
             let ends: Vec<_> = delayed.ranges.iter().collect();
             assert!(ends.windows(2).all(|pair| pair[0].1 < pair[1].0), "{ends:?}");
         }
         delayed.remove(range(0, 100));
-        assert_eq!((delayed.len(), delayed.cost(10)), (0, 0));
+        assert_eq!((delayed.len(), delayed.cost(10, 1)), (0, 0));
     }
 
     #[test]
@@ -150,9 +177,14 @@ mod tests {
     #[test]
     fn scattered_blocks_cost_a_block_of_the_map_each() {
         let mut delayed = Delayed::default();
-        delayed.add(range(0, 10));
+        delayed.holes.add(range(0, 10));
         assert_eq!(delayed.cost(10), 11);
-        delayed.remove(range(4, 5));
-        assert_eq!((delayed.cost(10), delayed.around(FileBlock(5))), (9 + 2, Some(range(5, 10))));
+        delayed.holes.remove(range(4, 5));
+        assert_eq!((delayed.cost(10), delayed.holes.around(FileBlock(5))), (9 + 2, Some(range(5, 10))));
+        // Copies split extents.
+        delayed.copies.add(range(20, 30));
+        assert_eq!(delayed.cost(10), 11 + 12);
+        delayed.remove(range(0, 100));
+        assert_eq!(delayed.cost(10), 0);
     }
 }

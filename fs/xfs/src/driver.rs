@@ -1,11 +1,12 @@
 //! The filesystem as a whole, and its inodes, as the VFS calls them.
 
 use crate::geometry_facts::geometry_facts;
-use crate::layout::dinode::LINKS_MAX;
+use crate::layout::dinode::{FILE_BLOCKS_END, LINKS_MAX};
 use crate::layout::directory::NAME_MAX;
 use crate::layout::features::{Features2, Incompat, Version};
 use crate::live::{Edited, core_of, journal_error, private_of};
 use crate::volume::Xfs;
+use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::sync::atomic::Ordering;
 
@@ -211,6 +212,13 @@ impl InodeOps for Xfs {
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
         self.free_unlinked(inode)
+    }
+
+    fn evict_inode(&self, inode: &Inode) {
+        // A write past the end may have left a reservation for the block with the old end.
+        if inode.kind == FileType::Regular {
+            self.release_range(inode, FileBlock(0)..FileBlock(FILE_BLOCKS_END));
+        }
     }
 
     fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {

@@ -15,6 +15,7 @@
 //! | [`mod@log`] | finding the log's end, replay, and writing the log |
 //! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
 //! | `write` | changes: transactions, space, inodes, forks, names |
+//! | `sharing` | which blocks files share |
 //! | `live`, `delayed` | changes through the VFS; delayed allocation |
 //! | [`mkfs`], `label` | making a filesystem; setting its label |
 //! | [`check`] | the checker |
@@ -47,6 +48,7 @@ pub mod log;
 pub mod mkfs;
 mod open;
 mod search;
+mod sharing;
 mod source;
 mod symlink;
 mod volume;

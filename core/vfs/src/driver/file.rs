@@ -25,11 +25,6 @@ pub trait FileOps {
     /// Fills `buf` from the device; holes, unwritten ranges and what is past the end are zeros. `offset` and
     /// the length are multiples of [`FsInfo::io_unit`](super::FsInfo::io_unit).
     fn read(&self, caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
-    /// Returns an error if the driver cannot change the data of this regular file. A front end whose kernel
-    /// has a write-back cache asks when the file is opened for writing: an error at write-back is too late.
-    fn expect_changeable_data(&self, _inode: &Inode) -> Result<()> {
-        Ok(())
-    }
     /// Reserves free space for writing these bytes later (delayed allocation), or returns `NoSpace` now.
     /// Called before pages become dirty, and before a file grows past a multiple of
     /// [`FsInfo::reserve_granularity`](super::FsInfo::reserve_granularity) within a dirty page. Repeated

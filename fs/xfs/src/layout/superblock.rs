@@ -320,6 +320,12 @@ impl Superblock {
         (count <= u64::from(self.ag_len(ag) - first)).then_some(block)
     }
 
+    /// The allocation group of a device block, and the block in it.
+    pub(crate) fn ag_of_device(&self, block: BlockNo) -> (u32, u32) {
+        let of = u64::from(self.ag_blocks);
+        ((block.0 / of) as u32, (block.0 % of) as u32)
+    }
+
     /// The allocation group of a block of the format, and the block in it.
     pub fn ag_of(&self, block: FsBlock) -> (u32, u32) {
         let in_group = (block.0 & ((1 << self.ag_block_bits) - 1)) as u32;

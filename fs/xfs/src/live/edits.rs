@@ -3,6 +3,8 @@
 use super::Change;
 use crate::fork::Which;
 use crate::inode::Dinode;
+use crate::layout::owner::Owner;
+use crate::write::alloc::{AllocRequest, Run};
 use crate::write::fork::MapRequest;
 use ivers_block::FileBlock;
 use ivers_vfs::Result;
@@ -24,5 +26,21 @@ impl Change<'_> {
     pub(super) fn remove(&mut self, core: &mut Dinode, range: Range<FileBlock>) -> Result<bool> {
         let most = self.session().extents_a_change;
         self.tx.unmap_range(core, Which::Data, range.start, range.end, most)
+    }
+    /// Allocates blocks that will replace shared ones from a file block on: at most `most`.
+    pub(super) fn allocate_copy(&mut self, core: &Dinode, at: FileBlock, most: u32) -> Result<Option<Run>> {
+        let goal = self.tx.goal_of_copy(core, at)?;
+        let request = AllocRequest { goal, min: 1, max: most, alignment: 1, owner: Owner::COPY };
+        self.tx.allocate_copy(request)
+    }
+
+    /// Replaces what the file has from a block on by such blocks.
+    pub(super) fn map_copy(&mut self, core: &mut Dinode, at: FileBlock, copy: Run) -> Result<()> {
+        self.tx.map_copy(core, at, copy)
+    }
+
+    /// Frees such blocks, which no file got.
+    pub(super) fn free_copy(&mut self, copy: Run) -> Result<()> {
+        self.tx.free_copy(copy)
     }
 }

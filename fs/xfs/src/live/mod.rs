@@ -8,13 +8,15 @@
 //! | `change` | one transaction, and the inodes in it |
 //! | `edits` | what a change does to an inode: the calls of the layers below |
 //! | `names` | create, link, unlink, rename |
-//! | `reservations`, `writeback`, `space` | delayed allocation, data, truncation and fallocate |
+//! | `reservations`, `writeback`, `copies` | delayed allocation, data, copy on write |
+//! | `space` | truncation and fallocate |
 //! | `removal` | freeing inodes without names |
 //! | `epoch`, `unmount` | the epoch record; the end of a session |
 //! | `ops` | names, data and attributes as the VFS calls them |
 
 mod attributes;
 mod change;
+mod copies;
 mod edits;
 mod epoch;
 mod names;

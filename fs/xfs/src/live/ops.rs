@@ -58,10 +58,6 @@ impl FileOps for Xfs {
         self.read_file(&core_of(inode), offset, buf)
     }
 
-    fn expect_changeable_data(&self, inode: &Inode) -> Result<()> {
-        self.expect_own_data(inode)
-    }
-
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
         if len == 0 { Ok(()) } else { self.reserve_range(inode, offset, len) }
     }

@@ -1,7 +1,9 @@
 //! Space for data that is written back later.
 
 use super::{core_of, private_of};
-use crate::layout::dinode::{FILE_BLOCKS_END, flags2};
+use crate::delayed::Delayed;
+use crate::fork::ForkSource;
+use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::layout::tree::TreeKind;
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
@@ -18,17 +20,6 @@ impl Xfs {
         ((self.sb.block_size as usize - header) / TreeKind::Extents.record_bytes() / 2) as u64
     }
 
-    /// Refuses a file whose data this driver cannot change.
-    pub(super) fn expect_own_data(&self, inode: &Inode) -> Result<()> {
-        let core = core_of(inode);
-        self.check_readable(&core)?;
-        if core.flags2() & flags2::REFLINK != 0 {
-            // Its blocks may be shared, and copy on write is not built yet.
-            return Err(NameError::NotSupported.into());
-        }
-        Ok(())
-    }
-
     /// The blocks of whole pages that cover a range of bytes.
     fn page_blocks(&self, offset: u64, len: u64) -> Result<Range<FileBlock>> {
         let bits = self.sb.block_bits;
@@ -39,22 +30,60 @@ impl Xfs {
         Ok(FileBlock((offset / page * page) >> bits)..FileBlock(end >> bits))
     }
 
-    /// Reserves space for each block of a range of bytes that has none.
+    /// The blocks of a file in a range that are shared, or may be. They stay at least that until the file
+    /// gets copies: only a clone makes more of them, and it has the lock of the file.
+    fn shared_ranges(&self, inode: &Inode, range: Range<FileBlock>) -> Result<Vec<Range<FileBlock>>> {
+        let mut mapped = Vec::new();
+        {
+            let core = core_of(inode);
+            let mut at = if core.may_share() { range.start } else { range.end };
+            while at < range.end {
+                let mapping = self.map(&core.data, at, core.ino)?;
+                let stop = at.saturating_add(mapping.len).min(range.end);
+                mapped.extend(mapping.block.map(|block| (at..stop, block)));
+                at = stop;
+            }
+        }
+        let mut shared = Vec::new();
+        // Without the lock of the inode, which comes after that of the groups.
+        self.session()?.space.while_still(|| {
+            for (blocks, block) in mapped {
+                let mut at = blocks.start;
+                while at < blocks.end {
+                    let (len, is_shared) = self.sharing(block + (at - blocks.start), blocks.end - at)?;
+                    if is_shared {
+                        shared.push(at..at + len);
+                    }
+                    at += len;
+                }
+            }
+            Ok(shared)
+        })
+    }
+
+    /// Reserves space for each block of a range of bytes that has none, or only a shared one. The block with
+    /// the end of the file may change too, if the range begins after it.
     pub(super) fn reserve_range(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
-        self.expect_own_data(inode)?;
+        self.check_readable(&core_of(inode))?;
         let range = self.page_blocks(offset, len)?;
         let session = self.session()?;
+        let mut copies = self.shared_ranges(inode, range.clone())?;
+        let last = FileBlock(core_of(inode).size() >> self.sb.block_bits);
+        if last < range.start {
+            copies.extend(self.shared_ranges(inode, last..last + 1)?);
+        }
         // Before the lock of the inode, which comes after that of the groups.
         let usable = session.usable_blocks();
         let core = core_of(inode);
         let holes = self.holes(&core, range)?;
-        if holes.is_empty() {
+        if holes.is_empty() && copies.is_empty() {
             return Ok(());
         }
         let per_block = self.extents_a_map_block();
         let mut delayed = private_of(inode).delayed.lock();
         let mut with = delayed.clone();
-        holes.into_iter().for_each(|hole| with.add(hole));
+        holes.into_iter().for_each(|hole| with.holes.add(hole));
+        copies.into_iter().for_each(|copy| with.copies.add(copy));
         let (before, after) = (delayed.cost(per_block), with.cost(per_block));
         if !session.reserved.take(after.saturating_sub(before), usable) {
             return Err(NameError::NoSpace.into());
@@ -63,24 +92,35 @@ impl Xfs {
         Ok(())
     }
 
-    /// Ends the reservations of a range of blocks.
-    pub(super) fn release_range(&self, inode: &Inode, range: Range<FileBlock>) {
+    /// Changes what is reserved, to less.
+    fn release(&self, inode: &Inode, change: impl FnOnce(&mut Delayed)) {
         let Ok(session) = self.session() else { return };
         let per_block = self.extents_a_map_block();
         let mut delayed = private_of(inode).delayed.lock();
         let before = delayed.cost(per_block);
-        delayed.remove(range);
+        change(&mut delayed);
         let after = delayed.cost(per_block);
         session.reserved.adjust(before, after);
+    }
+
+    /// Ends the reservations of a range of blocks.
+    pub(crate) fn release_range(&self, inode: &Inode, range: Range<FileBlock>) {
+        self.release(inode, |delayed| delayed.remove(range));
+    }
+
+    /// Ends the reservations for copies of shared blocks in a range.
+    pub(super) fn release_copies(&self, inode: &Inode, range: Range<FileBlock>) {
+        self.release(inode, |delayed| delayed.copies.remove(range));
     }
 
     /// 512-byte units that the file uses, or will use after write-back.
     pub(super) fn shown_blocks(&self, inode: &Inode) -> u64 {
         let used = core_of(inode).blocks_512(&self.sb);
         let bits = self.sb.block_bits;
-        // Space is reserved for whole pages; the blocks after the end of the file will not be used.
+        // Space is reserved for whole pages; the blocks after the end of the file will not be used. Copies take
+        // the place of blocks that the file has.
         let end = FileBlock(inode.size().div_ceil(1 << bits));
         let delayed = private_of(inode).delayed.lock();
-        used + ((delayed.len() - delayed.len_from(end)) << (bits - 9))
+        used + ((delayed.holes.len() - delayed.holes.len_from(end)) << (bits - 9))
     }
 }

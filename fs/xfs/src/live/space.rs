@@ -21,15 +21,19 @@ impl Xfs {
             self.zero_stale_tail(inode, size.next_multiple_of(1 << bits))?;
             return self.change_size(inode, size);
         }
-        // If the device refuses these zeros, the file is cut all the same: the VFS shows it so. They are
-        // tried again before the file grows.
+        // If the device refuses these zeros, or there is no space to copy a shared block, the file is cut all
+        // the same: the VFS shows it so. They are tried again before the file grows.
         let from = FileBlock(size.div_ceil(1 << bits));
-        let zeroed = self.zero_part(inode, size, from.0 << bits);
-        if !matches!(zeroed, Ok(()) | Err(Error::FileData(_))) {
+        let zeroed = self.zero_bytes(inode, size, from.0 << bits);
+        if !matches!(zeroed, Ok(()) | Err(Error::FileData(_) | Error::Name(NameError::NoSpace))) {
             return zeroed;
         }
-        self.remove_blocks(inode, from..END, Some(size))?;
-        zeroed
+        self.free_blocks(inode, from..END, |mut edited| {
+            edited.core.set_size(size);
+            edited.touched(Touch::Data)
+        })?;
+        self.release_copies(inode, from..END);
+        if matches!(zeroed, Err(Error::FileData(_))) { zeroed } else { Ok(()) }
     }
 
     /// Records a change of data, with this size on the device.
@@ -40,18 +44,20 @@ impl Xfs {
         change.finish(vec![edited])
     }
 
-    /// Frees blocks of a file, in as many transactions as it takes. Users see the first one as the change; it
-    /// also sets the size on the device, if one is given.
-    fn remove_blocks(&self, inode: &Inode, range: Range<FileBlock>, size: Option<u64>) -> Result<()> {
+    /// Frees blocks of a file, in as many transactions as it takes. `first` adds to the first one what users
+    /// see as the change.
+    pub(super) fn free_blocks(
+        &self,
+        inode: &Inode,
+        range: Range<FileBlock>,
+        first: impl Fn(Edited<'_>) -> Edited<'_>,
+    ) -> Result<()> {
         let mut is_first = true;
         loop {
             let mut change = self.change()?;
             let mut edited = Edited::new(inode).logged();
             if is_first {
-                edited = edited.touched(Touch::Data);
-                if let Some(size) = size {
-                    edited.core.set_size(size);
-                }
+                edited = first(edited);
             }
             let done = change.remove(&mut edited.core, range.clone())?;
             edited.core.end_sharing_if_empty();
@@ -63,32 +69,17 @@ impl Xfs {
         }
     }
 
-    /// Zeroes bytes inside one block on the device.
-    fn zero_part(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        if from >= to {
-            return Ok(());
-        }
-        let bits = self.sb.block_bits;
-        let mapping = self.mapping_at(inode, FileBlock(from >> bits))?;
-        match mapping.block.filter(|_| !mapping.unwritten) {
-            Some(block) => {
-                self.expect_own_data(inode)?;
-                self.zero(inode, block, from & ((1 << bits) - 1), to - from)
-            }
-            None => Ok(()),
-        }
-    }
-
     fn punch(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
         let bits = self.sb.block_bits;
         let (first, last) = (offset.div_ceil(1 << bits), end >> bits);
         if first > last {
-            self.zero_part(inode, offset, end)?;
+            self.zero_bytes(inode, offset, end)?;
         } else {
-            self.zero_part(inode, offset, first << bits)?;
-            self.zero_part(inode, last << bits, end)?;
+            self.zero_bytes(inode, offset, first << bits)?;
+            self.zero_bytes(inode, last << bits, end)?;
         }
-        self.remove_blocks(inode, FileBlock(first)..FileBlock(last.max(first)), None)
+        let whole = FileBlock(first)..FileBlock(last.max(first));
+        self.free_blocks(inode, whole, |edited| edited.touched(Touch::Data))
     }
 
     /// See [`ivers_vfs::AllocateOps::fallocate`].
@@ -105,7 +96,7 @@ impl Xfs {
         if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
             return Err(NameError::NotSupported.into());
         }
-        self.expect_own_data(inode)?;
+        self.check_readable(&core_of(inode))?;
         if mode.contains(FallocateMode::PUNCH_HOLE) {
             return self.punch(inode, offset, end);
         }

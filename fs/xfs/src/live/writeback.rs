@@ -26,7 +26,7 @@ impl Xfs {
 
     /// See [`ivers_vfs::FileOps::write_back`].
     pub(super) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.expect_own_data(inode)?;
+        self.check_readable(&core_of(inode))?;
         let ranges_a_change = self.session()?.extents_a_change;
         let bits = self.sb.block_bits;
         let data_end = offset + data.len() as u64;
@@ -37,14 +37,18 @@ impl Xfs {
         while at < range.end {
             let (mut unwritten, first) = (Vec::new(), at);
             while at < range.end && unwritten.len() < ranges_a_change {
-                let mapping = self.mapping_at(inode, at)?;
-                let stop = at.saturating_add(mapping.len).min(range.end);
+                let (mapping, shared) = self.mapping_to_change(inode, at, range.end)?;
+                let stop = at + mapping.len;
                 let Some(block) = mapping.block else {
                     return Err(self.corrupt("a block that was allocated is a hole", core_of(inode).whose()));
                 };
-                self.put_data(inode, block, at..stop, offset, data)?;
-                if mapping.unwritten {
-                    unwritten.push(at..stop);
+                if shared {
+                    self.write_copies(inode, at..stop, offset, data)?;
+                } else {
+                    self.put_data(inode, block, at..stop, offset, data)?;
+                    if mapping.unwritten {
+                        unwritten.push(at..stop);
+                    }
                 }
                 at = stop;
             }
@@ -70,7 +74,7 @@ impl Xfs {
                 at = stop;
                 continue;
             }
-            let delayed = private_of(inode).delayed.lock().around(at);
+            let delayed = private_of(inode).delayed.lock().holes.around(at);
             let most = delayed.map_or(range.end, |delayed| delayed.end.max(range.end));
             at = self.allocate_unwritten(inode, at..most.min(stop))?;
         }
@@ -91,7 +95,7 @@ impl Xfs {
 
     /// Writes the part of `data`, which starts at byte `offset`, that belongs to some blocks; zeros follow it
     /// up to the end of the last block.
-    fn put_data(
+    pub(super) fn put_data(
         &self,
         inode: &Inode,
         block: BlockNo,
@@ -134,22 +138,8 @@ impl Xfs {
     /// Zeroes what is written on the device past its size, up to where new data begins: those bytes may be
     /// from before a truncation, or arbitrary.
     pub(super) fn zero_stale_tail(&self, inode: &Inode, new_data_at: u64) -> Result<()> {
-        let bits = self.sb.block_bits;
         let size = core_of(inode).size();
-        if new_data_at <= size {
-            return Ok(());
-        }
-        let (mut at, end) = (FileBlock(size >> bits), FileBlock(new_data_at >> bits));
-        while at < end {
-            let mapping = self.mapping_at(inode, at)?;
-            let stop = at.saturating_add(mapping.len).min(end);
-            if let Some(block) = mapping.block.filter(|_| !mapping.unwritten) {
-                let skip = size.saturating_sub(at.0 << bits);
-                self.zero(inode, block, skip, ((stop - at) << bits) - skip)?;
-            }
-            at = stop;
-        }
-        Ok(())
+        if new_data_at > size { self.zero_bytes(inode, size, new_data_at) } else { Ok(()) }
     }
 
     /// Writes zeros to the device.

@@ -15,8 +15,8 @@ use ivers_vfs::{NameError, Result};
 const NEAR: usize = 16;
 /// Free blocks of a group that only B-trees get: each freeing must find blocks for them.
 const RESERVE_BLOCKS: u32 = 16;
-/// The part of a group that is kept for each of the B-trees that grow as files do, in percent.
-const RESERVE_PERCENT: u32 = 1;
+/// The part of a group that is kept at least for the reverse map, in percent.
+const REVERSE_MAP_PERCENT: u32 = 1;
 
 /// A run of blocks in one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,15 +137,11 @@ impl Tx<'_> {
 
     /// Free blocks that are kept for B-trees.
     pub(super) fn reserved(&mut self, ag: u32) -> Result<u32> {
-        let sb = &self.space().sb;
         let agf = self.agf(ag)?;
-        let share = sb.ag_len(ag) / 100 * RESERVE_PERCENT;
-        let of = |feature, used: u32| {
-            if sb.ro_compat.contains(feature) { share.saturating_sub(used) } else { 0 }
-        };
+        let [mappings, counts] = self.space().tree_shares(ag);
         Ok(RESERVE_BLOCKS
-            + of(RoCompat::RMAPBT, agf.agf_rmap_blocks.get())
-            + of(RoCompat::REFLINK, agf.agf_refcount_blocks.get()))
+            + mappings.saturating_sub(agf.agf_rmap_blocks.get())
+            + counts.saturating_sub(agf.agf_refcount_blocks.get()))
     }
 
     /// A free extent and the part of it that the request gets.
@@ -291,14 +287,22 @@ impl Tx<'_> {
 }
 
 impl Space {
+    /// Blocks of a group that are kept for the reverse map and for the reference counts. The trees of a
+    /// filesystem that shares blocks may grow whenever a file is written.
+    fn tree_shares(&self, ag: u32) -> [u32; 2] {
+        let len = self.sb.ag_len(ag);
+        let shares_blocks = self.sb.ro_compat.contains(RoCompat::REFLINK);
+        let worst = |kind| if shares_blocks { self.most_tree_blocks(kind, len) } else { 0 };
+        let mappings = match self.sb.ro_compat.contains(RoCompat::RMAPBT) {
+            true => worst(TreeKind::ReverseMap).max(len / 100 * REVERSE_MAP_PERCENT),
+            false => 0,
+        };
+        [mappings, worst(TreeKind::Refcounts)]
+    }
+
     /// Free blocks that files cannot get, at most.
     pub(crate) fn most_reserved(&self) -> u64 {
-        let has = |feature| u64::from(self.sb.ro_compat.contains(feature));
-        let shares = has(RoCompat::RMAPBT) + has(RoCompat::REFLINK);
-        let of = |ag| {
-            let share = self.sb.ag_len(ag) / 100 * RESERVE_PERCENT;
-            u64::from(RESERVE_BLOCKS) + shares * u64::from(share)
-        };
+        let of = |ag| u64::from(RESERVE_BLOCKS + self.tree_shares(ag).iter().sum::<u32>());
         (0..self.sb.ag_count).map(of).sum()
     }
 }

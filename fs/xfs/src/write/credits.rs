@@ -36,6 +36,19 @@ impl Space {
         levels
     }
 
+    /// Blocks of a tree of this kind with a record for each of so many blocks, if its blocks are half full.
+    pub(super) fn most_tree_blocks(&self, kind: TreeKind, records: u32) -> u32 {
+        let shape = Shape::new(kind, self.sb.block_size as usize);
+        let half = |level| (shape.most(level) as u32 / 2).max(2);
+        let mut blocks = records.div_ceil(half(0));
+        let mut sum = blocks;
+        while blocks > 1 {
+            blocks = blocks.div_ceil(half(1));
+            sum += blocks;
+        }
+        sum
+    }
+
     fn credits(&self, blocks: u64) -> u32 {
         let whole = self.costs.of_buffer(1, std::slice::from_ref(&(0..self.sb.block_size)));
         let credits = u32::try_from(whole.saturating_mul(blocks)).unwrap_or(u32::MAX);

@@ -164,6 +164,30 @@ impl Tx<'_> {
         Ok(left.is_none())
     }
 
+    /// Where the copy of a shared block should be: after the block before it, or near the old one.
+    pub(crate) fn goal_of_copy(&self, inode: &Dinode, at: FileBlock) -> Result<FsBlock> {
+        let before = FileBlock(at.0.saturating_sub(1));
+        let extent = self.find_extent(inode.fork(Which::Data), before, inode.ino)?.0;
+        let goal = extent.map(|extent| FsBlock(extent.start.0 + (at - extent.file_block)));
+        Ok(goal
+            .filter(|goal| self.space().sb.run(*goal, 1).is_some())
+            .unwrap_or(self.block_of_inode(inode.ino)))
+    }
+
+    /// Replaces what is mapped from a file block on by blocks for copy on write. All of it is one extent, or
+    /// a part of one.
+    pub(crate) fn map_copy(&mut self, inode: &mut Dinode, at: FileBlock, copy: Run) -> Result<()> {
+        let new = Extent { file_block: at, start: copy.start, len: copy.len.into(), unwritten: false };
+        let old = self.last_between(inode, Which::Data, at, new.end())?;
+        if old.is_none_or(|old| old.file_block > at || old.end() < new.end()) {
+            return Err(self.space().corrupt("shared blocks are not one extent", inode.whose()));
+        }
+        self.unmap_range(inode, Which::Data, at, new.end(), 1)?;
+        self.insert_extent(inode, Which::Data, new)?;
+        inode.add_blocks(new.len as i64);
+        self.take_copy(copy, owner_of(inode, Which::Data, &new))
+    }
+
     /// Removes the last extent between two file blocks, or the part of it that lies there, from the map.
     fn cut_last(
         &mut self,

@@ -58,7 +58,6 @@ impl Tx<'_> {
 
     /// Allocates blocks for copy on write, which no file has yet: after a crash the next mount frees them.
     /// The owner of the request is ignored.
-    #[allow(dead_code, reason = "the driver does not share blocks yet")]
     pub(crate) fn allocate_copy(&mut self, request: AllocRequest) -> Result<Option<Run>> {
         let Some(run) = self.allocate(AllocRequest { owner: Owner::COPY, ..request })? else {
             return Ok(None);
@@ -69,7 +68,6 @@ impl Tx<'_> {
     }
 
     /// Gives blocks for copy on write, or a part of them, to a file.
-    #[allow(dead_code, reason = "the driver does not share blocks yet")]
     pub(crate) fn take_copy(&mut self, run: Run, owner: Owner) -> Result<()> {
         self.defer(run, Change::RemoveCopy)?;
         self.change_owner(run, Owner::COPY, owner)

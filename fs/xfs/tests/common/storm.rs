@@ -53,6 +53,52 @@ impl Storm {
         Self { vfs: Some(vfs), nodes, rng: StdRng::seed_from_u64(seed), next: 1, full: 0 }
     }
 
+    /// The model of a filesystem that has files already.
+    pub fn of(vfs: Arc<Vfs>, seed: u64) -> Self {
+        let mut storm = Self::new(vfs, seed);
+        let mut known = BTreeMap::new();
+        storm.adopt(ROOT, &storm.vfs().root().unwrap(), &mut known);
+        storm
+    }
+
+    fn adopt(&mut self, dir: Id, inode: &InodeRef, known: &mut BTreeMap<Ino, Id>) {
+        let vfs = self.vfs().clone();
+        let mut names = Vec::new();
+        vfs.readdir(&Cred::root(), inode, 0, &mut |entry| {
+            names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        for name in names.into_iter().filter(|name| name != "." && name != "..") {
+            let child = vfs.lookup(&Cred::root(), inode, name.as_bytes()).unwrap();
+            let id = match known.get(&child.ino) {
+                Some(id) => *id,
+                None => {
+                    self.next += 1;
+                    let body = match child.kind {
+                        FileType::Regular => Body::File(super::read_all(&vfs, &child).unwrap()),
+                        FileType::Symlink => Body::Link(vfs.read_link(&Cred::root(), &child).unwrap()),
+                        FileType::Directory => Body::Dir(BTreeMap::new()),
+                        _ => Body::Special,
+                    };
+                    let links = vfs.stat(&child).nlink;
+                    let names = vfs.list_xattr(&Cred::root(), &child).unwrap();
+                    let value = |name: &Vec<u8>| vfs.get_xattr(&Cred::root(), &child, name).unwrap();
+                    let xattrs = names.iter().map(|name| (name.clone(), value(name))).collect();
+                    self.nodes.insert(self.next, Node { body, xattrs, parent: dir, links });
+                    known.insert(child.ino, self.next);
+                    self.next
+                }
+            };
+            self.dir_mut(dir).insert(name, id);
+            if child.kind == FileType::Directory {
+                self.nodes.get_mut(&dir).unwrap().links += 1;
+                self.nodes.get_mut(&id).unwrap().links = 2;
+                self.adopt(id, &child, known);
+            }
+        }
+    }
+
     pub fn vfs(&self) -> &Arc<Vfs> {
         self.vfs.as_ref().expect("it is mounted")
     }
@@ -384,6 +430,20 @@ impl Storm {
             ..SetAttr::default()
         };
         self.vfs().set_attr(&Cred::root(), &inode, &set).unwrap();
+    }
+
+    /// A step that changes the contents of a file.
+    pub fn step_in_file(&mut self) {
+        match self.rng.random_range(0..10) {
+            0..=4 => self.write(),
+            5 => self.resize(),
+            6..=7 => self.allocate(),
+            8 => {
+                let Some((inode, _)) = self.pick_file() else { return };
+                self.vfs().fsync(&inode, false).unwrap();
+            }
+            _ => self.step(),
+        }
     }
 
     pub fn step(&mut self) {

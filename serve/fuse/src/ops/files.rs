@@ -42,21 +42,14 @@ impl Ops {
         let handle = s.handle(request, &cred, flags);
         s.tell_open(&cred, &node, handle)?;
         s.heard(request);
-        let emptied = if flags & O_TRUNC != 0 {
+        if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             let emptied = s.telling_of_set_id(&node, || s.vfs.set_attr(&cred, &node.inode, &set));
-            emptied.map(|_| s.is_truncated(&node, 0))
-        } else {
-            Ok(())
-        };
-        // With strict queries the kernel truncates by a later SETATTR, so this refuses O_TRUNC too.
-        let ready = emptied.and_then(|()| match writes {
-            true => s.vfs.expect_changeable_data(&node.inode),
-            false => Ok(()),
-        });
-        if let Err(error) = ready.or_errno() {
-            s.tell_close(&node, handle);
-            return Err(error);
+            if let Err(error) = emptied.or_errno() {
+                s.tell_close(&node, handle);
+                return Err(error);
+            }
+            s.is_truncated(&node, 0);
         }
         // Before the reply: after it the kernel may hold back data.
         if handle.holds_back {
