@@ -48,7 +48,7 @@ pub mod rank {
         InodeSlot = 35;
         /// The list of subscribers, while they are called.
         Subscribers = 38;
-        /// The lock of a file under which its pages are written to the device.
+        /// The lock of a file under which its pages are written to the device; the key is the inode number.
         WritebackLock = 40;
         /// A shard of the inode cache.
         InodeShard = 50;
@@ -247,24 +247,45 @@ pub type RankedWriteGuard<'a, T> = RankedGuard<RwLockWriteGuard<'a, T>>;
 /// A mutex with a rank.
 pub struct RankedMutex<R, T> {
     lock: Mutex<T>,
+    #[cfg(debug_assertions)]
+    key: u64,
     rank: PhantomData<fn() -> R>,
 }
 
 impl<R: Rank, T> RankedMutex<R, T> {
     /// A free mutex.
     pub fn new(value: T) -> Self {
-        Self { lock: Mutex::new(value), rank: PhantomData }
+        Self::with_key(value, 0)
+    }
+
+    /// A free mutex with a key, which orders the locks of its rank.
+    #[cfg_attr(not(debug_assertions), allow(unused_variables))]
+    pub fn with_key(value: T, key: u64) -> Self {
+        Self {
+            lock: Mutex::new(value),
+            #[cfg(debug_assertions)]
+            key,
+            rank: PhantomData,
+        }
+    }
+
+    fn held(&self, waits: bool) -> Held {
+        #[cfg(debug_assertions)]
+        let key = self.key;
+        #[cfg(not(debug_assertions))]
+        let key = 0;
+        Held::new::<R>(key, waits)
     }
 
     /// Waits for the lock.
     pub fn lock(&self) -> RankedMutexGuard<'_, T> {
-        let held = Held::new::<R>(0, true);
+        let held = self.held(true);
         RankedGuard { guard: self.lock.lock(), _held: held }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<RankedMutexGuard<'_, T>> {
-        self.lock.try_lock().map(|guard| RankedGuard { guard, _held: Held::new::<R>(0, false) })
+        self.lock.try_lock().map(|guard| RankedGuard { guard, _held: self.held(false) })
     }
 }
 

@@ -2,9 +2,10 @@
 
 use crate::driver::CloneOps;
 use crate::error::{Error, NameError, Result};
-use crate::inode::{Logged, Touch};
+use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE64;
 use crate::requests::*;
+use crate::sync::RankedMutexGuard;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 
@@ -35,12 +36,29 @@ impl Ranges<'_> {
             && self.target_offset.is_multiple_of(block)
             && (self.len.is_multiple_of(block) || to_end)
     }
+
+    /// As many bytes from the start on as can be shared.
+    fn whole_len(&self, block: u64) -> u64 {
+        if self.are_whole(block) {
+            return self.len;
+        }
+        let whole = self.len - self.len % block;
+        if (Self { len: whole, ..*self }).are_whole(block) { whole } else { 0 }
+    }
+}
+
+/// The write-back locks of two files, or of one, in ascending order of inode number.
+fn lock_writeback<'a>(a: &'a Inode, b: &'a Inode) -> Vec<RankedMutexGuard<'a, ()>> {
+    let mut files = vec![a, b];
+    files.sort_by_key(|file| file.ino);
+    files.dedup_by_key(|file| file.ino);
+    files.into_iter().map(|file| file.writeback_lock.lock()).collect()
 }
 
 impl Vfs {
-    /// Lets a range of one file share the bytes of another, without copying them: all of it or nothing. `len`
-    /// 0 means to the end of the source. `NotSupported` if the format cannot share, `Invalid` if the ranges
-    /// are not whole blocks, overlap, or exceed the source.
+    /// Lets a range of one file share the bytes of another, without copying them. `len` 0 means to the end of
+    /// the source. `NotSupported` if the format cannot share, `Invalid` if the ranges are not whole blocks,
+    /// overlap, or exceed the source: then nothing is done. After other errors a part may be shared.
     pub fn clone_range(
         &self,
         cred: &Cred,
@@ -80,8 +98,8 @@ impl Vfs {
                 return Err(NameError::Invalid.into());
             }
             ranges.len = if exact && ranges.len == 0 { rest } else { ranges.len.min(rest) };
-            let shares = ranges.are_whole(u64::from(self.info.block_size));
-            if ranges.overlap() || (exact && !shares) {
+            let whole = ranges.whole_len(u64::from(self.info.block_size));
+            if ranges.overlap() || (exact && whole < ranges.len) {
                 return Err(NameError::Invalid.into());
             }
             if ranges.len == 0 {
@@ -89,17 +107,14 @@ impl Vfs {
             }
             let end = target_offset.checked_add(ranges.len).filter(|end| *end <= self.info.max_file_size);
             let end = end.ok_or(NameError::TooLarge)?;
-            {
-                // Nobody dirties the source under its lock, so it stays written.
-                let _writeback = source.writeback_lock.lock();
-                self.write_pages(source, source_offset, source_offset + ranges.len)?;
-            }
             self.remove_privileges(cred, target, !cred.keeps_set_id())?;
             self.release_lost_reservations(target);
-            let _writeback = target.writeback_lock.lock();
+            // Nobody dirties either file under its lock, so both stay written.
+            let _writeback = lock_writeback(source, target);
+            self.write_pages(source, source_offset, source_offset + ranges.len)?;
             self.write_pages(target, target_offset, end)?;
             target.pages.drop_pages(target_offset / PAGE64, end.div_ceil(PAGE64), &self.memory);
-            self.call_clones(cred, clones, &ranges, shares, exact).inspect_err(|error| {
+            self.call_clones(cred, clones, &ranges, whole, exact).inspect_err(|error| {
                 // Some of it may be done, unless the driver cannot do this at all.
                 if !matches!(error, Error::Name(NameError::NotSupported)) {
                     let _ = self.changed(target, Touch::Data, Logged::IfNeeded);
@@ -117,16 +132,17 @@ impl Vfs {
         cred: &Cred,
         clones: &dyn CloneOps,
         ranges: &Ranges<'_>,
-        shares: bool,
+        whole: u64,
         exact: bool,
     ) -> Result<u64> {
         let Ranges { source, source_offset, target, target_offset, len } = *ranges;
         let (from, to) = ((&**source, source_offset), (&**target, target_offset));
         let pool = self.block_pool(cred);
-        if shares {
-            match self.with_space(|| clones.clone_range(cred, from, to, len, pool)) {
+        // A copy whose last block is not whole ends before it: the caller copies the rest.
+        if whole > 0 {
+            match self.with_space(|| clones.clone_range(cred, from, to, whole, pool)) {
                 Err(Error::Name(NameError::NotSupported)) if !exact => {}
-                shared => return shared.map(|()| len),
+                shared => return shared.map(|()| whole),
             }
         }
         self.with_space(|| clones.copy_range(cred, from, to, len, pool))

@@ -3,7 +3,7 @@
 use crate::geometry_facts::geometry_facts;
 use crate::layout::dinode::{FILE_BLOCKS_END, LINKS_MAX};
 use crate::layout::directory::NAME_MAX;
-use crate::layout::features::{Features2, Incompat, Version};
+use crate::layout::features::{Features2, Incompat, RoCompat, Version};
 use crate::live::{Edited, core_of, journal_error, private_of};
 use crate::volume::Xfs;
 use ivers_block::FileBlock;
@@ -185,6 +185,10 @@ impl FileSystem for Xfs {
 
     fn allocation(&self) -> Option<&dyn AllocateOps> {
         Some(self)
+    }
+
+    fn clones(&self) -> Option<&dyn CloneOps> {
+        self.sb.ro_compat.contains(RoCompat::REFLINK).then_some(self as &dyn CloneOps)
     }
 
     fn epochs(&self) -> Option<&dyn EpochOps> {

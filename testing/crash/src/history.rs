@@ -424,6 +424,11 @@ impl Caller<'_> {
                 vfs.fallocate(&cred, &file, mode, at, len)?;
                 file
             }
+            Op::Copy((from, at), (to, to_at), len) => {
+                let (from, to) = (self.find(from)?, self.find(to)?);
+                vfs.copy_range(&cred, &from, at, &to, to_at, len)?;
+                to
+            }
             Op::Rename(from, to) => self.rename(from, to, RenameFlags::empty())?,
             Op::Exchange(from, to) => self.rename(from, to, RenameFlags::EXCHANGE)?,
             Op::Link(from, to) => {

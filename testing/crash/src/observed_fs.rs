@@ -146,6 +146,10 @@ impl FileSystem for ObservedFs {
         self.inner.allocation().map(|_| self as &dyn AllocateOps)
     }
 
+    fn clones(&self) -> Option<&dyn CloneOps> {
+        self.inner.clones().map(|_| self as &dyn CloneOps)
+    }
+
     fn ioctls(&self) -> Option<&dyn IoctlOps> {
         self.inner.ioctls()
     }
@@ -318,5 +322,20 @@ impl AllocateOps for ObservedFs {
         self.query(inode);
         let allocation = self.inner.allocation().expect("offered only if the inner driver has it");
         allocation.fallocate(caller, inode, mode, offset, len, pool)
+    }
+}
+
+impl CloneOps for ObservedFs {
+    fn clone_range(
+        &self,
+        caller: &Cred,
+        from: (&Inode, u64),
+        to: (&Inode, u64),
+        len: u64,
+        pool: BlockPool,
+    ) -> Result<()> {
+        self.query(to.0);
+        let clones = self.inner.clones().expect("offered only if the inner driver has it");
+        clones.clone_range(caller, from, to, len, pool)
     }
 }

@@ -35,6 +35,8 @@ pub enum Op {
     Truncate(Name, u64),
     /// Punches a hole.
     Punch(Name, u64, u64),
+    /// Copies this number of bytes from an offset of a file to an offset of another: shared where possible.
+    Copy((Name, u64), (Name, u64), u64),
     /// Renames, replacing the target.
     Rename(Name, Name),
     /// Exchanges two names.
@@ -76,6 +78,7 @@ impl fmt::Display for Op {
             Op::Append(name, len) => write!(f, "append {name} {len}"),
             Op::Truncate(name, size) => write!(f, "truncate {name} {size}"),
             Op::Punch(name, at, len) => write!(f, "punch {name} {at}+{len}"),
+            Op::Copy((from, at), (to, to_at), len) => write!(f, "copy {from} {at}+{len} to {to} {to_at}"),
             Op::Rename(from, to) => write!(f, "rename {from} {to}"),
             Op::Exchange(from, to) => write!(f, "exchange {from} {to}"),
             Op::Link(from, to) => write!(f, "link {from} {to}"),
@@ -192,12 +195,21 @@ impl Workload {
         Self { name: format!("wide {count}"), workers: vec![ops], small_cache: false }
     }
 
+    /// Returns a random mix in which files share blocks, if the format has them.
+    pub fn sharing(seed: u64, steps: usize) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let ops = (0..steps)
+            .map(|_| if rng.random_bool(0.25) { random_copy(&mut rng) } else { random_op(&mut rng) });
+        Self { name: format!("sharing {seed}:{steps}"), workers: vec![ops.collect()], small_cache: true }
+    }
+
     /// Returns the workload with a name from a report.
     pub fn by_name(name: &str) -> Option<Self> {
         let (kind, rest) = name.split_once(' ')?;
         let numbers: Vec<u64> = rest.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
         match (kind, &numbers[..]) {
             ("sequence", &[len, index]) => Some(Self::sequence(len.try_into().ok()?, index.try_into().ok()?)),
+            ("sharing", &[seed, steps]) => Some(Self::sharing(seed, steps.try_into().ok()?)),
             ("wide", &[count]) => Some(Self::wide(count.try_into().ok()?)),
             ("long", &[seed, workers, steps]) => {
                 Some(Self::long(seed, workers.try_into().ok()?, steps.try_into().ok()?))
@@ -250,4 +262,10 @@ fn random_op(rng: &mut StdRng) -> Op {
         91..92 => Op::Observe(file),
         _ => Op::Query(file),
     }
+}
+
+fn random_copy(rng: &mut StdRng) -> Op {
+    let place = |rng: &mut StdRng| (FILES[rng.random_range(0..FILES.len())], rng.random_range(0..4) * 4096);
+    let len = if rng.random() { 1 << 20 } else { rng.random_range(1..5) * 4096 };
+    Op::Copy(place(rng), place(rng), len)
 }

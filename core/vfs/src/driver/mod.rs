@@ -29,7 +29,7 @@
 //! | `set_xattr`, `prepare_setattr` | exclusive |
 //! | `set_label` | exclusive on the root |
 //! | `truncate`, `fallocate`, `ioctl` | exclusive and the write-back lock |
-//! | `clone_range`, `copy_range` | exclusive on both, and the write-back lock of the target |
+//! | `clone_range`, `copy_range` | exclusive on both, and both write-back locks |
 //! | `reserve` | exclusive, perhaps with the write-back lock |
 //! | `unreserve`, `log_inode` | exclusive, or the write-back lock |
 //! | `write_back` | the write-back lock |

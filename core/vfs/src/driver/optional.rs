@@ -84,9 +84,10 @@ pub trait AllocateOps {
 /// has written both back and dropped the target's pages. The driver raises the target's `Attr::size` if its
 /// range ends later, and calls [`Inode::changed`] for it with `Touch::Data`.
 pub trait CloneOps {
-    /// Makes both ranges share their blocks, all or nothing. They begin at multiples of
-    /// [`FsInfo::block_size`](super::FsInfo::block_size), and end at one or at the end of both files. Returns
-    /// `NotSupported`, with nothing changed, if the driver only copies.
+    /// Makes both ranges share their blocks. They begin at multiples of
+    /// [`FsInfo::block_size`](super::FsInfo::block_size), and end at one or at the end of both files. After
+    /// an error or a crash the start of the range may be shared, and each block has its old contents or its
+    /// new ones. Returns `NotSupported`, with nothing changed, if the driver only copies.
     fn clone_range(
         &self,
         caller: &Cred,

@@ -43,4 +43,14 @@ impl Change<'_> {
     pub(super) fn free_copy(&mut self, copy: Run) -> Result<()> {
         self.tx.free_copy(copy)
     }
+    /// Gives a file some blocks of `source`, or of itself. Returns how many file blocks are done.
+    pub(super) fn share(
+        &mut self,
+        source: Option<&Dinode>,
+        core: &mut Dinode,
+        places: (FileBlock, FileBlock),
+        most: u64,
+    ) -> Result<u64> {
+        self.tx.share_extent(source, core, places, most)
+    }
 }

@@ -9,13 +9,14 @@
 //! | `edits` | what a change does to an inode: the calls of the layers below |
 //! | `names` | create, link, unlink, rename |
 //! | `reservations`, `writeback`, `copies` | delayed allocation, data, copy on write |
-//! | `space` | truncation and fallocate |
+//! | `space`, `clones` | truncation and fallocate; files that get the blocks of others |
 //! | `removal` | freeing inodes without names |
 //! | `epoch`, `unmount` | the epoch record; the end of a session |
 //! | `ops` | names, data and attributes as the VFS calls them |
 
 mod attributes;
 mod change;
+mod clones;
 mod copies;
 mod edits;
 mod epoch;

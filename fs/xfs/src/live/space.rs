@@ -37,7 +37,7 @@ impl Xfs {
     }
 
     /// Records a change of data, with this size on the device.
-    fn change_size(&self, inode: &Inode, size: u64) -> Result<()> {
+    pub(super) fn change_size(&self, inode: &Inode, size: u64) -> Result<()> {
         let change = self.change()?;
         let mut edited = Edited::new(inode).touched(Touch::Data).logged();
         edited.core.set_size(size);

@@ -188,6 +188,41 @@ impl Tx<'_> {
         self.take_copy(copy, owner_of(inode, Which::Data, &new))
     }
 
+    /// What a file has from a block on, without its blocks before: an extent, or a hole, and its length.
+    fn extent_at(&self, inode: &Dinode, at: FileBlock) -> Result<(Option<Extent>, u64)> {
+        let (extent, next) = self.find_extent(&inode.data, at, inode.ino)?;
+        Ok(match extent.filter(|extent| extent.end() > at) {
+            Some(extent) => (Some(part(&extent, at, extent.end())), extent.end() - at),
+            None => (None, next.unwrap_or(FileBlock(FILE_BLOCKS_END)) - at),
+        })
+    }
+
+    /// Gives a file the blocks of `source`, or of itself, from the block `from` on: in place of what it has
+    /// at `to`. What is not written becomes a hole. Returns how many file blocks are done, at most `most`.
+    pub(crate) fn share_extent(
+        &mut self,
+        source: Option<&Dinode>,
+        inode: &mut Dinode,
+        (from, to): (FileBlock, FileBlock),
+        most: u64,
+    ) -> Result<u64> {
+        let (theirs, their_len) = self.extent_at(source.unwrap_or(inode), from)?;
+        let (ours, our_len) = self.extent_at(inode, to)?;
+        let len = most.min(their_len).min(our_len);
+        let theirs = theirs.filter(|extent| !extent.unwritten);
+        if ours.zip(theirs).is_some_and(|(ours, theirs)| !ours.unwritten && ours.start == theirs.start) {
+            return Ok(len);
+        }
+        self.unmap_range(inode, Which::Data, to, to + len, 1)?;
+        if let Some(theirs) = theirs {
+            let new = Extent { file_block: to, len, ..theirs };
+            self.insert_extent(inode, Which::Data, new)?;
+            inode.add_blocks(len as i64);
+            self.share(run_of(&new), owner_of(inode, Which::Data, &new))?;
+        }
+        Ok(len)
+    }
+
     /// Removes the last extent between two file blocks, or the part of it that lies there, from the map.
     fn cut_last(
         &mut self,

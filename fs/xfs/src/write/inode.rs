@@ -132,6 +132,11 @@ impl Dinode {
         inode
     }
 
+    /// Says that blocks of the file may be shared.
+    pub(crate) fn begin_sharing(&mut self) {
+        self.raw.di_flags2 = (self.raw.di_flags2.get() | flags2::REFLINK).into();
+    }
+
     /// Says that no block of the file may be shared, if it has none.
     pub(crate) fn end_sharing_if_empty(&mut self) {
         if matches!(&self.data, Fork::Extents(extents) if extents.is_empty()) {

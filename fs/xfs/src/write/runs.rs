@@ -6,7 +6,7 @@ use super::refcount::CountChange;
 use super::space::Space;
 use super::tx::Tx;
 use crate::layout::owner::Owner;
-use ivers_vfs::Result;
+use ivers_vfs::{NameError, Result};
 
 impl Tx<'_> {
     fn defer(&mut self, run: Run, change: Change) -> Result<()> {
@@ -49,9 +49,13 @@ impl Tx<'_> {
         self.map(run, to)
     }
 
-    /// Adds an owner to a run of file data. All its inodes have the reflink flag.
-    #[allow(dead_code, reason = "the driver does not share blocks yet")]
+    /// Adds an owner to a run of file data. All its inodes have the reflink flag. `NoSpace` if the group
+    /// lacks what its B-trees may need when the files change.
     pub(crate) fn share(&mut self, run: Run, owner: Owner) -> Result<()> {
+        let (ag, _) = self.in_group(run)?;
+        if self.agf(ag)?.agf_freeblks.get() < self.reserved(ag)? {
+            return Err(NameError::NoSpace.into());
+        }
         self.defer(run, Change::Count(CountChange::Increase))?;
         self.map(run, owner)
     }

@@ -316,6 +316,36 @@ impl Storm {
         }
     }
 
+    /// Copies a part of a file to another, or within one. Most of it can be shared.
+    fn copy(&mut self) {
+        let (Some((from, source)), Some((to, target))) = (self.pick_file(), self.pick_file()) else { return };
+        let block = self.vfs().info().block_size as usize;
+        let (size, most) = (self.file(source).len(), self.file(target).len());
+        let step = if self.rng.random_bool(0.2) { 1 } else { block };
+        let mut place = |most: usize| self.rng.random_range(0..=most / step) * step;
+        let (from_at, to_at) = (place(size / 2), place(most + 10_000));
+        let len = if self.rng.random_bool(0.5) { size } else { self.rng.random_range(1..=size.max(1)) };
+        let len = len.min(size - from_at).min(FILE_MAX.saturating_sub(to_at));
+        let before = self.vfs().change(&to);
+        let [from_place, to_place, bytes] = [from_at, to_at, len].map(|number| number as u64);
+        let done = self.vfs().copy_range(&Cred::root(), &from, from_place, &to, to_place, bytes);
+        let apart = from_at + len <= to_at || to_at + len <= from_at;
+        if source == target && !apart && len > 0 {
+            assert!(matches!(done, Err(Error::Name(NameError::Invalid))), "{done:?}");
+            return;
+        }
+        let done = done.unwrap() as usize;
+        assert!(done <= len && (done > 0 || len == 0), "{done} of {len} bytes");
+        assert!(before.is_none() || done == 0 || self.vfs().change(&to) > before, "C1, C2");
+        let bytes = self.file(source)[from_at..from_at + done].to_vec();
+        let content = self.file(target);
+        if done > 0 {
+            let size = content.len().max(to_at + done);
+            content.resize(size, 0);
+            content[to_at..to_at + done].copy_from_slice(&bytes);
+        }
+    }
+
     fn rename(&mut self) {
         let Some((old_dir, old_name, id)) = self.pick(|_| true) else { return };
         let is_dir = matches!(self.nodes[&id].body, Body::Dir(_));
@@ -435,9 +465,10 @@ impl Storm {
     /// A step that changes the contents of a file.
     pub fn step_in_file(&mut self) {
         match self.rng.random_range(0..10) {
-            0..=4 => self.write(),
-            5 => self.resize(),
-            6..=7 => self.allocate(),
+            0..=3 => self.write(),
+            4..=5 => self.copy(),
+            6 => self.resize(),
+            7 => self.allocate(),
             8 => {
                 let Some((inode, _)) = self.pick_file() else { return };
                 self.vfs().fsync(&inode, false).unwrap();
@@ -448,7 +479,8 @@ impl Storm {
 
     pub fn step(&mut self) {
         match self.rng.random_range(0..100) {
-            0..=29 => self.create(),
+            0..=25 => self.create(),
+            26..=29 => self.copy(),
             30..=51 => self.write(),
             52..=55 => self.resize(),
             56..=59 => self.allocate(),
