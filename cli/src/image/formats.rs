@@ -169,6 +169,7 @@ fn open_ext4(
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
         filling: options.filling,
+        short_session: options.short_session,
         stopped_clock: options.stopped_clock.map(|sec| Timestamp { sec, nsec: 0 }),
         ..ivers_ext4::OpenOptions::default()
     };

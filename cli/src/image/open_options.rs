@@ -37,6 +37,8 @@ pub struct ImageOptions {
     pub owners_given: bool,
     /// The image was just made and is of no use before it is closed: see `OpenOptions::filling` of ext4.
     pub filling: bool,
+    /// The session is a short one: see `OpenOptions::short_session` of ext4.
+    pub short_session: bool,
     /// The clock stands still at this time, in seconds since 1970, and nothing is written in the background.
     pub stopped_clock: Option<i64>,
     /// Files are opened only if they match their `security.ima`.
@@ -52,7 +54,7 @@ impl ImageOptions {
 
     /// Opens for writing. The time of changes is that of `SOURCE_DATE_EPOCH`, if it is set.
     pub fn for_editing(self) -> anyhow::Result<Self> {
-        Ok(Self { read_only: false, stopped_clock: source_date_epoch()?, ..self })
+        Ok(Self { read_only: false, short_session: true, stopped_clock: source_date_epoch()?, ..self })
     }
 
     /// Returns the mode to open the image file in.
@@ -76,6 +78,7 @@ impl Default for ImageOptions {
             owners: Owners::default(),
             owners_given: false,
             filling: false,
+            short_session: false,
             stopped_clock: None,
             appraise: false,
         }

@@ -111,7 +111,7 @@ impl Vfs {
         let info = fs.info();
         let read_only = options.read_only || fs.health().read_only.is_some();
         let clock = options.clock.take().unwrap_or_else(|| Box::new(CoarseClock));
-        let keeps_epoch = fs.epochs().is_some() && fs.serves_change_attribute();
+        let keeps_epoch = fs.epochs().is_some() && fs.health().no_change_attribute.is_none();
         let defers_bumps = options.mode == ChangeMode::Lazy && options.lazyversion.unwrap_or(keeps_epoch);
         let policy = Arc::new(Policy::new(
             options.mode,
@@ -581,7 +581,9 @@ impl Vfs {
                     }
                 }
             }
-            if let Err(error) = self.sync_inner() {
+            // Closing the filesystem makes it durable: below. A server keeps it, whatever happens then.
+            let written = if self.fs.server().is_some() { self.sync_inner() } else { self.write_back_all() };
+            if let Err(error) = written {
                 first_error.get_or_insert(error);
             }
         }
@@ -606,7 +608,13 @@ impl Vfs {
         // clean. A server is left in any case: it has state of this client.
         let intact = !self.failure.has_stopped()
             && matches!(first_error, None | Some(Error::FileData(_) | Error::DataRefused(_)));
-        let closed = if intact || self.fs.server().is_some() { self.fs.unmount() } else { Ok(()) };
+        let closed = if intact || self.fs.server().is_some() {
+            self.fs.unmount()
+        } else if self.policy.read_only {
+            Ok(())
+        } else {
+            self.fs.sync().inspect_err(|_| self.lost())
+        };
         let result = first_error.map_or(closed, Err);
         result.inspect_err(|error| log::error!("unmount: {error}"))
     }

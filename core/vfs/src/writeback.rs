@@ -171,7 +171,7 @@ impl Vfs {
         }
     }
 
-    fn lost(&self) {
+    pub(crate) fn lost(&self) {
         self.writeback_error_seq.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -362,6 +362,13 @@ impl Vfs {
     }
 
     pub(crate) fn sync_inner(&self) -> Result<()> {
+        let written = self.write_back_all();
+        let synced = self.fs.sync().inspect_err(|_| self.lost());
+        written.and(synced)
+    }
+
+    /// Gives everything that is newer in memory to the driver. Returns the first error.
+    pub(crate) fn write_back_all(&self) -> Result<()> {
         let mut first_error = None;
         for (ino, _) in self.dirty.oldest() {
             let Some(inode) = self.pinned(ino) else { continue };
@@ -380,10 +387,6 @@ impl Vfs {
             {
                 first_error.get_or_insert(error);
             }
-        }
-        if let Err(error) = self.fs.sync() {
-            self.lost();
-            first_error.get_or_insert(error);
         }
         first_error.map_or(Ok(()), Err)
     }

@@ -120,7 +120,7 @@ impl FileSystem for Ext4 {
 
     fn serves_change_attribute(&self) -> bool {
         // After an abort the state in memory may never become durable: the next mount raises the epoch.
-        !self.journal.is_aborted() && !self.epoch.is_missing()
+        !self.journal.is_aborted() && !self.epoch.is_missing() && self.record_open().is_ok()
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
@@ -202,7 +202,10 @@ impl FileSystem for Ext4 {
             return Ok(());
         }
         self.reservation_windows.clear();
-        self.journal.commit()?;
+        if !self.journal.is_atomic() {
+            // Without transactions, CLOSED must follow all other changes.
+            self.journal.commit()?;
+        }
         let foreign = self.unmount_fields()?;
         self.close_epoch(foreign)?;
         self.journal.shutdown()?;

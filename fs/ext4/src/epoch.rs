@@ -3,8 +3,10 @@
 
 use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::layout::raw::RawSuperblock;
+use crate::open::OpenOptions;
 use ivers_vfs::epoch::Found;
 use ivers_vfs::{EpochOps, Inode, Result};
+use std::sync::atomic::Ordering;
 
 /// Name index of `trusted.`.
 const INDEX_TRUSTED: u8 = 4;
@@ -32,8 +34,9 @@ impl Ext4 {
         Ok(Inode::detached(self.load(ROOT_INO, false)?))
     }
 
-    /// Decides the epoch. On a writable mount, makes the OPEN record durable.
-    pub(crate) fn open_epoch(&self, raw: &RawSuperblock, clean: bool, trust_foreign: bool) -> Result<()> {
+    /// Decides the epoch. On a writable mount, makes the OPEN record durable, or leaves that to
+    /// [`Ext4::record_open`] in a short session.
+    pub(crate) fn open_epoch(&self, raw: &RawSuperblock, clean: bool, options: &OpenOptions) -> Result<()> {
         if self.sb.hurd {
             self.epoch.stop_serving("the Hurd stores a translator in the version field");
             return Ok(());
@@ -51,7 +54,7 @@ impl Ext4 {
             uuid: self.sb.uuid,
             fingerprint: fingerprint(foreign_fields(raw)),
             clean,
-            trust_foreign,
+            trust_foreign: options.trust_foreign,
             read_only: self.read_only.is_some(),
         };
         let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(()) };
@@ -70,9 +73,25 @@ impl Ext4 {
         self.epoch.serve(epoch, found.fingerprint);
         if self.read_only.is_none() {
             let stored = self.begin(CREDITS).and_then(|mut h| self.store_epoch(&mut h, &root, true));
-            if let Err(error) = stored.and_then(|()| self.journal.commit()) {
+            let waits = options.short_session && self.journal.is_atomic() && stored.is_ok();
+            self.open_waits.store(waits, Ordering::Release);
+            let stored = stored.and_then(|()| if waits { Ok(()) } else { self.journal.commit() });
+            if let Err(error) = stored {
                 self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
             }
+        }
+        Ok(())
+    }
+
+    /// Makes the OPEN record durable. Called before anything that the log does not order after the record:
+    /// data in place, and values that observers keep. All transactions contain it or follow it. If a crash
+    /// comes before the first of them is durable, the device is as the last session left it.
+    ///
+    /// This thread must hold no handle.
+    pub(crate) fn record_open(&self) -> Result<()> {
+        if self.open_waits.load(Ordering::Acquire) {
+            self.journal.commit()?;
+            self.open_waits.store(false, Ordering::Release);
         }
         Ok(())
     }
@@ -92,8 +111,8 @@ impl Ext4 {
         self.store_epoch(h, &root, true)
     }
 
-    /// Records that the session is CLOSED, after everything else is durable. `foreign` holds the superblock
-    /// fields as unmount will leave them.
+    /// Records that the session is CLOSED, in the transaction of its last changes or after them. `foreign`
+    /// holds the superblock fields as unmount will leave them.
     pub(crate) fn close_epoch(&self, foreign: [u32; 4]) -> Result<()> {
         if !self.epoch.closes() {
             return Ok(());

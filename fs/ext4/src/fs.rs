@@ -41,6 +41,8 @@ pub struct Ext4 {
     pub closed_before: &'static str,
     pub(crate) journal: Transactions,
     pub(crate) epoch: ServedEpoch,
+    /// The OPEN record is in the running transaction, and may not be durable.
+    pub(crate) open_waits: AtomicBool,
     pub(crate) orphans: Orphans,
     pub(crate) reservation_windows: ReservationWindows,
     pub(crate) system_zone: SystemZone,
@@ -157,8 +159,9 @@ impl Ext4 {
         self.journal.begin(credits)
     }
 
-    /// Writes data of an inode directly to the device.
+    /// Writes data of an inode directly to the device. This thread must hold no handle.
     pub(crate) fn write_data(&self, inode: &Inode, offset: ByteOffset, data: &[u8]) -> Result<()> {
+        self.record_open()?;
         let written = self.dev.write_at(offset, data);
         self.journal.data_written(&private_of(inode).last_change);
         written.map_err(Error::file_data)

@@ -4,7 +4,7 @@
 //! 2. Find the journal through a temporary read-only instance and replay it: onto the device if that may be
 //!    written, else onto an overlay in memory.
 //! 3. Read the superblock again. Set `needs_recovery` (without a journal: clear the clean flag).
-//! 4. Decide the epoch and make its OPEN record durable.
+//! 4. Decide the epoch and make its OPEN record durable; a short session does that later.
 //! 5. Process the orphans.
 
 use crate::epoch::foreign_fields;
@@ -17,7 +17,7 @@ use crate::layout::superblock::{
 };
 use crate::system_zone::SystemZone;
 use crate::transaction::{Handle, Transactions, journal_error};
-use ivers_block::{BufferCache, Device, OverlayDevice};
+use ivers_block::{BufferCache, ByteOffset, Contents, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::sync::RankedMutex;
@@ -39,6 +39,10 @@ pub struct OpenOptions {
     pub trust_foreign: bool,
     /// Do not replay the journal even in memory; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
+    /// The session is short and mostly changes metadata: its OPEN record becomes durable together with its
+    /// first changes, which saves a commit. Before data is written in place, or a change attribute is handed
+    /// out, the record is durable in any case.
+    pub short_session: bool,
     /// The mark that the filesystem was not cleanly unmounted is this process's own, between two sessions.
     pub own_mark: bool,
     /// This process has just made the filesystem, which is of no use to others before it is closed: nothing
@@ -248,7 +252,7 @@ impl Ext4 {
         match condition.unserved_reason(&fs, clean, options.no_replay) {
             Some(why) => fs.epoch.stop_serving(why),
             None if options.filling => fs.epoch.serve_nothing("the filesystem is being filled"),
-            None => fs.open_epoch(&raw, clean, options.trust_foreign)?,
+            None => fs.open_epoch(&raw, clean, &options)?,
         }
         if fs.read_only.is_none() {
             let cleaned = fs.process_orphans(raw.s_last_orphan.get())?;
@@ -312,6 +316,7 @@ impl Ext4 {
             closed_before: "closed cleanly",
             journal: Transactions::new(journal),
             epoch: Default::default(),
+            open_waits: AtomicBool::new(false),
             orphans: Default::default(),
             reservation_windows: Default::default(),
             system_zone: Default::default(),
@@ -387,15 +392,20 @@ impl Ext4 {
         }
     }
 
-    /// Changes the superblock on the device durably. For the flags at the start and end of a session, when no
+    /// Changes the superblock on the device durably, and flushes. For the end of a session, when no
     /// transaction is open.
     pub(crate) fn write_super(&self, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let (place, bytes) = self.changed_super(f)?;
+        self.dev.write_fua(place, &bytes)?;
+        Ok(self.dev.flush()?)
+    }
+
+    /// Changes the superblock in memory. Returns what to write, and where.
+    fn changed_super(&self, f: impl FnOnce(&mut RawSuperblock)) -> Result<(ByteOffset, Contents)> {
         let (block, _) = self.sb.superblock_place();
         let buffer = self.cache.get(block)?;
         buffer.modify(|bytes| self.edit_super(bytes, f));
-        let bytes = buffer.snapshot();
-        self.dev.write_fua(block.offset(self.sb.block_size), &bytes)?;
-        Ok(self.dev.flush()?)
+        Ok((block.offset(self.sb.block_size), buffer.snapshot()))
     }
 
     /// Marks the start of a session, so that the next mount after a crash sees it.
@@ -403,7 +413,7 @@ impl Ext4 {
         // While the filesystem is filled, the log stays empty and proves nothing.
         let journal = self.sb.compat.contains(Compat::HAS_JOURNAL) && !self.filling;
         let orphan_file = self.has_orphan_file();
-        self.write_super(|raw| {
+        let mark = |raw: &mut RawSuperblock| {
             if orphan_file {
                 // Only this mount adds orphans until it closes the filesystem: the next mount after a crash
                 // must process them.
@@ -415,7 +425,11 @@ impl Ext4 {
             } else {
                 raw.s_state = (raw.s_state.get() & !STATE_VALID).into();
             }
-        })
+        };
+        // No flush: nothing was written before that this session relies on. The write itself is durable, so
+        // that a medium that ignores flushes cannot lose the mark and the record OPEN in the log together.
+        let (place, bytes) = self.changed_super(mark)?;
+        Ok(self.dev.write_fua(place, &bytes)?)
     }
 
     /// Writes the counts and marks the end of the session. Everything else is durable.

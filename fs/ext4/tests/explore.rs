@@ -40,6 +40,8 @@ struct Ext {
     /// Whether mkfs makes the files of the workloads, of sorts that the driver reads and changes and does not
     /// make.
     prefilled: bool,
+    /// Sessions whose OPEN record is not durable at once.
+    short_sessions: bool,
     options: &'static [&'static str],
 }
 
@@ -49,6 +51,7 @@ const KIND: Ext = Ext {
     journal: true,
     one_in: 1,
     prefilled: false,
+    short_sessions: false,
     options: &["-b", "1024"],
 };
 
@@ -57,6 +60,7 @@ const UNLOGGED: Ext = Ext { journal: false, one_in: 6, ..KIND };
 const KINDS: &[Ext] = &[
     KIND,
     Ext { name: "ext4, 4 KiB blocks", options: &["-b", "4096"], ..KIND },
+    Ext { name: "ext4, short sessions", short_sessions: true, ..KIND },
     Ext {
         name: "ext4, journal without checksums",
         log_checksums: false,
@@ -125,6 +129,7 @@ impl Target for Ext {
             OpenOptions {
                 common: DriverOptions { place, ..DriverOptions::default() },
                 trust_foreign: trusting,
+                short_session: self.short_sessions,
                 ..OpenOptions::default()
             },
         )?)

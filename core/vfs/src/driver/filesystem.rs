@@ -110,8 +110,9 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn health(&self) -> Health {
         Health::default()
     }
-    /// Whether the change attribute may be served now: [`Health::no_change_attribute`] is `None`. Called at
-    /// every query, so it must be cheap.
+    /// Whether the change attribute may be served now: [`Health::no_change_attribute`] is `None`, and what
+    /// the value relies on is durable. Called before every query, so it must be cheap. Inode locks may be
+    /// held, and no handle is open.
     fn serves_change_attribute(&self) -> bool {
         true
     }
