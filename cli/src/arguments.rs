@@ -9,6 +9,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 
 use crate::output::failure::usage;
 use crate::output::format;
+use crate::output::format::Shown;
 
 /// The operand that names standard input or output.
 pub const STANDARD: &str = "-";
@@ -34,15 +35,17 @@ pub struct ImageName {
 
 impl ImageName {
     /// Splits `FILE@PARTITION` at the last `@` for which FILE exists. If the whole name is a file, there is
-    /// no partition.
+    /// no partition. Nor is there if PARTITION is not UTF-8: numbers, names and PARTUUIDs are text.
     pub fn parse(name: &Path) -> Self {
         let bytes = name.as_os_str().as_bytes();
         if std::fs::symlink_metadata(name).is_err() {
             for at in (1..bytes.len().saturating_sub(1)).rev().filter(|&at| bytes[at] == b'@') {
                 let file = Path::new(OsStr::from_bytes(&bytes[..at]));
-                if file.exists() && !file.is_dir() {
-                    let partition = String::from_utf8_lossy(&bytes[at + 1..]).into_owned();
-                    return Self { file: file.to_owned(), partition: Some(partition) };
+                if file.exists()
+                    && !file.is_dir()
+                    && let Ok(partition) = std::str::from_utf8(&bytes[at + 1..])
+                {
+                    return Self { file: file.to_owned(), partition: Some(partition.to_owned()) };
                 }
             }
         }
@@ -69,7 +72,7 @@ pub fn with_partition(image: &Path, partition: Option<&str>) -> PathBuf {
 /// Returns PARTITION of an image named `FILE@PARTITION`, where FILE is `file`. It accesses no file.
 pub fn partition_of(image: &Path, file: &Path) -> Option<String> {
     let rest = image.as_os_str().as_bytes().strip_prefix(file.as_os_str().as_bytes())?;
-    rest.strip_prefix(b"@").map(|partition| String::from_utf8_lossy(partition).into_owned())
+    std::str::from_utf8(rest.strip_prefix(b"@")?).ok().map(str::to_owned)
 }
 
 /// A file that an operand names.
@@ -145,12 +148,7 @@ pub fn with_missing_slash(word: &Path) -> Option<String> {
     let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
     let mut parts = colons.map(|at| (Path::new(OsStr::from_bytes(&bytes[..at])), &bytes[at + 1..]));
     let (image, rest) = parts.find(|(image, _)| names_file(image) && !image.is_dir())?;
-    Some(display_name(image, &join(b"/", rest)))
-}
-
-/// Formats `IMAGE:/path`.
-pub fn image_path(image: &Path, path: &[u8]) -> String {
-    format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
+    Some(image_path(image, &join(b"/", rest)))
 }
 
 /// Returns the bytes of `IMAGE:/path`.
@@ -158,8 +156,8 @@ pub fn image_path_bytes(image: &Path, path: &[u8]) -> Vec<u8> {
     [image.as_os_str().as_bytes(), b":", path].concat()
 }
 
-/// Formats `IMAGE:/path` for a terminal.
-pub fn display_name(image: &Path, path: &[u8]) -> String {
+/// Formats `IMAGE:/path` for messages.
+pub fn image_path(image: &Path, path: &[u8]) -> String {
     format::name(&image_path_bytes(image, path))
 }
 
@@ -210,7 +208,7 @@ pub fn source_date_epoch() -> anyhow::Result<Option<i64>> {
     const VARIABLE: &str = "SOURCE_DATE_EPOCH";
     let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
     value.to_str().and_then(|text| text.parse().ok()).map(Some).ok_or_else(|| {
-        let value = value.display();
+        let value = value.shown();
         usage(format!("{VARIABLE}={value}: must be seconds since 1970; correct it or unset it"))
     })
 }
@@ -302,6 +300,8 @@ mod tests {
         assert_eq!(split("real@3"), ("real".into(), Some("3".into())));
         assert_eq!(split("real@2@1"), ("real@2".into(), Some("1".into())));
         assert_eq!(split("real@"), ("real@".into(), None), "no partition");
+        let not_text = path("real").with_file_name(OsStr::from_bytes(b"real@\xff"));
+        assert_eq!(ImageName::parse(&not_text), ImageName { file: not_text.clone(), partition: None });
         assert_eq!(split("missing@1"), ("missing@1".into(), None));
         assert_eq!(ImageName::parse(Path::new("/@1")).partition, None, "a directory");
         assert_eq!(ImageName::parse(Path::new("@1")).partition, None);

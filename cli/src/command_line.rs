@@ -1,6 +1,7 @@
 //! The command line: the one source of help, completions and manual pages.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -219,12 +220,13 @@ pub fn usage_code(words: &[OsString]) -> u8 {
 /// Adds the subcommand to `ivers IMAGE DIR -o OPTIONS`, as which mount(8) calls the program of type
 /// `fuse.ivers`.
 fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
-    let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");
-    let may_be_mount = !first.starts_with('-')
+    let first = words.get(1).map_or(&b"-"[..], |word| word.as_bytes());
+    let may_be_mount = !first.starts_with(b"-")
         && words.len() >= 3
-        && (first.contains('/') || words.iter().any(|word| word == "-o"));
+        && (first.contains(&b'/') || words.iter().any(|word| word == "-o"));
     // The list of all commands takes a millisecond to make.
-    if may_be_mount && first != "help" && CommandLine::command().find_subcommand(first).is_none() {
+    let is_command = || CommandLine::command().find_subcommand(OsStr::from_bytes(first)).is_some();
+    if may_be_mount && first != b"help" && !is_command() {
         words.splice(1..1, ["mount".into(), "--rw-optional".into()]);
     }
     words

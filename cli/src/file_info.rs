@@ -12,6 +12,7 @@ pub use ivers::state_format::Identity;
 
 use crate::output::failure::{REFUSED, failure};
 use crate::output::format;
+use crate::output::format::Shown;
 
 /// The information that `stat` shows.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ pub fn served(path: &Path, name: &str, follow: bool) -> Result<Option<String>> {
     match value {
         Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+        Err(error) => Err(error).with_context(|| path.shown()),
     }
 }
 
@@ -73,14 +74,14 @@ fn served_number(path: &Path, name: &str, follow: bool) -> Result<Option<u64>> {
 pub fn served_json(path: &Path, name: &str) -> Result<Value> {
     served_json_if_any(path, name)?.ok_or_else(|| {
         let hint = "name a file of an image that is not mounted as IMAGE:/path";
-        failure(REFUSED, format!("{}: not on an ivers mount; {hint}", path.display()))
+        failure(REFUSED, format!("{}: not on an ivers mount; {hint}", path.shown()))
     })
 }
 
 /// Reads a JSON attribute as [`served_json`] does. `None` if `path` is not on a mount of ivers.
 pub fn served_json_if_any(path: &Path, name: &str) -> Result<Option<Value>> {
     let Some(text) = served(path, name, true)? else { return Ok(None) };
-    serde_json::from_str(&text).with_context(|| format!("{}: {name} is not JSON", path.display())).map(Some)
+    serde_json::from_str(&text).with_context(|| format!("{}: {name} is not JSON", path.shown())).map(Some)
 }
 
 /// Reads inode number, generation and change attribute of a file on a mount.
@@ -100,7 +101,7 @@ pub fn is_dead_mount(dir: &Path) -> bool {
 
 /// Reads the information on a file of a mount.
 pub fn of_path(path: &Path, follow: bool) -> Result<FileInfo> {
-    std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+    std::fs::symlink_metadata(path).with_context(|| path.shown())?;
     let semantics = match served(path, SEMANTICS, follow)? {
         Some(text) => serde_json::from_str(&text)?,
         None => {
@@ -112,7 +113,7 @@ pub fn of_path(path: &Path, follow: bool) -> Result<FileInfo> {
     let stored = served_number(path, STORED, follow)?;
     let generation = served_number(path, GENERATION, follow)?.unwrap_or(0) as u32;
     let meta = if follow { std::fs::metadata(path) } else { std::fs::symlink_metadata(path) };
-    let meta = meta.with_context(|| path.display().to_string())?;
+    let meta = meta.with_context(|| path.shown())?;
     let time = |sec, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
     let btime = meta.created().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
     Ok(FileInfo {

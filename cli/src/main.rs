@@ -6,6 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`output`] | text, JSON, progress, errors with exit codes, log, saved files |
+//! | [`pattern`] | patterns for file names |
 //! | [`arguments`] | operands such as IMAGE:/path, lists of options, sizes |
 //! | [`process`] | starting this program again |
 //! | [`file_info`] | information on one file of a mount or an image |
@@ -25,6 +26,7 @@ mod commands;
 mod file_info;
 mod image;
 mod output;
+mod pattern;
 mod process;
 
 use std::ffi::OsString;

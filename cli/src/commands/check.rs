@@ -79,14 +79,14 @@ fn print_json(args: &Args, name: &str, found: &Findings) -> Result<()> {
         print::json_line(&format::with_names(object, [("path", place.path.as_deref())]))?;
     }
     let codes = found.counts().iter().map(|(code, count)| json!({ "code": code, "count": count }));
-    print::json_line(&json!({
-        "image": args.image.display().to_string(),
+    let end = json!({
         "format": name,
         "clean": found.is_clean(),
         "findings": found.total(),
         "codes": codes.collect::<Vec<_>>(),
         "notes": found.notes(),
-    }))
+    });
+    print::json_line(&format::with_paths(end, [("image", &*args.image)]))
 }
 
 /// The place of a finding, in words.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::{FileType, InodeRef, Vfs};
 use serde_json::json;
 
-use crate::arguments::{display_name, help_without_h, image_path, image_path_bytes, join};
+use crate::arguments::{help_without_h, image_path, image_path_bytes, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{entries, resolve};
 use crate::image::mount_options::ImageArgs;
@@ -116,7 +116,7 @@ impl Du<'_> {
             true => format::human_size(bytes),
             false => bytes.div_ceil(1024).to_string(),
         };
-        print::escaped_line(format_args!("{size}\t{}", display_name(self.image, path)))
+        print::escaped_line(format_args!("{size}\t{}", image_path(self.image, path)))
     }
 }
 

@@ -11,6 +11,7 @@ use clap::Parser;
 use super::mount;
 use crate::arguments::{escape_option, name_and_value, split_options};
 use crate::output::failure;
+use crate::output::format::Shown;
 
 /// The program name that selects this command line.
 const NAME: &str = "fuse2fs";
@@ -149,7 +150,7 @@ fn translate(words: &CommandLine) -> Result<mount::Args> {
     }
     let mut all = Vec::new();
     if defaults {
-        all.extend([format!("fsname={}", words.device.display()), "subtype=ext4".into()]);
+        all.extend([format!("fsname={}", words.device.shown()), "subtype=ext4".into()]);
     }
     if words.single {
         all.push("threads=1".into());

@@ -19,7 +19,7 @@ use super::cp::writer::{self, WriteOptions};
 use super::edit::job::Job;
 use super::measure;
 use super::mkfs::{fill, spec};
-use crate::arguments::{image_path, last_name};
+use crate::arguments::{image_path_bytes, last_name};
 use crate::image::channel::Channel;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{
@@ -28,6 +28,7 @@ use crate::image::process::{
 use crate::image::{glob, open, partitions, sandbox};
 use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
+use crate::output::format::Shown;
 use crate::output::progress;
 use crate::process;
 
@@ -69,7 +70,7 @@ fn serve(channel: &Channel) -> Result<()> {
             let image = PathBuf::from(OsString::from_vec(image));
             let device = FileDevice::adopt(file, image.clone(), OpenMode::ReadOnly)?;
             sandbox::enter(sandbox);
-            let (disk, at) = partitions::find(&device, &image.display().to_string(), &wanted)?;
+            let (disk, at) = partitions::find(&device, &image.shown(), &wanted)?;
             let FileRange { start, len } = disk.partition(at)?.range;
             let place = PartitionPlace { start, len, in_rdb: disk.is_rdb() };
             channel.send(&Reply::Partition(place), &[])
@@ -91,7 +92,7 @@ fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
     let vfs = open::open_on(Some(device), &image, options, mount_options)?;
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
-        return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
+        return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));
     }
     channel.send(&Reply::Done, &[])?;
     let mut jobs = Jobs {
@@ -109,7 +110,7 @@ fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &
     let closed = if options.read_only { Ok(()) } else { vfs.unmount() };
     served?;
     written?;
-    closed.with_context(|| format!("{}: cannot close the image", jobs.image.display()))
+    closed.with_context(|| format!("{}: cannot close the image", jobs.image.shown()))
 }
 
 struct Jobs<'a> {
@@ -161,8 +162,8 @@ impl Jobs<'_> {
             }) => {
                 let pipe = descriptor(fds)?;
                 let options = WriteOptions { no_clobber, dry_run, verbose, json };
-                let shown = image_path(&self.image, &path);
-                let target = writer::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;
+                let operand = image_path_bytes(&self.image, &path);
+                let target = writer::Image::new(self.vfs.clone(), origin, &path, operand, many, preserve)?;
                 self.exclude = Some(target.dir_id());
                 let thread = std::thread::Builder::new().name("ivers-writer".into());
                 self.writer = Some(thread.spawn(move || writer::write_copy(&target, options, pipe))?);

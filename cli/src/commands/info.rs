@@ -10,6 +10,7 @@ use crate::file_info;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
 use crate::image::partitions::Disk;
+use crate::output::format::Shown;
 use crate::output::{format, print, progress};
 
 const HELP: &str = "\
@@ -89,7 +90,7 @@ fn for_people(mut info: Value) -> Value {
 fn mount_info(args: &Args) -> Result<Value> {
     let mut info = file_info::served_json(&args.target, ivers_fuse::MOUNT)?;
     info["semantics"] = file_info::served_json(&args.target, ivers_fuse::SEMANTICS)?;
-    let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.display().to_string())?;
+    let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.shown())?;
     let space = [
         ("block_size", space.f_frsize),
         ("blocks", space.f_blocks),

@@ -13,6 +13,7 @@ use crate::image::open::{locate, open_image, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::image::sandbox;
 use crate::output::failure::{REFUSED, failure};
+use crate::output::format::Shown;
 use crate::output::{format, print};
 
 const HELP: &str = "\
@@ -42,7 +43,7 @@ pub struct Args {
 /// Runs `ivers label`.
 pub fn run(args: &Args, json: bool) -> Result<()> {
     let image = args.image.as_path();
-    let name = image.display().to_string();
+    let name = image.shown();
     let options = ImageOptions { read_only: args.new.is_none(), ..args.options.options()? };
     let device = open_image(image, &options)?;
     sandbox::enter(options.sandbox);
@@ -57,11 +58,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let vfs = open_on(Some(device), image, &options, mount_options)?;
     let Some(new) = &args.new else {
         let label = vfs.info().label.clone();
-        return if json {
-            print::json_line(&json!({ "path": image.to_string_lossy(), "label": label }))
-        } else {
-            print::line(format::name(label.as_bytes()))
-        };
+        return if json { report(image, &label, json) } else { print::line(format::name(label.as_bytes())) };
     };
     if let Some(why) = vfs.health().read_only {
         return Err(failure(REFUSED, format!("{name}: cannot be written: {why}")));
@@ -74,7 +71,10 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
 }
 
 fn report(image: &Path, new: &str, json: bool) -> Result<()> {
-    if json { print::json_line(&json!({ "path": image.to_string_lossy(), "label": new })) } else { Ok(()) }
+    if !json {
+        return Ok(());
+    }
+    print::json_line(&format::with_paths(json!({ "label": new }), [("path", image)]))
 }
 
 /// Sets the label of a format whose driver does not set it. Returns the device of all other formats.

@@ -8,7 +8,7 @@ use ivers_vfs::{Attr, Cred, FileType, InodeRef, Vfs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::arguments::{display_name, help_without_h, image_path, join};
+use crate::arguments::{help_without_h, image_path, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{child, entries, resolve};
 use crate::image::mount_options::ImageArgs;
@@ -150,7 +150,7 @@ impl Listing<'_> {
             if *self.follows {
                 print::line("")?;
             }
-            print::line(format_args!("{}:", display_name(self.image, path)))?;
+            print::line(format_args!("{}:", image_path(self.image, path)))?;
         }
         *self.follows = true;
         // Only the names of directories are kept, and only while their parent is listed.

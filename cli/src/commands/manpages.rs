@@ -8,6 +8,7 @@ use clap::{Arg, Command, ValueHint};
 
 use crate::commands::man_page::{self, after_help};
 use crate::output::failure::{StdoutError, usage};
+use crate::output::format::Shown;
 use crate::output::print;
 
 /// Help of `completions`.
@@ -139,14 +140,14 @@ fn pages(whole: &Command) -> Command {
 }
 
 fn write_pages(whole: &Command, dir: &Path) -> Result<()> {
-    let context = || dir.display().to_string();
+    let context = || dir.shown();
     std::fs::create_dir_all(dir).with_context(context)?;
     let command = pages(whole);
     let help_of_all = after_help(&command);
     for page in command.get_subcommands().chain([&command]).filter(|page| !page.is_hide_set()) {
         let (name, text) = man_page::render(page, &help_of_all).with_context(context)?;
         let path = dir.join(name);
-        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+        std::fs::write(&path, text).with_context(|| path.shown())?;
     }
     Ok(())
 }

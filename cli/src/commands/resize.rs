@@ -17,6 +17,7 @@ use crate::image::open::{Located, locate, open_image};
 use crate::image::open_options::ImageOptions;
 use crate::image::{foreign_formats, partitions, sandbox};
 use crate::output::failure::{REFUSED, failure, usage};
+use crate::output::format::Shown;
 use crate::output::{format, print};
 
 const HELP: &str = "\
@@ -63,7 +64,7 @@ pub struct Args {
 
 /// Runs `ivers resize`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
-    let name = args.image.display().to_string();
+    let name = args.image.shown();
     let size = match &args.size {
         None if args.minimum => Wanted::Minimum,
         None if args.grow_to_fill => Wanted::Fill,
@@ -91,14 +92,14 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
 
 fn show(args: &Args, name: &str, report: &ResizeReport, json: bool, quiet: bool) -> Result<()> {
     if json {
-        return print::json_line(&json!({
-            "path": args.image.to_string_lossy(),
+        let object = json!({
             "block_size": report.block_size,
             "old_blocks": report.old_blocks,
             "blocks": report.blocks,
             "inodes": report.inodes,
             "groups": report.groups,
-        }));
+        });
+        return print::json_line(&format::with_paths(object, [("path", &*args.image)]));
     }
     if quiet {
         return Ok(());
@@ -150,16 +151,17 @@ fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<
     let found = match locate(file, file.clone(), image, options) {
         Ok(found) if found.format.names.contains(&"ext4") => return Ok(found),
         Ok(found) => foreign_formats::contents(&*found.device),
-        Err(error) if partitions::read(&**file, &image.display().to_string())?.is_some() => {
+        Err(error) if partitions::read(&**file, &image.shown())?.is_some() => {
             return Err(error);
         }
-        Err(_) => foreign_formats::recognise(&**file, &image.display().to_string())
-            .unwrap_or("no known filesystem".to_owned()),
+        Err(_) => {
+            foreign_formats::recognise(&**file, &image.shown()).unwrap_or("no known filesystem".to_owned())
+        }
     };
     // What follows a colon is a hint for mounting.
     let found = found.split(':').next().unwrap_or_default();
     let why = "only ext2, ext3 and ext4 can be resized";
-    Err(failure(REFUSED, format!("{} contains {found}: {why}", image.display())))
+    Err(failure(REFUSED, format!("{} contains {found}: {why}", image.shown())))
 }
 
 fn resize(file: &Arc<FileDevice>, wanted: Wanted, found: Located, is_file: bool) -> Result<ResizeReport> {

@@ -9,6 +9,7 @@ use super::serve::stats::{label, lines, prometheus};
 use super::serve::stats_server;
 use crate::file_info;
 use crate::output::failure::{REFUSED, failure};
+use crate::output::format::Shown;
 use crate::output::print;
 
 const HELP: &str = "\
@@ -44,7 +45,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         return print_server(&stats, args.prometheus, json);
     }
     let Some(stats) = file_info::served_json_if_any(&args.dir, ivers_fuse::STATS)? else {
-        let dir = args.dir.display();
+        let dir = args.dir.shown();
         let what =
             format!("{dir}: not on an ivers mount, and not the state directory of a running `ivers serve`");
         return Err(failure(REFUSED, what));
@@ -54,7 +55,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     }
     // The label does not depend on the current directory.
     let dir = args.dir.canonicalize().unwrap_or_else(|_| args.dir.clone());
-    let dir = label(&dir.display().to_string());
+    let dir = label(&dir.shown());
     for (name, value) in stats.as_object().into_iter().flatten() {
         if args.prometheus {
             print::line(format_args!(

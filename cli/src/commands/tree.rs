@@ -7,7 +7,7 @@ use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::arguments::{display_name, image_path, join};
+use crate::arguments::{image_path, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{entries, resolve};
 use crate::image::glob;
@@ -131,7 +131,7 @@ pub fn show(
 ) -> Result<()> {
     let root = resolve(vfs, image, path, true)?;
     if !json {
-        print::line(display_name(image, path))?;
+        print::line(image_path(image, path))?;
     }
     let mut tree = Tree {
         vfs,

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ivers_fuse::{MOUNT, MountEntry, all_mounts, mounts_of};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::file_info::{self, is_dead_mount};
 use crate::image::unmount_status;
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, usage, warn};
-use crate::output::{print, progress};
+use crate::output::format::Shown;
+use crate::output::{format, print, progress};
 
 const HELP: &str = "\
 If a program has a file open there, nothing is done (exit code 6): close it, or use --lazy. Exit code 1 \
@@ -60,7 +61,7 @@ fn of_other_user(dir: &Path) -> Option<anyhow::Error> {
     let name = uzers::get_user_by_uid(uid).map(|user| user.name().to_string_lossy().into_owned());
     let name = name.unwrap_or_else(|| format!("with number {uid}"));
     let why = if uid == 0 { "only root may" } else { "only that user and root may" };
-    Some(failure(FAILED, format!("{}: mounted by user {name}: {why} unmount it", dir.display())))
+    Some(failure(FAILED, format!("{}: mounted by user {name}: {why} unmount it", dir.shown())))
 }
 
 /// Returns the user of a FUSE mount.
@@ -74,15 +75,13 @@ fn mounter(mount: &MountEntry) -> Option<u32> {
 fn resolve_parent(dir: &Path) -> Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     Ok(match (dir.parent(), dir.file_name()) {
-        (Some(parent), Some(name)) => {
-            parent.canonicalize().with_context(|| parent.display().to_string())?.join(name)
-        }
+        (Some(parent), Some(name)) => parent.canonicalize().with_context(|| parent.shown())?.join(name),
         _ => dir,
     })
 }
 
 fn unmount_served(args: &Args, json: bool) -> Result<()> {
-    let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    let dir = args.dir.canonicalize().with_context(|| args.dir.shown())?;
     let Some(mount) = file_info::served_json_if_any(&dir, MOUNT)? else {
         if let Some(status) = unmount_status::that_left(&dir) {
             // umount(8) was first, and has not waited.
@@ -90,14 +89,13 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
             let failed = status.wait();
             drop(waiting);
             if failed.is_none() && json {
-                let dir = dir.to_string_lossy();
-                print::json_line(&json!({ "dir": dir, "fs": null, "uuid": null }))?;
+                print_closed(&dir, &Value::Null)?;
             }
             return failed.map_or(Ok(()), |(code, why)| {
-                Err(failure(code, format!("{}: was detached already: {why}", dir.display())))
+                Err(failure(code, format!("{}: was detached already: {why}", dir.shown())))
             });
         }
-        let dir = args.dir.display();
+        let dir = args.dir.shown();
         return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
     };
     let pid = mount["pid"]
@@ -118,7 +116,7 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
     let after = device.map(mounts_of).unwrap_or_default();
     if let Some(other) = after.iter().find(|line| before.contains(line)) {
         // The process continues to serve: waiting for it could take forever.
-        let (dir, other) = (dir.display(), other.dir.display());
+        let (dir, other) = (dir.shown(), other.dir.shown());
         return Err(failure(BUSY, format!("{dir}: detached, but {other} is the same mount; unmount it too")));
     }
     if let Some(process) = process {
@@ -137,13 +135,19 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
     }
     drop(waiting);
     if let Some((code, why)) = status.and_then(unmount_status::UnmountStatus::wait) {
-        let dir = dir.display();
+        let dir = dir.shown();
         return Err(failure(code, format!("{dir}: detached: {why}")));
     }
     if json {
-        print::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
+        print_closed(&dir, &mount)?;
     }
     Ok(())
+}
+
+/// Prints in JSON what was unmounted. `mount` is what the mount said of itself; null if it could not.
+fn print_closed(dir: &Path, mount: &Value) -> Result<()> {
+    let object = json!({ "fs": mount["fs"], "uuid": mount["uuid"] });
+    print::json_line(&format::with_paths(object, [("dir", dir)]))
 }
 
 fn remove_dead(dir: &Path, json: bool) -> Result<()> {
@@ -152,10 +156,10 @@ fn remove_dead(dir: &Path, json: bool) -> Result<()> {
     warn(format_args!(
         "{}: the process of the mount had died: changes that were not synced are lost. \
          If the image has a journal, the next mount replays it; otherwise check it first (e2fsck, fsck.fat)",
-        dir.display()
+        dir.shown()
     ));
     if json {
-        print::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": null, "uuid": null }))?;
+        print_closed(&dir, &Value::Null)?;
     }
     Ok(())
 }
@@ -186,9 +190,9 @@ fn detach_once(dir: &PathBuf, lazy: bool) -> Result<()> {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::BUSY) => Err(busy(dir)),
             Err(rustix::io::Errno::INVAL) => {
-                Err(usage(format!("{}: not a mount point, but a directory below one", dir.display())))
+                Err(usage(format!("{}: not a mount point, but a directory below one", dir.shown())))
             }
-            Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.display()))),
+            Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.shown()))),
         };
     }
     let mounts = || all_mounts().into_iter().filter(|mount| mount.dir == *dir).collect::<Vec<_>>();
@@ -223,7 +227,7 @@ fn after_refusal(
     message: &str,
 ) -> Result<()> {
     let Some(top) = before.last() else {
-        return Err(usage(format!("{}: not a mount point, but a directory below one", dir.display())));
+        return Err(usage(format!("{}: not a mount point, but a directory below one", dir.shown())));
     };
     if !after.contains(top) {
         return Ok(());
@@ -233,7 +237,7 @@ fn after_refusal(
         return Err(busy(dir));
     }
     let message = if message.is_empty() { "fusermount3 failed and does not say why" } else { message };
-    Err(failure(FAILED, format!("{}: cannot be unmounted: {message}", dir.display())))
+    Err(failure(FAILED, format!("{}: cannot be unmounted: {message}", dir.shown())))
 }
 
 fn busy(dir: &Path) -> anyhow::Error {
@@ -241,7 +245,7 @@ fn busy(dir: &Path) -> anyhow::Error {
         BUSY,
         format!(
             "{}: busy: close the files that are open in it (fuser -vm lists them), or use --lazy",
-            dir.display()
+            dir.shown()
         ),
     )
 }

@@ -6,12 +6,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use glob::{MatchOptions, Pattern};
 use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs};
 
 use super::directory::names;
 use crate::arguments::{image_path, join};
 use crate::output::failure::{FAILED, NOT_FOUND, failure, usage};
+use crate::pattern::{Pattern, Rules, Text};
 
 /// Most files that one pattern may match.
 const MATCHES_MAX: usize = 100_000;
@@ -106,25 +106,12 @@ impl Search<'_> {
     }
 
     fn pattern(&self, part: &[u8]) -> Result<Pattern> {
-        let name = || image_path(self.image, self.path);
-        let text =
-            std::str::from_utf8(part).map_err(|_| usage(format!("{}: a pattern must be UTF-8", name())))?;
-        // Within a name, `**` means the same as `*`; the library would refuse it.
-        let mut text = text.to_owned();
-        while text.contains("**") {
-            text = text.replace("**", "*");
-        }
-        Pattern::new(&text).map_err(|error| usage(format!("{}: {}", name(), error.msg)))
+        Pattern::new(part).map_err(|why| usage(format!("{}: {why}", image_path(self.image, self.path))))
     }
 
     fn matches(&self, pattern: &Pattern, name: &[u8]) -> bool {
-        let options = MatchOptions {
-            case_sensitive: !self.vfs.info().names_alias,
-            require_literal_separator: true,
-            require_literal_leading_dot: true,
-        };
-        // In a name that is not UTF-8, each invalid sequence counts as one character.
-        pattern.matches_with(&String::from_utf8_lossy(name), options)
+        let case_sensitive = !self.vfs.info().names_alias;
+        pattern.matches(&Text::new(name), Rules { case_sensitive, literal_leading_dot: true })
     }
 
     fn too_much(&self, what: &str) -> anyhow::Error {
@@ -169,7 +156,11 @@ mod tests {
         ] {
             assert_eq!(expanded(&vfs, pattern).unwrap(), paths, "{pattern}");
         }
-        assert_eq!(expand(&vfs, Path::new("image"), b"/etc/d?").unwrap(), [b"/etc/d\xff".to_vec()]);
+        for pattern in [&b"/etc/d?"[..], b"/[e]tc/d\xff", b"/etc/d[\xf0-\xff]"] {
+            let found = expand(&vfs, Path::new("image"), pattern).unwrap();
+            assert_eq!(found, [b"/etc/d\xff".to_vec()], "{}", pattern.escape_ascii());
+        }
+        assert!(expand(&vfs, Path::new("image"), "/[e]tc/d\u{fffd}".as_bytes()).is_err());
         for (pattern, code) in [("/etc/*.x", NOT_FOUND), ("/etc/C*", NOT_FOUND), ("/etc/[", 2)] {
             let error = expanded(&vfs, pattern).unwrap_err();
             assert_eq!(crate::output::failure::code(&error), code, "{pattern}: {error}");

@@ -13,6 +13,7 @@ use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, KernelUse, OpenMo
 
 use super::unmount_status::{self, UnmountStatus};
 use crate::output::format;
+use crate::output::format::Shown;
 use crate::output::progress::Waiting;
 
 /// Time within which a process notices that its mount is gone. An image that stays mounted delays the error
@@ -74,7 +75,7 @@ fn wait(status: UnmountStatus, image: &Path) {
     let failure = status.with_timeout(CLOSE_TIMEOUT).wait();
     drop(waiting);
     if let Some((_, failure)) = failure {
-        log::warn!("{}: the previous mount: {failure}", image.display());
+        log::warn!("{}: the previous mount: {failure}", image.shown());
     }
 }
 
@@ -91,30 +92,30 @@ pub fn explain_busy(image: &Path, file: &Path) -> Option<String> {
         }
         [pid, ..] => describe_holder(*pid),
     };
-    Some(format!("{}: {users}", image.display()))
+    Some(format!("{}: {users}", image.shown()))
 }
 
 /// Returns the error for an image that the kernel uses: a loop device, or a mount of a block device.
 pub fn explain_kernel_use(image: &Path, file: &Path) -> Option<String> {
     let found = kernel_use(&std::fs::metadata(file).ok()?)?;
     let how = match &found.dir {
-        Some(dir) => format!("unmount it there first (umount {})", dir.display()),
-        None => format!("detach it first (losetup -d {})", found.device.display()),
+        Some(dir) => format!("unmount it there first (umount {})", dir.shown()),
+        None => format!("detach it first (losetup -d {})", found.device.shown()),
     };
-    Some(format!("{}: in use: {}; {how}", image.display(), kernel_in_words(&found)))
+    Some(format!("{}: in use: {}; {how}", image.shown(), kernel_in_words(&found)))
 }
 
 /// Returns a warning for the reader of an image that the kernel writes to.
 pub fn kernel_writes(image: &Path, file: &Path) -> Option<String> {
     let found = kernel_use(&std::fs::metadata(file).ok()?).filter(|found| found.is_writer)?;
     let what = "what is shown may be old, or may look damaged";
-    Some(format!("{}: {}: {what}", image.display(), kernel_in_words(&found)))
+    Some(format!("{}: {}: {what}", image.shown(), kernel_in_words(&found)))
 }
 
 fn kernel_in_words(found: &KernelUse) -> String {
-    let device = found.device.display();
+    let device = found.device.shown();
     match &found.dir {
-        Some(dir) => format!("the kernel has it mounted on {} ({device})", dir.display()),
+        Some(dir) => format!("the kernel has it mounted on {} ({device})", dir.shown()),
         None => format!("the kernel has it open ({device})"),
     }
 }
@@ -124,8 +125,8 @@ pub fn unknown_user(image: &Path, file: &Path) -> String {
     format!(
         "{}: in use by a process of another user or container, or by a loop mount of the kernel \
          (losetup -j {} shows it); unmount it there first",
-        image.display(),
-        file.display()
+        image.shown(),
+        file.shown()
     )
 }
 

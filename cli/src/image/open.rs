@@ -27,6 +27,7 @@ use super::process::{ImageProcess, PartitionPlace};
 use super::{foreign_formats, glob, partitions, sandbox};
 use crate::arguments::{ImageName, Operand, partition_of, with_missing_slash, with_partition};
 use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, code, failure, usage, warn};
+use crate::output::format::Shown;
 use crate::process::metered_budget;
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
@@ -54,7 +55,7 @@ pub fn open_to_format(image: &Path) -> Result<FileDevice> {
         (device, false) => Ok(device),
         (_, true) => {
             let why = "is a partition of a Rigid Disk Block, in which mkfs makes no filesystem";
-            Err(failure(REFUSED, format!("{} {why}; format it on the Amiga", image.display())))
+            Err(failure(REFUSED, format!("{} {why}; format it on the Amiga", image.shown())))
         }
     }
 }
@@ -65,7 +66,7 @@ fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, b
     let ImageName { file, partition } = ImageName::parse(image);
     let wanted = match (partition, &options.partition) {
         (Some(one), Some(other)) if one != *other => {
-            let image = image.display();
+            let image = image.shown();
             return Err(usage(format!("{image}: option partition={other} names another one; remove it")));
         }
         (one, other) => one.or_else(|| other.clone()),
@@ -127,7 +128,7 @@ pub fn open_device_or_fall_back(
 
 /// Opens and locks an image of any format without reading it.
 pub fn open_image(image: &Path, options: &ImageOptions) -> Result<FileDevice> {
-    open_device(AUTO, image, options)?.with_context(|| image.display().to_string())
+    open_device(AUTO, image, options)?.with_context(|| image.shown())
 }
 
 /// Opens the filesystem on a device that [`open_device`] opened. Opens no file, so it works in the sandbox.
@@ -142,7 +143,7 @@ pub fn open_on(
         None => {
             let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let fs = Mem::with_root(options.cache_bytes, owner, CoarseClock.now());
-            (Arc::new(fs), image.display().to_string())
+            (Arc::new(fs), image.shown())
         }
         Some(file) => {
             let counts = mount_options.io_counts.get_or_insert_default().clone();
@@ -205,7 +206,7 @@ fn check_remains(
         0 => file,
         offset => Arc::new(OffsetDevice::new(file, ByteOffset(offset))?),
     };
-    let name = image.display().to_string();
+    let name = image.shown();
     if !foreign_formats::may_be_destroyed(&*device) || partitions::read(&*device, &name)?.is_some() {
         return Ok(None);
     }
@@ -244,7 +245,7 @@ pub fn locate(
     options: &ImageOptions,
 ) -> Result<Located> {
     let wanted = options.partition.clone().or_else(|| partition_of(image, file.path()));
-    let image_name = with_partition(image, wanted.as_deref()).display().to_string();
+    let image_name = with_partition(image, wanted.as_deref()).shown();
     let is_whole = file.range().is_none() && options.offset_bytes == 0;
     if options.offset_bytes > 0 {
         device = Arc::new(OffsetDevice::new(device, ByteOffset(options.offset_bytes))?);
@@ -265,7 +266,7 @@ pub fn locate(
     };
     // A partition that was named is in a Rigid Disk Block: the device is not limited to it.
     let at = match &wanted {
-        Some(wanted) => disk.find(&image.display().to_string(), wanted)?,
+        Some(wanted) => disk.find(&image.shown(), wanted)?,
         None => disk.only(&image_name, requested)?,
     };
     let partition = disk.partition(at)?;
@@ -273,7 +274,7 @@ pub fn locate(
     let format = partition.format.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
     let image_name = match &wanted {
         Some(_) => image_name,
-        None => with_partition(image, Some(&number)).display().to_string(),
+        None => with_partition(image, Some(&number)).shown(),
     };
     if disk.is_rdb() && format.has_partitions {
         return Ok(Located { device, is_whole, format, partition: Some(number), image_name });
@@ -335,9 +336,9 @@ fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
     let Err(why) = std::fs::metadata(image) else { return error };
     match with_missing_slash(image) {
         Some(meant) => {
-            failure(NOT_FOUND, format!("cannot open {}: {why}; did you mean {meant}?", image.display()))
+            failure(NOT_FOUND, format!("cannot open {}: {why}; did you mean {meant}?", image.shown()))
         }
-        None => anyhow::Error::from(why).context(format!("cannot open {}", image.display())),
+        None => anyhow::Error::from(why).context(format!("cannot open {}", image.shown())),
     }
 }
 
@@ -350,7 +351,7 @@ pub fn parse_image_path(word: &Path) -> Result<ImagePath> {
         Operand::Image { image, path } => Ok((image, path)),
         Operand::Host(path) => Err(usage(format!(
             "{} is a directory: name an image or IMAGE:/path (on a mount, use the system's own command)",
-            path.display()
+            path.shown()
         ))),
     }
 }
@@ -418,14 +419,14 @@ impl Images {
         }
         match recognise(file, &self.options)?.1 {
             Some(format) if !format.has_partitions => Ok(None),
-            _ => partitions::read(file, &image.display().to_string()),
+            _ => partitions::read(file, &image.shown()),
         }
     }
 
     /// Returns the filesystem of one of the images.
     pub fn get(&mut self, image: &Path) -> Result<Arc<Vfs>> {
         let state = self.images.iter_mut().find(|(other, _)| other == image);
-        let (_, state) = state.with_context(|| format!("{} is not open", image.display()))?;
+        let (_, state) = state.with_context(|| format!("{} is not open", image.shown()))?;
         match state {
             State::Parsed(vfs) => Ok(vfs.clone()),
             State::Opened(device) => {
@@ -438,7 +439,7 @@ impl Images {
                 opened
             }
             State::Refused(code) => {
-                Err(failure(*code, format!("{} was not opened: see the first error", image.display())))
+                Err(failure(*code, format!("{} was not opened: see the first error", image.shown())))
             }
         }
     }

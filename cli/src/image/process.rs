@@ -5,6 +5,7 @@
 //! what it must write to the image it reads from a pipe: it opens no file. A hostile image that takes it over
 //! gets that image and the pipe. The command checks what comes out of the pipe as it would check the image.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -44,7 +45,7 @@ pub enum Request {
         /// Show no progress.
         quiet: bool,
         /// Print errors as JSON, with these operands of the command line.
-        json: Option<Vec<String>>,
+        json: Option<Vec<Vec<u8>>>,
     },
     /// Find a partition; with the descriptor of the whole image. It is the only request.
     FindPartition {
@@ -98,7 +99,7 @@ pub struct FillOptions {
     /// The owners of all files, instead of those of the source.
     pub owners: NewOwners,
     /// Patterns of files that are left out.
-    pub exclude: Vec<String>,
+    pub exclude: Vec<OsString>,
     /// Symbolic links to directories are followed.
     pub keep_directory_symlinks: bool,
     /// Problems are counted and not shown.
@@ -151,7 +152,7 @@ pub struct ReadCopy {
     /// The origin of the files.
     pub origin: u32,
     /// The operand as the user wrote it.
-    pub operand: String,
+    pub operand: Vec<u8>,
     /// The path in the image.
     pub path: Vec<u8>,
     /// Copy directories with their contents. If not set, a symbolic link is followed.

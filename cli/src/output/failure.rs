@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
@@ -35,26 +36,26 @@ const CODE_NAMES: [(u8, &str); 6] = [
 ];
 
 /// The words of the command line, if errors are printed as JSON.
-static JSON: OnceLock<Vec<String>> = OnceLock::new();
+static JSON: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
 
 /// Prints the errors of this process as JSON. `words` is the command line, whose operands errors name.
 pub fn print_json(words: &[OsString]) {
-    let words = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
-    let _ = JSON.set(words.filter(|word| !word.starts_with('-')).collect());
+    let words = words.iter().skip(1).map(|word| word.as_bytes().to_vec());
+    let _ = JSON.set(words.filter(|word| !word.starts_with(b"-")).collect());
 }
 
 /// Bytes of operands that fit into a message to another process.
 const OPERANDS_BYTES_MAX: usize = 8 << 10;
 
 /// Returns the argument of [`print_json_about`] for another process of this command. `None`: errors are text.
-pub fn json_operands() -> Option<Vec<String>> {
+pub fn json_operands() -> Option<Vec<Vec<u8>>> {
     let operands = JSON.get()?;
-    let bytes: usize = operands.iter().map(String::len).sum();
+    let bytes: usize = operands.iter().map(Vec::len).sum();
     Some(if bytes > OPERANDS_BYTES_MAX { Vec::new() } else { operands.clone() })
 }
 
 /// Prints the errors of this process as JSON. `operands` are those of the command line.
-pub fn print_json_about(operands: Vec<String>) {
+pub fn print_json_about(operands: Vec<Vec<u8>>) {
     let _ = JSON.set(operands);
 }
 
@@ -65,10 +66,13 @@ pub fn is_json() -> bool {
 
 /// Returns the operand that a message is about: the one that it begins with, else one that it contains as a
 /// word.
-fn operand_in<'a>(message: &str, operands: &'a [String]) -> Option<&'a str> {
+fn operand_in<'a>(message: &str, operands: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+    // Messages show them so.
+    let operands = operands.iter().map(|operand| (operand, format::name(operand)));
+    let operands: Vec<(&Vec<u8>, String)> = operands.filter(|(_, shown)| !shown.is_empty()).collect();
     let ends = |rest: &str| rest.starts_with([':', ' ', ',', ';', '"', '/']) || rest.is_empty();
-    let begins = |operand: &&String| message.strip_prefix(operand.as_str()).is_some_and(ends);
-    let contains = |operand: &&String| {
+    let begins = |(_, operand): &&(_, String)| message.strip_prefix(operand.as_str()).is_some_and(ends);
+    let contains = |(_, operand): &&(_, String)| {
         // A short word such as `a` occurs in sentences by chance.
         (operand.contains(['/', '.', ':']) || operand.len() > 8)
             && message.match_indices(operand.as_str()).any(|(at, _)| {
@@ -76,9 +80,10 @@ fn operand_in<'a>(message: &str, operands: &'a [String]) -> Option<&'a str> {
                 before.is_none_or(|c| " /\"".contains(c)) && ends(&message[at + operand.len()..])
             })
     };
-    let longest = |found: &&String| found.len();
+    let longest = |(_, found): &&(_, String)| found.len();
     let first = operands.iter().filter(begins).max_by_key(longest);
-    first.or_else(|| operands.iter().filter(contains).max_by_key(longest)).map(String::as_str)
+    let found = first.or_else(|| operands.iter().filter(contains).max_by_key(longest));
+    found.map(|(operand, _)| operand.as_slice())
 }
 
 /// Formats a message of `program` for standard error: text, or a JSON object if [`print_json`] was called.
@@ -101,12 +106,12 @@ fn json_error(kind: Option<u8>, code: Option<u8>, message: &str) -> Option<serde
     let operands = JSON.get()?;
     let known = CODE_NAMES.iter().find(|(number, _)| Some(*number) == kind);
     let kind = if kind.is_none() { "warning" } else { known.map_or("failed", |(_, name)| name) };
-    Some(serde_json::json!({
+    let error = serde_json::json!({
         "error": kind,
         "code": code,
         "message": format::one_line(message),
-        "path": operand_in(message, operands),
-    }))
+    });
+    Some(format::with_names(error, [("path", operand_in(message, operands))]))
 }
 
 /// Prints an error with this exit code.
@@ -443,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_message_is_about_the_operand_that_it_names() {
-        let operands = ["ls", "disk.img", "disk.img:/a", "a"].map(str::to_owned);
+        let operands = [&b"ls"[..], b"disk.img", b"disk.img:/a", b"a", b"x.img:/\xff"].map(<[u8]>::to_vec);
         for (message, operand) in [
             ("disk.img: in use", Some("disk.img")),
             ("disk.img:/a: no such file", Some("disk.img:/a")),
@@ -451,7 +456,8 @@ mod tests {
             ("a: is a directory", Some("a")),
             ("something is a directory", None),
         ] {
-            assert_eq!(operand_in(message, &operands), operand, "{message}");
+            assert_eq!(operand_in(message, &operands), operand.map(str::as_bytes), "{message}");
         }
+        assert_eq!(operand_in("x.img:/\\xff: no", &operands), Some(&b"x.img:/\xff"[..]));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use ivers_vfs::FileType;
 use serde_json::Value;
@@ -64,11 +65,18 @@ pub fn kind_in_words(file: FileType) -> String {
 
 /// Formats a file name for a terminal: control characters and bytes that are not UTF-8 are escaped.
 pub fn name(bytes: &[u8]) -> String {
-    let text = OsStr::from_bytes(bytes).to_string_lossy();
-    if text.chars().any(char::is_control) || std::str::from_utf8(bytes).is_err() {
-        bytes.escape_ascii().to_string()
-    } else {
-        text.into_owned()
+    ivers_block::printable(bytes)
+}
+
+/// A file name or path, as messages show it.
+pub trait Shown {
+    /// Formats it as [`name`] does.
+    fn shown(&self) -> String;
+}
+
+impl<T: AsRef<OsStr> + ?Sized> Shown for T {
+    fn shown(&self) -> String {
+        name(self.as_ref().as_bytes())
     }
 }
 
@@ -122,6 +130,11 @@ pub fn human_size(bytes: u64) -> String {
         unit *= 1024;
     }
     unreachable!("the last letter returns")
+}
+
+/// Adds paths of the host to a JSON object as [`with_names`] does.
+pub fn with_paths<'a>(object: Value, paths: impl IntoIterator<Item = (&'static str, &'a Path)>) -> Value {
+    with_names(object, paths.into_iter().map(|(key, path)| (key, Some(path.as_os_str().as_bytes()))))
 }
 
 /// Formats bytes as hexadecimal digits.

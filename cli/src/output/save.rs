@@ -11,6 +11,7 @@ use ivers_vfs::FileType;
 
 use super::failure::{FAILED, failure};
 use super::format;
+use crate::output::format::Shown;
 
 /// Returns the type of a file, in words.
 pub fn type_in_words(meta: &std::fs::Metadata) -> String {
@@ -31,7 +32,7 @@ pub enum Target {
 
 /// Decides how to save to `path`, which errors call `what`. Opens nothing, so it can run before a long walk.
 pub fn target(path: &Path, what: &str) -> Result<Target> {
-    let context = || format!("cannot save {what} {}", path.display());
+    let context = || format!("cannot save {what} {}", path.shown());
     let refuse = |why: &str| failure(FAILED, format!("{}: {why}", context()));
     let meta = match std::fs::metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -71,7 +72,7 @@ pub fn save_from(path: &Path, source: &mut impl Read, what: &str) -> Result<()> 
 
 /// As [`save`], with what `write` writes.
 pub fn save_by(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>, what: &str) -> Result<()> {
-    let context = || format!("cannot save {what} {}", path.display());
+    let context = || format!("cannot save {what} {}", path.shown());
     match target(path, what)? {
         Target::Replace(path) => {
             let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(context)?;

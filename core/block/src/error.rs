@@ -104,3 +104,12 @@ impl BlockError {
         }
     }
 }
+
+/// Formats a file name or path for messages: if it has control characters or bytes that are not UTF-8, these
+/// and all other bytes that are not printable ASCII are escaped.
+pub fn printable(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => name.escape_ascii().to_string(),
+    }
+}

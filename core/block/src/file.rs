@@ -5,7 +5,6 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -77,9 +76,7 @@ impl FileDevice {
     /// The lock belongs to the open file and ends when the last process closes it.
     pub fn adopt(mut file: File, path: PathBuf, mode: OpenMode) -> Result<Self> {
         // The position of the end is the size of block devices too.
-        let size_bytes = file
-            .seek(SeekFrom::End(0))
-            .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
+        let size_bytes = file.seek(SeekFrom::End(0)).map_err(|error| lock::open_error(&path, error))?;
         // The other process may have unflushed writes: count one, so that the first flush is not skipped.
         Ok(Self {
             file,
@@ -290,7 +287,7 @@ impl Device for FileDevice {
     }
 
     fn describe(&self) -> String {
-        self.path.display().to_string()
+        lock::shown(&self.path)
     }
 }
 

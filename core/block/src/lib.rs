@@ -55,7 +55,7 @@ pub use cache::{BufferCache, CacheStats, PlaceHook};
 pub use contents::Contents;
 pub use counted::{CountedDevice, IoCounts};
 pub use device::Device;
-pub use error::{BlockError, Result};
+pub use error::{BlockError, Result, printable};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, FileRange, OpenMode};
 pub use lock::DiskFile;

@@ -25,6 +25,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,17 +34,22 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::file::{FileRange, open_file};
-use crate::{BlockError, FileDevice, OpenMode, Result, loop_device};
+use crate::{BlockError, FileDevice, OpenMode, Result, loop_device, printable};
 
 /// The first byte that range locks cover.
 const RANGES_START: u64 = 512;
 
+/// Formats a path for errors.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
+}
+
 pub(crate) fn busy(path: &Path) -> BlockError {
-    BlockError::Busy { device: path.display().to_string() }
+    BlockError::Busy { device: shown(path) }
 }
 
 pub(crate) fn open_error(path: &Path, error: io::Error) -> BlockError {
-    BlockError::Open { device: path.display().to_string(), source: Arc::new(error) }
+    BlockError::Open { device: shown(path), source: Arc::new(error) }
 }
 
 /// Locks a file as a user of the whole image.

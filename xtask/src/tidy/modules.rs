@@ -184,7 +184,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
     (
         "cli/src",
         &[
-            ("", "state_format output arguments process file_info archive image commands command_line"),
+            (
+                "",
+                "state_format output pattern arguments process file_info archive image commands command_line",
+            ),
             ("archive", "member acl_text pax sparse reader writer"),
             ("output", "format colours failure print progress log save"),
             (

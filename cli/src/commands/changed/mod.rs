@@ -30,6 +30,7 @@ use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{ImageProcess, Request, protocol_error};
 use crate::output::failure::{self, FAILED, Problems, REFUSED, failure, reported, usage, warn};
+use crate::output::format::Shown;
 use crate::output::save;
 use compare::{Compared, Comparison, Form, Report};
 use renames::Status;
@@ -139,12 +140,12 @@ impl Job<'_> {
                 None
             };
             if let Some(elsewhere) = elsewhere {
-                let tree = self.tree.display();
+                let tree = self.tree.shown();
                 let why = format!("{tree}: the state was saved {elsewhere}; save a new one with --save");
                 return Err(failure(FAILED, why));
             }
             if let Some(why) = why_all_differ(old, header) {
-                let tree = self.tree.display();
+                let tree = self.tree.shown();
                 warn(format_args!(
                     "{tree}: {why}, so every change attribute differs, and files that did not change are \
                      listed too; save a new state with --save"
@@ -206,7 +207,7 @@ impl Job<'_> {
             warn(format_args!(
                 "{}: not on a mount of ivers: compared by ctime, mtime, size, inode number and time of \
                  birth; a change after the clock was set back can be missed",
-                tree.display()
+                tree.shown()
             ));
         }
         let mut comparison = self.begin(&header)?;
@@ -215,7 +216,7 @@ impl Job<'_> {
             Found::Unreadable(error) => {
                 // Nearly every ext4 filesystem has a lost+found that only root may read.
                 if path != b"lost+found" {
-                    let name = tree.join(OsStr::from_bytes(path)).display().to_string();
+                    let name = tree.join(OsStr::from_bytes(path)).shown();
                     problems.report(Err(error.context(name)))?;
                 }
                 comparison.unreadable(path)

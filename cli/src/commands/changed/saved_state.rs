@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use ivers::state_format::{Header, LEN_MAX, MAGIC, MAGIC_2, MAGIC_FAMILY, ReadError, Reader};
 
 use crate::output::failure::{FAILED, failure};
+use crate::output::format::Shown;
 use crate::output::save::type_in_words;
 
 /// A saved state. Its records are read one at a time.
@@ -21,13 +22,13 @@ pub struct Saved {
 /// Opens a saved state and checks all of it. It must be a regular file that begins with the magic of a saved
 /// state; otherwise the rest is not read.
 pub fn open(path: &Path) -> Result<Saved> {
-    let context = || format!("cannot read the saved state {}", path.display());
-    let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.display()));
+    let context = || format!("cannot read the saved state {}", path.shown());
+    let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.shown()));
     // Checked before it is opened: a FIFO would wait for a writer, and opening some devices has effects.
     let meta = std::fs::metadata(path).with_context(context)?;
     if !meta.is_file() {
         let why = format!("is not a saved state but a {}", type_in_words(&meta));
-        return Err(failure(FAILED, format!("{} {why}; name a regular file", path.display())));
+        return Err(failure(FAILED, format!("{} {why}; name a regular file", path.shown())));
     }
     let mut file = File::open(path).with_context(context)?;
     let mut magic = Vec::new();

@@ -23,6 +23,7 @@ use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{child, names, resolve};
 use crate::image::sorted_names::{SortedNames, Unsorted};
 use crate::output::failure::{REFUSED, failure};
+use crate::output::format::Shown;
 use crate::output::progress::Progress;
 
 /// What a walk found at a path.
@@ -154,8 +155,8 @@ impl<'a> Mounted<'a> {
     pub fn open(root: &'a Path) -> Result<(Self, Header)> {
         let mount = file_info::served_json_if_any(root, MOUNT)?;
         // If TREE is a symbolic link, the identity is that of the directory.
-        let resolved = root.canonicalize().with_context(|| root.display().to_string())?;
-        let meta = std::fs::metadata(&resolved).with_context(|| root.display().to_string())?;
+        let resolved = root.canonicalize().with_context(|| root.shown())?;
+        let meta = std::fs::metadata(&resolved).with_context(|| root.shown())?;
         let one = Self { root, device: meta.dev(), has_change_attributes: mount.is_some() };
         let identity = one.identity(&resolved, &meta)?;
         let instance = match mount {
@@ -207,7 +208,7 @@ impl Tree for Mounted<'_> {
         };
         match read() {
             Ok(names) => Ok(Some(names)),
-            Err(error) if depth == 0 => Err(error).with_context(|| full.display().to_string()),
+            Err(error) if depth == 0 => Err(error).with_context(|| full.shown()),
             Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -264,7 +265,7 @@ impl Tree for InImage<'_> {
 /// Writes the state of a tree of an image. Runs in the image process. A file that cannot be read is an error.
 pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: impl Write) -> Result<()> {
     if to_save && !vfs.info().semantics.persistent {
-        let (image, format) = (image.display(), vfs.info().fs_type);
+        let (image, format) = (image.shown(), vfs.info().fs_type);
         let why =
             "does not store change attributes, so a saved state would be useless; mount it and save that";
         return Err(failure(REFUSED, format!("{image}: {format} {why}")));

@@ -25,7 +25,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
-use crate::arguments::{Operand, STANDARD, display_name, is_stream, last_name, with_missing_slash};
+use crate::arguments::{Operand, STANDARD, image_path, is_stream, last_name, with_missing_slash};
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
@@ -35,6 +35,7 @@ use crate::image::process::{
     CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy, is_same, protocol_error,
 };
 use crate::output::failure::{reported, usage};
+use crate::output::format::Shown;
 use crate::output::print;
 use crate::process::refuse_fakeroot;
 use reader::{ReadOptions, Reader, open_stream};
@@ -262,7 +263,7 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
         if let Some(meant) = with_missing_slash(word) {
             return Err(usage(format!(
                 "{}: a path in an image starts with a slash; did you mean {meant}?",
-                word.display()
+                word.shown()
             )));
         }
     }
@@ -270,7 +271,7 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
         // The most likely image, for an example.
         let images = || std::iter::once(&args.to).chain(&args.from);
         let image = images().find(|word| contains_filesystem(word));
-        let root = image.map_or("IMAGE:/path".into(), |image| display_name(image, b"/"));
+        let root = image.map_or("IMAGE:/path".into(), |image| image_path(image, b"/"));
         return Err(usage(format!(
             "no operand names a file of an image, such as {root}; \
              to copy files of the host, use the cp of the system"
@@ -283,7 +284,7 @@ fn check_operands(args: &Args, to: &Operand) -> Result<()> {
     };
     match args.from.iter().map(named).find(|target| contains_filesystem(target)) {
         Some(target) if !args.force => {
-            let (target, root) = (target.display(), display_name(&target, b"/"));
+            let (target, root) = (target.shown(), image_path(&target, b"/"));
             Err(usage(format!(
                 "{target}: contains a filesystem, whose root is {root}; --force overwrites the whole file"
             )))
@@ -349,7 +350,7 @@ fn read_operands(
     let mut host = Reader::new(writer::HOST_ORIGIN, ReadOptions { recursive, preserve, contents, exclude });
     let mut out = Sender::new(&into);
     for word in &args.from {
-        let operand = word.display().to_string();
+        let operand = word.as_os_str().as_bytes();
         match Operand::parse(word) {
             Operand::Host(path) => {
                 let name = last_name(path.as_os_str().as_bytes());
@@ -357,17 +358,18 @@ fn read_operands(
                 let stream = if recursive && !is_standard { Ok(None) } else { open_stream(&path) };
                 let file = match stream {
                     Ok(Some(stream)) => {
-                        host.read_stream(&stream, &operand, name.filter(|_| !is_standard), &mut out)?;
+                        host.read_stream(&stream, operand, name.filter(|_| !is_standard), &mut out)?;
                         continue;
                     }
                     Ok(None) if recursive => Ok(path.clone()),
                     Ok(None) => path.canonicalize().map_err(Into::into),
                     Err(error) => Err(error),
                 };
-                host.read_operand(&reader::Host, file, &operand, name, &mut out)?;
+                host.read_operand(&reader::Host, file, operand, name, &mut out)?;
             }
             Operand::Image { image, path } => {
                 let (origin, process) = processes.find(&image)?;
+                let operand = operand.to_vec();
                 let request = ReadCopy { origin, operand, path, recursive, preserve, contents };
                 process.request(&Request::ReadCopy(request), into.as_fd())?;
             }

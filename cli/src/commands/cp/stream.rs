@@ -93,7 +93,7 @@ pub enum Message {
         /// The scope of [`FileId`]s.
         origin: u32,
         /// The operand as the user wrote it.
-        display_name: String,
+        operand: Vec<u8>,
         /// The name of the copy. `None`: only the contents of a directory are copied.
         name: Option<Vec<u8>>,
     },

@@ -5,8 +5,9 @@ use ivers_vfs::{Cred, InodeRef, XattrMode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::bytes::{Bytes, from_hex, hexadecimal};
 use super::session::{Operation, Report, Session, Targets, Unmatched};
-use crate::arguments::{display_name, image_path_bytes};
+use crate::arguments::{image_path, image_path_bytes};
 use crate::image::glob::is_pattern;
 use crate::output::failure::{USAGE, failure};
 use crate::output::format::hex;
@@ -45,7 +46,7 @@ pub struct Common {
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct Get {
     /// The name of the attribute
-    name: String,
+    name: Bytes,
     /// Print the value as hexadecimal
     #[arg(long)]
     hex: bool,
@@ -57,10 +58,11 @@ pub struct Get {
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct Set {
     /// The name of the attribute
-    name: String,
+    name: Bytes,
     /// The value
     #[arg(allow_hyphen_values = true)]
-    value: String,
+    #[serde(with = "hexadecimal")]
+    value: Bytes,
     /// The value is hexadecimal
     #[arg(long)]
     hex: bool,
@@ -72,7 +74,7 @@ pub struct Set {
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct Remove {
     /// The name of the attribute
-    name: String,
+    name: Bytes,
     #[command(flatten)]
     common: Common,
 }
@@ -103,11 +105,11 @@ impl Operation for Get {
         let many = are_many(targets);
         session.each_read(&targets.operands, |session, path| {
             let inode = session.resolve(path, !self.common.no_dereference)?;
-            let value = read(session, path, &inode, self.name.as_bytes())?;
+            let value = read(session, path, &inode, &self.name.0)?;
             if session.json {
-                return print_json(session, path, self.name.as_bytes(), &value);
+                return print_json(session, path, &self.name.0, &value);
             }
-            let file = if many { format!("{}: ", display_name(session.image, path)) } else { String::new() };
+            let file = if many { format!("{}: ", image_path(session.image, path)) } else { String::new() };
             print::line(format_args!("{file}{}", shown(&value, self.hex)))
         })
     }
@@ -131,7 +133,7 @@ impl Operation for List {
                     continue;
                 }
                 let file =
-                    if many { format!("{}: ", display_name(session.image, path)) } else { String::new() };
+                    if many { format!("{}: ", image_path(session.image, path)) } else { String::new() };
                 let value = if self.long {
                     format!(" {}", shown(&read(session, path, &inode, &name)?, self.hex))
                 } else {
@@ -150,41 +152,34 @@ impl Operation for Set {
     }
 
     fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
-        let value = self.value().unwrap_or_default();
         session.each(&targets.operands, Unmatched::Error, |session, path| {
             let inode = session.resolve(path, !self.common.no_dereference)?;
-            let set = session.vfs.set_xattr(&Cred::root(), &inode, &self.name, &value, XattrMode::Any);
-            set_or_explain(session, path, &self.name, set)?;
+            let set =
+                session.vfs.set_xattr(&Cred::root(), &inode, &self.name.0, &self.value.0, XattrMode::Any);
+            set_or_explain(session, path, &self.name.0, set)?;
             session.changed(path)
         })
     }
 }
 
 impl Set {
-    /// Returns why the value cannot be set.
-    pub fn check(&self) -> Result<(), String> {
-        match self.value() {
+    /// Returns this request with the value as bytes, or why the value cannot be set.
+    pub fn decoded(self) -> Result<Self, String> {
+        let name = format::name(&self.name.0);
+        let value = match self.hex {
+            true => from_hex(self.value.0.strip_prefix(b"0x").unwrap_or(&self.value.0)),
+            false => Some(self.value.0),
+        };
+        match value {
             None => Err(format!(
-                "{}: the value has an even number of hexadecimal digits, after 0x if you like",
-                self.name
+                "{name}: the value has an even number of hexadecimal digits, after 0x if you like"
             )),
             Some(value) if value.len() > VALUE_MAX => Err(format!(
-                "{}: the value has {} bytes, at most {VALUE_MAX} are possible here; set it on a mount",
-                self.name,
+                "{name}: the value has {} bytes, at most {VALUE_MAX} are possible here; set it on a mount",
                 value.len()
             )),
-            Some(_) => Ok(()),
+            Some(value) => Ok(Self { value: Bytes(value), hex: false, ..self }),
         }
-    }
-
-    fn value(&self) -> Option<Vec<u8>> {
-        if !self.hex {
-            return Some(self.value.clone().into_bytes());
-        }
-        let digits = self.value.strip_prefix("0x").unwrap_or(&self.value).as_bytes();
-        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        let all_digits = digits.iter().all(u8::is_ascii_hexdigit);
-        (all_digits && digits.len().is_multiple_of(2)).then(|| digits.chunks(2).map(pair).collect())?
     }
 }
 
@@ -196,8 +191,8 @@ impl Operation for Remove {
     fn run(&self, session: &mut Session<'_>, targets: &Targets) -> Result<()> {
         session.each(&targets.operands, Unmatched::Error, |session, path| {
             let inode = session.resolve(path, !self.common.no_dereference)?;
-            let removed = session.vfs.remove_xattr(&Cred::root(), &inode, &self.name);
-            set_or_explain(session, path, &self.name, removed)?;
+            let removed = session.vfs.remove_xattr(&Cred::root(), &inode, &self.name.0);
+            set_or_explain(session, path, &self.name.0, removed)?;
             session.changed(path)
         })
     }
@@ -209,7 +204,12 @@ fn are_many(targets: &Targets) -> bool {
 }
 
 /// Adds path and attribute to an error.
-fn set_or_explain(session: &Session<'_>, path: &[u8], name: &str, done: ivers_vfs::Result<()>) -> Result<()> {
+fn set_or_explain(
+    session: &Session<'_>,
+    path: &[u8],
+    name: &[u8],
+    done: ivers_vfs::Result<()>,
+) -> Result<()> {
     let done = session.stored(path, "extended attributes", done);
     done.map_err(|error| about(name, error))
 }
@@ -218,9 +218,9 @@ fn set_or_explain(session: &Session<'_>, path: &[u8], name: &str, done: ivers_vf
 const CLASSES: [&str; 4] = ["user.", "trusted.", "security.", "system."];
 
 /// Adds the name to an error, or says that no attribute has such a name.
-fn about(name: &str, error: anyhow::Error) -> anyhow::Error {
-    let shown = format::one_line(name);
-    if CLASSES.iter().any(|class| name.starts_with(class)) {
+fn about(name: &[u8], error: anyhow::Error) -> anyhow::Error {
+    let shown = format::name(name);
+    if CLASSES.iter().any(|class| name.starts_with(class.as_bytes())) {
         return error.context(format!("attribute {shown}"));
     }
     let why = "names begin with user., trusted., security. or system.";
@@ -230,7 +230,7 @@ fn about(name: &str, error: anyhow::Error) -> anyhow::Error {
 fn read(session: &Session<'_>, path: &[u8], inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
     let value = session.vfs.get_xattr(&Cred::root(), inode, name);
     let value = session.stored(path, "extended attributes", value);
-    value.map_err(|error| about(&format::name(name), error))
+    value.map_err(|error| about(name, error))
 }
 
 /// Returns the value if it is text without control characters.

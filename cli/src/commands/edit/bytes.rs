@@ -1,4 +1,8 @@
 //! Byte strings in messages: as text where they are UTF-8. JSON makes an array of bytes four times as long.
+//! Hexadecimal digits are twice as long in any case.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +16,12 @@ pub struct Bytes(pub Vec<u8>);
 enum Encoded {
     Text(String),
     Bytes(Vec<u8>),
+}
+
+impl From<OsString> for Bytes {
+    fn from(word: OsString) -> Self {
+        Self(word.into_vec())
+    }
 }
 
 impl From<Encoded> for Bytes {
@@ -41,6 +51,31 @@ impl Bytes {
             Err(_) => 4 * self.0.len(),
         }
     }
+}
+
+/// The encoding of values as hexadecimal digits, for `#[serde(with = ...)]`.
+pub mod hexadecimal {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::Bytes;
+    use crate::output::format::hex;
+
+    pub fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&hex(&bytes.0))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+        let digits = String::deserialize(from)?;
+        super::from_hex(digits.as_bytes()).map(Bytes).ok_or_else(|| D::Error::custom("no hexadecimal digits"))
+    }
+}
+
+/// Decodes an even number of hexadecimal digits.
+pub fn from_hex(digits: &[u8]) -> Option<Vec<u8>> {
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let all_digits = digits.iter().all(u8::is_ascii_hexdigit);
+    (all_digits && digits.len().is_multiple_of(2)).then(|| digits.chunks(2).map(pair).collect())?
 }
 
 #[cfg(test)]

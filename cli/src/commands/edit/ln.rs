@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::session::{Operation, Report, Session, Targets};
-use crate::arguments::{display_name, join, last_name};
+use crate::arguments::{image_path, join, last_name};
 use crate::image::directory::owned_as;
 use crate::output::failure::{FAILED, failure, usage};
 use crate::output::format;
@@ -99,7 +99,7 @@ impl Ln {
                 session.stored(path, "hard links", made)?;
             }
         }
-        let shown = if self.symbolic { format::name(target) } else { display_name(session.image, target) };
+        let shown = if self.symbolic { format::name(target) } else { image_path(session.image, target) };
         session.changed_as(path, &format!(" -> {shown}"))
     }
 }

@@ -46,6 +46,7 @@ use crate::image::open_options::{ImageOptions, Owners};
 use crate::image::process::{BROKEN_PIPE, EditOutcome, ImageProcess, is_same};
 use crate::output::failure::{FAILED, Problems, StdoutError, failure, reported, usage};
 use crate::output::format;
+use crate::output::format::Shown;
 use bytes::Bytes;
 use job::{Edit, Job};
 use session::Targets;
@@ -171,8 +172,7 @@ impl Options for attr::Set {
     const OPERANDS: &'static str = "The files that get the attribute";
 
     fn edit(self) -> Result<Edit> {
-        self.check().map_err(usage)?;
-        Ok(Edit::SetAttr(self))
+        Ok(Edit::SetAttr(self.decoded().map_err(usage)?))
     }
 }
 
@@ -269,7 +269,7 @@ fn edit_image(image: &Path, options: &ImageOptions, job: Job, problems: &mut Pro
 
 /// Returns the error for an operation that was interrupted before it started.
 fn interrupted(image: &Path) -> anyhow::Error {
-    failure(FAILED, format!("{}: interrupted; the image is closed", image.display()))
+    failure(FAILED, format!("{}: interrupted; the image is closed", image.shown()))
 }
 
 /// Counts what the image process printed. Fails if the command must end.
@@ -318,13 +318,13 @@ fn image_operand(shape: Shape, word: &Path) -> Result<(PathBuf, Vec<u8>)> {
         Operand::Host(path) => {
             if let Some(meant) = with_missing_slash(word) {
                 let why = "a path in an image starts with a slash";
-                return Err(usage(format!("{}: {why}; did you mean {meant}?", word.display())));
+                return Err(usage(format!("{}: {why}; did you mean {meant}?", word.shown())));
             }
             let hint = match shape {
                 Shape::Files => "on the host and on mounts, use the command of the system",
                 _ => "between the host and an image, use ivers cp",
             };
-            Err(usage(format!("{}: not a file of an image (IMAGE:/path); {hint}", path.display())))
+            Err(usage(format!("{}: not a file of an image (IMAGE:/path); {hint}", path.shown())))
         }
     }
 }

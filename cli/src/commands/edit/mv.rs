@@ -5,7 +5,7 @@ use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use super::session::{Operation, Report, Session, Targets, Unmatched};
-use crate::arguments::{display_name, image_path, join, last_name};
+use crate::arguments::{image_path, join, last_name};
 use crate::output::failure::{FAILED, failure, usage};
 
 /// The help of the command.
@@ -97,7 +97,7 @@ impl Mv {
             session.vfs.rename(&Cred::root(), &old_dir, &old_name, &new.dir, &new.name, flags, false);
         let names = || format!("{} to {}", session.name(path), image_path(session.image, &new.path));
         match renamed {
-            Ok(_) => session.changed_as(path, &format!(" to {}", display_name(session.image, &new.path))),
+            Ok(_) => session.changed_as(path, &format!(" to {}", image_path(session.image, &new.path))),
             Err(Error::Name(NameError::Invalid)) if inode.kind == FileType::Directory => {
                 Err(usage(format!("{}: a directory cannot be moved into itself", names())))
             }

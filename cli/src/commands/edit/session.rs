@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::bytes::Bytes;
-use crate::arguments::{display_name, image_path, image_path_bytes, join, last_name};
+use crate::arguments::{image_path, image_path_bytes, join, last_name};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::entries;
 use crate::image::process::{BROKEN_PIPE, EditOutcome};
@@ -18,6 +18,7 @@ use crate::output::failure::{
     usage,
 };
 use crate::output::format;
+use crate::output::format::Shown;
 use crate::output::print;
 use crate::output::progress::Progress;
 
@@ -136,7 +137,7 @@ impl<'a> Session<'a> {
         let mut outcome = EditOutcome::default();
         match done {
             Err(error) if error.is::<Interrupted>() => {
-                let (name, done) = (self.image.display(), self.report.verbs.0);
+                let (name, done) = (self.image.shown(), self.report.verbs.0);
                 self.problems.add(FAILED);
                 outcome.interrupted = true;
                 self.progress.suspend(|| {
@@ -289,7 +290,7 @@ impl<'a> Session<'a> {
         match self.vfs.health().read_only {
             // Each further change would fail.
             Some(why) if self.was_writable => {
-                say_error(FAILED, &format!("{}: no further change is possible: {why}", self.image.display()));
+                say_error(FAILED, &format!("{}: no further change is possible: {why}", self.image.shown()));
                 Err(reported(self.problems.code))
             }
             _ => Ok(()),
@@ -321,7 +322,7 @@ impl<'a> Session<'a> {
                 if json {
                     return print::json_line(&Value::Object(object));
                 }
-                print::line(format_args!("{verb} {}{}", display_name(image, path), format::one_line(more)))
+                print::line(format_args!("{verb} {}{}", image_path(image, path), format::one_line(more)))
             })?;
         }
         self.check()

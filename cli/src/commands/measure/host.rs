@@ -26,6 +26,7 @@ use super::policy::{decide, has_current_algorithm, progress_message};
 use super::protocol::{Event, Finding};
 use crate::file_info;
 use crate::output::failure;
+use crate::output::format::Shown;
 use crate::output::progress::Progress;
 
 /// Most names in a directory.
@@ -49,8 +50,8 @@ pub struct Mount {
 impl Mount {
     /// Returns the filesystem of a path.
     pub fn of(path: &Path) -> Result<Self> {
-        let meta = std::fs::metadata(path).with_context(|| path.display().to_string())?;
-        let full = path.canonicalize().with_context(|| path.display().to_string())?;
+        let meta = std::fs::metadata(path).with_context(|| path.shown())?;
+        let full = path.canonicalize().with_context(|| path.shown())?;
         let device = meta.dev();
         let is_here = |dir: &&Path| std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.dev() == device);
         let root = full.ancestors().take_while(is_here).last().unwrap_or(&full).to_owned();
@@ -146,9 +147,9 @@ impl MeasuredFile for HostFile<'_> {
 impl Walk<'_> {
     /// Measures a file, or the tree below a directory, and emits events.
     pub fn run(&mut self, path: &Path, emit: &mut dyn FnMut(Event) -> Result<()>) -> Result<()> {
-        let path = path.canonicalize().with_context(|| path.display().to_string())?;
+        let path = path.canonicalize().with_context(|| path.shown())?;
         let progress = Progress::unbounded();
-        let meta = std::fs::symlink_metadata(&path).with_context(|| path.display().to_string())?;
+        let meta = std::fs::symlink_metadata(&path).with_context(|| path.shown())?;
         if meta.is_file() {
             return self.visit(&path, &meta, emit, &progress);
         }
@@ -339,6 +340,6 @@ impl Walk<'_> {
 }
 
 fn problem(path: &Path, error: anyhow::Error) -> Event {
-    let error = error.context(path.display().to_string());
+    let error = error.context(path.shown());
     Event::Problem { code: failure::code(&error), line: failure::short_line(&error) }
 }

@@ -38,6 +38,7 @@ use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{ImageProcess, Request, protocol_error};
 use crate::output::failure::{CORRUPT, FAILED, Problems, REFUSED, failure, usage};
+use crate::output::format::Shown;
 use crate::output::{format, print, progress, save};
 use policy::{read_keys, read_policy};
 use protocol::{Event, Finding};
@@ -469,7 +470,7 @@ fn write_formats(list: &Path, entries: u64, args: &Args) -> Result<()> {
         save::save(path, &rendered.ascii, "the list")?;
     }
     if let Some(dir) = &args.pcrs {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        std::fs::create_dir_all(dir).with_context(|| dir.shown())?;
         for value in rendered.aggregates.banks() {
             let path = dir.join(value.algorithm().name());
             save::save(&path, Aggregates::pcrs(value).as_bytes(), "the registers")?;
@@ -495,7 +496,7 @@ fn list_failed(list: &str, why: &str) -> anyhow::Error {
 /// Shows the list of a mount, checked against the aggregates of the mount.
 fn show_mount(dir: &Path, args: &Args, json: bool) -> Result<()> {
     let info = file_info::served_json_if_any(dir, ivers_fuse::MEASUREMENT)?.ok_or_else(|| {
-        failure(REFUSED, format!("{}: not a mount that measures (-o measure=POLICY)", dir.display()))
+        failure(REFUSED, format!("{}: not a mount that measures (-o measure=POLICY)", dir.shown()))
     })?;
     let list = info["list"].as_str().context("the mount does not name its list")?;
     if info["broken"] == true {

@@ -12,6 +12,7 @@ use ivers_ima::signature;
 use ivers_ima::store::Record;
 
 use crate::output::failure::usage;
+use crate::output::format::Shown;
 
 /// Longest policy in bytes.
 const POLICY_MAX: u64 = 1 << 20;
@@ -34,10 +35,10 @@ pub fn has_current_algorithm(known: &Record, algorithm: Algorithm) -> bool {
 
 /// Reads the text of a policy and checks its syntax.
 pub fn read_policy(path: &Path) -> Result<String> {
-    let invalid = |why: String| usage(format!("{}: {why}", path.display()));
+    let invalid = |why: String| usage(format!("{}: {why}", path.shown()));
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(POLICY_MAX + 1).read_to_end(&mut bytes));
-    read.with_context(|| path.display().to_string())?;
+    read.with_context(|| path.shown())?;
     if bytes.len() as u64 > POLICY_MAX {
         return Err(invalid(format!("a policy has at most {POLICY_MAX} bytes")));
     }
@@ -55,8 +56,8 @@ pub fn read_policy(path: &Path) -> Result<String> {
 pub fn read_keys(paths: &[PathBuf]) -> Result<Keyring> {
     let mut keys = Keyring::default();
     for path in paths {
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        keys.add(&bytes).map_err(|error| usage(format!("{}: {error}", path.display())))?;
+        let bytes = std::fs::read(path).with_context(|| path.shown())?;
+        keys.add(&bytes).map_err(|error| usage(format!("{}: {error}", path.shown())))?;
     }
     Ok(keys)
 }

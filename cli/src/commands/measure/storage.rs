@@ -21,6 +21,7 @@ use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
 use crate::output::failure::{BUSY, CORRUPT, FAILED, failure};
+use crate::output::format::Shown;
 use crate::output::save;
 use crate::process::user_state_dir;
 
@@ -45,7 +46,7 @@ pub struct List {
 
 /// Opens and locks a list. Removes an incomplete entry at its end.
 pub fn open(path: &Path) -> Result<List> {
-    let context = || format!("cannot open the measurement list {}", path.display());
+    let context = || format!("cannot open the measurement list {}", path.shown());
     make_parent(path).with_context(context)?;
     let mut options = OpenOptions::new();
     let file = options.read(true).append(true).create(true).mode(0o600).open(path).with_context(context)?;
@@ -69,7 +70,7 @@ pub fn open(path: &Path) -> Result<List> {
 }
 
 fn damaged(path: &Path, error: &ListError) -> anyhow::Error {
-    let path = path.display();
+    let path = path.shown();
     failure(CORRUPT, format!("{path}: {error}; move it away to start a new list"))
 }
 
@@ -229,8 +230,8 @@ pub struct Rendered {
 
 /// Reads a list, up to `most` entries.
 pub fn render(path: &Path, most: u64) -> Result<Rendered> {
-    let file = File::open(path).with_context(|| path.display().to_string())?;
-    let mut binary = read_all(&file).with_context(|| path.display().to_string())?;
+    let file = File::open(path).with_context(|| path.shown())?;
+    let mut binary = read_all(&file).with_context(|| path.shown())?;
     let mut rendered = Rendered {
         binary: Vec::new(),
         ascii: Vec::new(),
@@ -267,7 +268,7 @@ pub fn default_path(name: &str) -> Result<PathBuf> {
 
 /// Reads a store. It is empty if the file does not exist.
 pub fn load_store(path: &Path) -> Result<Store> {
-    let context = || format!("cannot read the store {}", path.display());
+    let context = || format!("cannot read the store {}", path.shown());
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Store::default()),
         file => file.with_context(context)?,
@@ -278,7 +279,7 @@ pub fn load_store(path: &Path) -> Result<Store> {
     let mut bytes = Vec::new();
     file.take(store::LEN_MAX).read_to_end(&mut bytes).with_context(context)?;
     Store::decode(&bytes).ok_or_else(|| {
-        let path = path.display();
+        let path = path.shown();
         failure(
             CORRUPT,
             format!("{path} is not a store or is damaged; move it away to measure all files again"),
@@ -288,7 +289,7 @@ pub fn load_store(path: &Path) -> Result<Store> {
 
 /// Saves a store.
 pub fn save_store(path: &Path, store: &Store) -> Result<()> {
-    make_parent(path).with_context(|| path.display().to_string())?;
+    make_parent(path).with_context(|| path.shown())?;
     save::save_by(path, |file| store.write_to(file), "the store")
 }
 

@@ -1,5 +1,6 @@
 //! The arguments of `mkfs`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -149,7 +150,7 @@ pub struct FromArgs {
     pub spec: Option<PathBuf>,
     /// With --from: leave out files that match a pattern, and what is below them
     #[arg(long, value_name = "PATTERN", requires = "from")]
-    pub exclude: Vec<String>,
+    pub exclude: Vec<OsString>,
     /// With --from: follow and keep symbolic links to directories, such as lib -> usr/lib, in the paths of an
     /// archive and of --spec
     #[arg(long, requires = "from")]

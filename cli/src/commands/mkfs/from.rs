@@ -18,6 +18,7 @@ use crate::image::open::{open_on, open_to_format};
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{FillOptions, FillOutcome, ImageProcess, Request};
 use crate::output::failure::usage;
+use crate::output::format::Shown;
 
 /// The source of a new filesystem.
 pub struct Filling {
@@ -40,7 +41,7 @@ impl Filling {
         let source = Source::open(from)?;
         // Errors in the spec file come before anything is written.
         if let Some(spec) = &args.spec {
-            read_spec(open_spec(spec)?).with_context(|| spec.display().to_string())?;
+            read_spec(open_spec(spec)?).with_context(|| spec.shown())?;
         }
         let options = FillOptions {
             source_bytes: source.bytes(),
@@ -160,14 +161,14 @@ fn round(size: u64) -> u64 {
 }
 
 fn open_spec(spec: &Path) -> Result<File> {
-    File::open(spec).with_context(|| format!("cannot open {}", spec.display()))
+    File::open(spec).with_context(|| format!("cannot open {}", spec.shown()))
 }
 
 /// A filesystem that is full cannot always be closed, and is of no use.
 fn close(closed: Result<()>, outcome: FillOutcome, image: &Path) -> Result<FillOutcome> {
     match closed {
         Err(error) if outcome.full.is_none() => {
-            Err(error.context(format!("{}: cannot close the image", image.display())))
+            Err(error.context(format!("{}: cannot close the image", image.shown())))
         }
         _ => Ok(outcome),
     }

@@ -24,6 +24,8 @@ use crate::image::foreign_formats;
 use crate::image::open::open_to_format;
 use crate::image::process::{FillOptions, FillOutcome};
 use crate::output::failure::{FAILED, REFUSED, failure, line, reported, usage, warn};
+use crate::output::format as output_format;
+use crate::output::format::Shown;
 use crate::output::print;
 use crate::output::progress::{self, Progress};
 
@@ -38,7 +40,7 @@ fn open(args: &Args) -> Result<(Arc<dyn Device>, bool)> {
     device.read_at(ByteOffset(0), &mut head)?;
     let is_empty = head.iter().all(|&byte| byte == 0);
     if !args.force && !is_empty {
-        let name = args.image.display();
+        let name = args.image.shown();
         let found = foreign_formats::contents(&*device);
         let mut how = "--force overwrites it".to_owned();
         if foreign_formats::has_table(&*device) && ImageName::parse(&args.image).partition.is_none() {
@@ -99,7 +101,7 @@ impl Device for WithProgress {
 
 /// Makes the filesystem. `new_len`: first creates the file with this length, or extends it.
 fn write(args: &Args, new: &NewFilesystem, new_len: Option<u64>, has_contents: bool) -> Result<Made> {
-    let name = args.image.display().to_string();
+    let name = args.image.shown();
     if let Some(bytes) = new_len {
         if has_contents {
             // Checked before the file grows: a refused file stays as it was.
@@ -121,7 +123,7 @@ fn write(args: &Args, new: &NewFilesystem, new_len: Option<u64>, has_contents: b
 
 /// Makes the smallest filesystem in which the files fit.
 fn write_smallest(args: &Args, new: &NewFilesystem, filling: &mut Filling) -> Result<(Made, FillOutcome)> {
-    let name = args.image.display().to_string();
+    let name = args.image.shown();
     filling.smallest(|filling, bytes, inodes, silent| {
         let mut new = new.clone();
         new.set_zeroed();
@@ -156,7 +158,7 @@ struct Place {
 impl Place {
     /// Checks the arguments about the place.
     fn new(args: &Args) -> Result<Self> {
-        let name = args.image.display().to_string();
+        let name = args.image.shown();
         let is_auto = args.size.as_deref() == Some("auto");
         let size = args.size.as_deref().filter(|_| !is_auto).map(|text| {
             parse_size(text).ok_or_else(|| usage(format!("--size {text}: must be a size, as 512M or 10G")))
@@ -246,7 +248,7 @@ fn erase_incomplete(args: &Args) {
         erase_head(&device)
     });
     if let Err(error) = erased {
-        let name = args.image.display();
+        let name = args.image.shown();
         warn(format_args!("{name}: the incomplete filesystem stays: {}", line(&error)));
     }
 }
@@ -255,10 +257,9 @@ fn erase_incomplete(args: &Args) {
 fn print_made(args: &Args, made: Made, outcome: Option<&FillOutcome>, json: bool) -> Result<()> {
     if !json {
         let files = outcome.map_or(String::new(), |outcome| format!(", {} files", outcome.files));
-        return print::line(format_args!("{}: {}{files}", args.image.display(), made.text));
+        return print::line(format_args!("{}: {}{files}", args.image.shown(), made.text));
     }
-    let mut report = made.json;
-    report["path"] = args.image.to_string_lossy().into();
+    let mut report = output_format::with_paths(made.json, [("path", &*args.image)]);
     if let Some(outcome) = outcome {
         report["files"] = outcome.files.into();
         report["problems"] = outcome.problems.into();

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::super::cp::reader::{Host, Source as _};
 use super::super::tar::open_input;
+use crate::output::format::Shown;
 use crate::output::progress;
 use crate::process::refuse_fakeroot;
 
@@ -27,7 +28,7 @@ impl Source {
     pub fn open(from: &Path) -> Result<Self> {
         if from.is_dir() {
             refuse_fakeroot("use fakeroot tar -c -C DIR . | ivers mkfs IMAGE --from -")?;
-            let dir = from.canonicalize().with_context(|| from.display().to_string())?;
+            let dir = from.canonicalize().with_context(|| from.shown())?;
             return Ok(Self::Dir(dir));
         }
         let mut file = open_input(from)?;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::output::failure::{self, failure};
+use crate::output::format::Shown;
 use crate::output::progress::Waiting;
 use crate::process::{describe_exit, this_program, user_state_dir};
 
@@ -37,9 +38,7 @@ fn open_log(path: &Path) -> std::io::Result<File> {
 /// Starts this program again with these arguments. Returns its process ID and status once it serves.
 pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(u32, MountStatus)> {
     let log = match log {
-        Some(path) => {
-            Some(open_log(path).with_context(|| format!("cannot open the log {}", path.display()))?)
-        }
+        Some(path) => Some(open_log(path).with_context(|| format!("cannot open the log {}", path.shown()))?),
         // Without a home directory there is no log.
         None => user_state_dir().and_then(|dir| open_log(&dir.join("ivers.log")).ok()),
     };

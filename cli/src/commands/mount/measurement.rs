@@ -22,6 +22,7 @@ use crate::commands::measure::policy::{read_keys, read_policy};
 use crate::commands::measure::storage::{self, List, aggregates_json};
 use crate::image::mount_options::MeasureOptions;
 use crate::output::failure::usage;
+use crate::output::format::Shown;
 
 /// The hash of files whose `security.ima` names none.
 const ALGORITHM: Algorithm = Algorithm::Sha256;
@@ -53,7 +54,7 @@ pub fn open(options: &MeasureOptions, image: &Path) -> Result<Opened> {
         let policy: Policy = read_policy(file)?.parse()?;
         // Ignoring such a rule would allow access to files that the user believes protected.
         if policy.appraises() && !options.appraise {
-            let file = file.display();
+            let file = file.shown();
             return Err(usage(format!(
                 "{file}: the policy appraises, which requires `-o appraise`: add that, or remove the rules"
             )));
@@ -77,7 +78,7 @@ pub fn open(options: &MeasureOptions, image: &Path) -> Result<Opened> {
     };
     let mut files = vec![storage::open(&list)?.into_file()];
     for path in options.policy.iter().chain(&options.keys) {
-        files.push(File::open(path).with_context(|| path.display().to_string())?);
+        files.push(File::open(path).with_context(|| path.shown())?);
     }
     Ok(Opened { setup, files })
 }

@@ -42,7 +42,8 @@ use crate::image::open::open_device_or_fall_back;
 use crate::image::process::sent_range;
 use crate::image::unmount_status::{LostData, StatusServer};
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
-use crate::output::{log as output_log, print};
+use crate::output::format::Shown;
+use crate::output::{format, log as output_log, print};
 use crate::process::{describe_exit, this_program};
 pub use args::Args;
 use background::MountStatus;
@@ -61,7 +62,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
         return worker::run(&args, options);
     }
     if args.image.is_dir() && !args.dir.is_dir() && args.dir.exists() {
-        let (image, dir) = (args.dir.display(), args.image.display());
+        let (image, dir) = (args.dir.shown(), args.image.shown());
         return Err(usage(format!(
             "{dir}: a directory, not an image; did you mean `ivers mount {image} {dir}`?"
         )));
@@ -69,7 +70,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
     let name = ImageName::parse(&args.image);
     if args.fs_type != "mem" {
         // The processes of the mount have another current directory.
-        args.image = name.canonicalize().with_context(|| format!("cannot open {}", args.image.display()))?;
+        args.image = name.canonicalize().with_context(|| format!("cannot open {}", args.image.shown()))?;
         // The worker cannot see which part of the name is the file.
         if options.image.partition.is_none()
             && let Some(partition) = &name.partition
@@ -86,7 +87,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
     if let Some(log) = &log {
         let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
         if id(log).is_some_and(|log| id(&name.file) == Some(log)) {
-            return Err(usage(format!("--log {}: this file is the image", log.display())));
+            return Err(usage(format!("--log {}: this file is the image", log.shown())));
         }
     }
     if options.image.read_only
@@ -104,13 +105,13 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
 /// Resolves the mount point and checks that it can be mounted on.
 fn check_dir(args: &mut Args, options: &Options) -> Result<()> {
     let busy = |what: &str| {
-        let dir = args.dir.display();
+        let dir = args.dir.shown();
         failure(BUSY, format!("{dir}: {what}; run ivers unmount {dir} first"))
     };
     if is_dead_mount(&args.dir) {
         return Err(busy("a mount whose process died is there"));
     }
-    let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    let dir = args.dir.canonicalize().with_context(|| args.dir.shown())?;
     if options.nonempty {
         args.dir = dir;
         return Ok(());
@@ -122,25 +123,24 @@ fn check_dir(args: &mut Args, options: &Options) -> Result<()> {
         return Err(busy(&format!("{fs} is mounted there already")));
     }
     if std::fs::read_dir(&dir).is_ok_and(|mut names| names.next().is_some()) {
-        return Err(usage(format!("{}: not empty; -o nonempty mounts over its contents", dir.display())));
+        return Err(usage(format!("{}: not empty; -o nonempty mounts over its contents", dir.shown())));
     }
     args.dir = dir;
     Ok(())
 }
 
 fn read_only_warning(args: &Args, why: &str) -> String {
-    format!("{}: mounted read-only: {why}", args.image.display())
+    format!("{}: mounted read-only: {why}", args.image.shown())
 }
 
 /// Prints the mount in JSON.
 fn print_status(args: &Args, pid: u32, status: &MountStatus) -> Result<()> {
-    print::json_line(&json!({
-        "dir": args.dir.to_string_lossy(),
-        "image": args.image.to_string_lossy(),
+    let object = json!({
         "pid": pid,
         "read_only": status.read_only,
         "read_only_because": status.read_only_because,
-    }))
+    });
+    print::json_line(&format::with_paths(object, [("dir", &*args.dir), ("image", &*args.image)]))
 }
 
 /// Returns whether a directory is a mount point.
@@ -193,7 +193,7 @@ fn serve(args: &Args, options: Options, json: bool) -> Result<()> {
 /// Refuses a read-only mount if `rw` was requested.
 fn check_writable(args: &Args, options: &Options, why: &str) -> Result<()> {
     if options.writable && !args.rw_optional {
-        let image = args.image.display();
+        let image = args.image.shown();
         return Err(failure(
             REFUSED,
             format!("{image}: cannot be mounted for writing: {why}; omit rw to mount it read-only"),
@@ -205,7 +205,7 @@ fn check_writable(args: &Args, options: &Options, why: &str) -> Result<()> {
 fn supervise(args: &Args, options: Options, ready: impl FnOnce(MountStatus)) -> Result<()> {
     let mut fuse = options.fuse.clone();
     if fuse.fsname == FuseOptions::default().fsname {
-        fuse.fsname = args.image.display().to_string();
+        fuse.fsname = args.image.shown();
     }
     let (worker, because) = open_in_worker(args, &options)?;
     fuse.read_only |= because.is_some();
@@ -242,7 +242,7 @@ fn supervise(args: &Args, options: Options, ready: impl FnOnce(MountStatus)) -> 
         Ok(_) => Err(unexpected_event()),
         // If only closing the image failed, the directory is unmounted already.
         Err(error) if is_dead_mount(&args.dir) => {
-            Err(error.context(format!("{}: dead until it is unmounted (ivers unmount)", args.dir.display())))
+            Err(error.context(format!("{}: dead until it is unmounted (ivers unmount)", args.dir.shown())))
         }
         Err(error) => Err(error),
     };

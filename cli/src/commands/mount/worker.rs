@@ -18,6 +18,7 @@ use crate::image::channel::Channel;
 use crate::image::mount_options::Options;
 use crate::image::open::open_on;
 use crate::image::process::adopt_device;
+use crate::output::format::Shown;
 use crate::output::{failure, log as output_log};
 use crate::process;
 
@@ -59,7 +60,7 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
     let needs = ivers_sandbox::Needs { give_way: fuse.caller_affinity, ..Default::default() };
     let sandbox = image_options.sandbox.then(|| ivers_sandbox::enter_with(&needs));
     if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
-        log::warn!("{}: the kernel supports only part of the sandbox: {sandbox}", args.dir.display());
+        log::warn!("{}: the kernel supports only part of the sandbox: {sandbox}", args.dir.shown());
     }
     vfs.observer = measure.map(|(setup, fds)| measurement::observer(setup, fds)).transpose()?;
     let vfs = open_on(image, &args.image, &image_options, vfs)?;
@@ -67,7 +68,7 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
     // Unmount also on error, so that earlier writes reach the image.
     let closed = vfs.unmount();
     let lost_files = served?;
-    closed.with_context(|| format!("{}: cannot close the image", args.image.display()))?;
+    closed.with_context(|| format!("{}: cannot close the image", args.image.shown()))?;
     Ok(lost_files)
 }
 

@@ -44,6 +44,8 @@ use ivers_nfsd::exports::config::{ExportConfig, Flavor, Mode, Network, Secured, 
 use ivers_nfsd::net::listen::NFS_PORT;
 use serde::{Deserialize, Deserializer, de};
 
+use crate::output::format::Shown;
+
 /// An address to listen on. The default port is that of NFS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -311,7 +313,7 @@ impl ServerConfig {
 /// Parses the text of the file at `path`. Relative paths in it start at `dir`. An error names the file, the
 /// line and the key or the export.
 pub fn parse(path: &Path, dir: Option<&Path>, text: &str) -> Result<ServerConfig, String> {
-    let mut config = parse_text(text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut config = parse_text(text).map_err(|error| format!("{}: {error}", path.shown()))?;
     if let Some(dir) = dir {
         config.paths().for_each(|path| *path = dir.join(&*path));
     }

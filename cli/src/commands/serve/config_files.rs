@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+use crate::output::format::Shown;
+
 /// Most bytes of a configuration file.
 const FILE_BYTES: u64 = 16 << 20;
 
@@ -65,11 +67,11 @@ impl Contents {
             Some((_, Err(why))) if is_descriptor(path) => {
                 bail!(
                     "cannot read {} again ({why}): it was passed as a descriptor at the start",
-                    path.display()
+                    path.shown()
                 )
             }
-            Some((_, Err(why))) => bail!("cannot read {}: {why}", path.display()),
-            None => bail!("{} is new in the configuration: restart the server", path.display()),
+            Some((_, Err(why))) => bail!("cannot read {}: {why}", path.shown()),
+            None => bail!("{} is new in the configuration: restart the server", path.shown()),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::arguments::ImageName;
 use crate::image::open::{open_device_or_fall_back, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::output::failure::{REFUSED, failure, line, usage};
+use crate::output::format::Shown;
 use crate::process;
 
 /// An image that is open and not parsed.
@@ -54,7 +55,7 @@ pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> 
         let opened = open(plan)?;
         let same = |other: &Opened| other.device.is_some() && device_name(other) == device_name(&opened);
         if opened.device.is_some() && images.iter().any(same) {
-            return Err(usage(format!("{}: exported twice; remove one export", opened.image.display())));
+            return Err(usage(format!("{}: exported twice; remove one export", opened.image.shown())));
         }
         images.push(opened);
     }
@@ -84,7 +85,7 @@ fn open(plan: ExportPlan) -> Result<Opened> {
     if plan.fs_type != "mem" {
         image = ImageName::parse(&image)
             .canonicalize()
-            .with_context(|| format!("{}: cannot open {}", context(), image.display()))?;
+            .with_context(|| format!("{}: cannot open {}", context(), image.shown()))?;
     }
     let opened = open_device_or_fall_back(&plan.fs_type, &image, &plan.image_options);
     let (device, read_only_because) = opened.with_context(context)?;
@@ -99,7 +100,7 @@ fn device_name(opened: &Opened) -> Vec<u8> {
 }
 
 fn not_writable(config: &ExportConfig, image: &Path, why: &str) -> anyhow::Error {
-    let (name, image) = (&config.name, image.display());
+    let (name, image) = (&config.name, image.shown());
     failure(
         REFUSED,
         format!("export {name}: {image} cannot be written: {why}; omit rw to serve it read-only"),
@@ -174,7 +175,7 @@ impl Mounted {
 pub fn unmount_all(mounted: &[Mounted]) -> Result<()> {
     let mut all = Ok(());
     for one in mounted {
-        let closed = one.vfs.unmount().with_context(|| format!("cannot close {}", one.image.display()));
+        let closed = one.vfs.unmount().with_context(|| format!("cannot close {}", one.image.shown()));
         if let (Err(error), Err(_)) = (&closed, &all) {
             log::error!("{}", line(error));
         }

@@ -49,6 +49,7 @@ use signal_hook::iterator::Signals;
 pub use args::Args;
 
 use crate::output::failure::{BUSY, CORRUPT, FAILED, REFUSED, USAGE, failure, line, usage};
+use crate::output::format::Shown;
 use crate::output::{log as output_log, print};
 use config_file::LogFormat;
 use config_files::Contents;
@@ -124,7 +125,7 @@ fn serve(args: &Args, plan: &Plan, prepared: Prepared, json: bool) -> Result<()>
         }
     };
     let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
-    let images = mounted.iter().map(|it| (it.config.name.clone(), it.image.display().to_string()));
+    let images = mounted.iter().map(|it| (it.config.name.clone(), it.image.shown()));
     let source = Arc::new(StatsSource {
         handle: server.stats_handle(),
         sandbox: sandbox.clone(),
@@ -201,7 +202,7 @@ fn prepare(args: &Args, plan: &mut Plan) -> Result<Prepared> {
         log::info!("the previous server was not shut down properly");
     }
     let stats = stats_server::listen(&plan.state);
-    let stats = stats.with_context(|| format!("cannot listen in {}", plan.state.display()))?;
+    let stats = stats.with_context(|| format!("cannot listen in {}", plan.state.shown()))?;
     let helper = plan.sandbox.then(|| Helper::start(reload::paths(args, plan))).transpose()?.map(Arc::new);
     Ok(Prepared { signals, notify, listeners, metrics, stats, stable, tls, names, helper, images })
 }
@@ -275,7 +276,7 @@ impl Serving<'_> {
     fn log(&self) {
         for one in self.mounted {
             let access = if one.vfs.is_read_only() { "ro" } else { "rw" };
-            log::info!(export = one.config.name.as_str(), image:% = one.image.display(), access; "exported");
+            log::info!(export = one.config.name.as_str(), image:% = one.image.shown(), access; "exported");
         }
         for one in self.mounted.iter().filter(|one| one.admits_no_writer()) {
             log::warn!(
@@ -288,7 +289,7 @@ impl Serving<'_> {
         for address in &self.addresses {
             log::info!(address:%; "serving");
         }
-        log::info!("for statistics run `ivers stats {}`", self.plan.state.display());
+        log::info!("for statistics run `ivers stats {}`", self.plan.state.shown());
         if let Some(address) = self.metrics {
             log::info!("statistics for Prometheus are at http://{address}/metrics");
         }

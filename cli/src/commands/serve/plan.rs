@@ -18,6 +18,7 @@ use crate::arguments::{split_options, with_partition};
 use crate::image::mount_options::{is_export_option, parse_for_export};
 use crate::image::open_options::{AUTO, ImageOptions};
 use crate::output::failure::{USAGE, failure, usage};
+use crate::output::format::Shown;
 use crate::process::{env_path, user_state_dir};
 
 /// The plan of an export.
@@ -68,7 +69,7 @@ impl Plan {
         let file = match &args.config {
             Some(path) => {
                 let bytes = config_files::read_at_start(path);
-                parse_file(path, &bytes.with_context(|| format!("cannot read {}", path.display()))?)?
+                parse_file(path, &bytes.with_context(|| format!("cannot read {}", path.shown()))?)?
             }
             None => ServerConfig::default(),
         };
@@ -136,7 +137,7 @@ impl Plan {
 /// Parses the file of a server. Relative paths in it start in its directory; if it is a descriptor, in the
 /// current directory.
 pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<ServerConfig> {
-    let text = std::str::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))?;
+    let text = std::str::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.shown()))?;
     let dir = if config_files::is_descriptor(path) { None } else { path.parent() };
     config_file::parse(path, dir, text).map_err(refused)
 }
@@ -178,7 +179,7 @@ fn exports(args: &Args, file: Vec<ExportConfig>) -> Result<Vec<ExportPlan>> {
         }
         // Otherwise the second would silently replace the first.
         if let Some(first) = given.iter().find(|other| other.name == export.name) {
-            let (name, one, other) = (&export.name, first.image.display(), export.image.display());
+            let (name, one, other) = (&export.name, first.image.shown(), export.image.shown());
             return Err(usage(format!(
                 "two exports are named {name} ({one} and {other}); rename one with name=/PATH"
             )));

@@ -16,6 +16,7 @@ use super::exports::{Mounted, requires_tls};
 use super::helper::Helper;
 use super::plan::{self, ExportPlan, Plan};
 use crate::output::failure::usage;
+use crate::output::format::Shown;
 
 /// Returns the configuration files of a server.
 pub fn paths(args: &Args, plan: &Plan) -> Vec<PathBuf> {
@@ -126,7 +127,7 @@ impl Reload<'_> {
                     }
                     None if keeps_name => {}
                     None => {
-                        let (name, image) = (&config.name, config.image.display());
+                        let (name, image) = (&config.name, config.image.shown());
                         return Err(usage(format!(
                             "export {name}: {image} was not opened with these options at the start; \
                              restart the server"

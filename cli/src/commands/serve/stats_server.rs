@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use super::stats::{StatsSource, prometheus};
 use crate::output::failure::{FAILED, failure};
+use crate::output::format::Shown;
 
 /// The name of the socket.
 const SOCKET: &str = "stats";
@@ -64,7 +65,7 @@ pub fn query(state: &Path) -> Result<Option<Value>> {
     if !found.is_ok_and(|found| found.file_type().is_socket()) {
         return Ok(None);
     }
-    let context = || state.display().to_string();
+    let context = || state.shown();
     let dir = File::open(state).with_context(context)?;
     let stream = match UnixStream::connect(short_path(&dir)) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {

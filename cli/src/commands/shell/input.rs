@@ -1,9 +1,11 @@
 //! Where the lines of a shell come from: a terminal, a pipe or file, or the command line.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -11,6 +13,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::output::format::Shown;
 
 /// Longest line in bytes.
 const LINE_MAX: usize = 1 << 20;
@@ -22,7 +26,7 @@ pub enum Input {
     /// A pipe or a file.
     Stream(Stream),
     /// Options `-c`.
-    Words(VecDeque<String>),
+    Words(VecDeque<OsString>),
 }
 
 /// A stream of lines. Waiting for one ends at a signal.
@@ -62,7 +66,7 @@ impl Input {
 
     /// Reads from a file.
     pub fn file(path: &Path) -> Result<Self> {
-        let name = path.display().to_string();
+        let name = path.shown();
         let from = File::open(path).with_context(|| format!("cannot open {name}"))?;
         Ok(Input::Stream(Stream::new(&name, from)?))
     }
@@ -85,7 +89,7 @@ impl Input {
     pub fn next(&mut self, prompt: &str) -> Result<Next> {
         match self {
             Input::Words(words) => {
-                Ok(words.pop_front().map_or(Next::End, |word| Next::Line(word.into_bytes())))
+                Ok(words.pop_front().map_or(Next::End, |word| Next::Line(word.into_vec())))
             }
             Input::Stream(stream) => stream.next(),
             Input::Terminal(editor) => match editor.readline(prompt) {

@@ -26,7 +26,7 @@ use super::edit::job::{Edit, Job};
 use super::edit::session::Targets;
 use super::edit::show::Show;
 use super::edit::{self, Interrupts, Options, Shape};
-use crate::arguments::display_name;
+use crate::arguments::image_path;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, parse_image_path};
 use crate::image::open_options::Owners;
@@ -76,7 +76,7 @@ pub struct Args {
     file: Option<PathBuf>,
     /// Run this line; may be repeated
     #[arg(short, long, value_name = "LINE")]
-    command: Vec<String>,
+    command: Vec<OsString>,
     /// Refuse lines that change the image
     #[arg(short, long)]
     read_only: bool,
@@ -142,7 +142,7 @@ impl Shell {
     fn run(&mut self, input: &mut Input, interrupts: &Interrupts) -> Result<()> {
         let mut number = 0u64;
         loop {
-            let prompt = format!("{}> ", display_name(&self.image, &self.cwd));
+            let prompt = format!("{}> ", image_path(&self.image, &self.cwd));
             let line = match input.next(&prompt)? {
                 Next::Line(line) if !interrupts.seen() => line,
                 Next::Abandoned => continue,

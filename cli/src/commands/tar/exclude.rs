@@ -1,32 +1,34 @@
 //! The patterns of `--exclude`, with the rules of GNU tar: a pattern may start at any name of a path, `*`
 //! also matches slashes, and what is below an excluded directory is excluded.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use anyhow::Result;
-use glob::{MatchOptions, Pattern};
 
 use crate::output::failure::usage;
+use crate::output::format;
+use crate::pattern::{Pattern, Rules, Text};
 
 /// The patterns of a command line.
 #[derive(Debug, Default)]
 pub struct Excludes(Vec<Pattern>);
 
-const OPTIONS: MatchOptions = MatchOptions {
-    case_sensitive: true,
-    require_literal_separator: false,
-    require_literal_leading_dot: false,
-};
+const RULES: Rules = Rules { case_sensitive: true, literal_leading_dot: false };
 
 impl Excludes {
     /// Parses the patterns.
-    pub fn new(patterns: &[String]) -> Result<Self> {
-        let parse = |text: &String| {
-            let text = text.trim_start_matches("./").trim_end_matches('/');
-            // The library gives `**` a meaning of its own, and refuses it in some places.
-            let mut pattern = text.to_owned();
-            while pattern.contains("**") {
-                pattern = pattern.replace("**", "*");
+    pub fn new<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Self> {
+        let parse = |text: &P| {
+            let text = text.as_ref().as_bytes();
+            let mut pattern = text;
+            while let Some(rest) = pattern.strip_prefix(b"./") {
+                pattern = rest;
             }
-            Pattern::new(&pattern).map_err(|error| usage(format!("--exclude {text}: {}", error.msg)))
+            while let Some(rest) = pattern.strip_suffix(b"/") {
+                pattern = rest;
+            }
+            Pattern::new(pattern).map_err(|why| usage(format!("--exclude {}: {why}", format::name(text))))
         };
         Ok(Self(patterns.iter().map(parse).collect::<Result<_>>()?))
     }
@@ -38,8 +40,8 @@ impl Excludes {
         }
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         std::iter::once(0).chain(slashes.map(|(at, _)| at + 1)).any(|start| {
-            let path = String::from_utf8_lossy(&path[start..]);
-            self.0.iter().any(|pattern| pattern.matches_with(&path, OPTIONS))
+            let text = Text::new(&path[start..]);
+            self.0.iter().any(|pattern| pattern.matches(&text, RULES))
         })
     }
 
@@ -57,7 +59,7 @@ mod tests {
     fn patterns_match_as_in_gnu_tar() {
         let excluded = |pattern: &str, path: &str| {
             let names: Vec<_> = path.split('/').map(str::as_bytes).collect();
-            Excludes::new(&[pattern.to_owned()]).unwrap().excludes(&names)
+            Excludes::new(&[pattern]).unwrap().excludes(&names)
         };
         for (pattern, path) in [
             ("*.o", "a/b.o"),
@@ -73,6 +75,6 @@ mod tests {
         for (pattern, path) in [("b", "a/bb"), ("a/c", "a/b/c"), ("*.o", "a.of")] {
             assert!(!excluded(pattern, path), "{pattern} {path}");
         }
-        assert!(!Excludes::default().excludes(&[b"a"]) && Excludes::new(&["[".to_owned()]).is_err());
+        assert!(!Excludes::default().excludes(&[b"a"]) && Excludes::new(&["["]).is_err());
     }
 }

@@ -16,6 +16,7 @@ pub mod owners;
 mod pack;
 pub mod unpack;
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, BufWriter, IsTerminal};
 use std::os::fd::AsFd;
@@ -29,7 +30,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::archive::member::{Kind, Member};
 use crate::archive::reader::Reader;
-use crate::arguments::{display_name, source_date_epoch};
+use crate::arguments::{image_path, source_date_epoch};
 use crate::image::directory::resolve;
 use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
@@ -37,6 +38,7 @@ use crate::image::mount_options::ImageArgs;
 use crate::image::open::{open_image, open_on, parse_image_path};
 use crate::image::sandbox;
 use crate::output::failure::{FAILED, NOT_FOUND, Problems, code, failure, say, usage};
+use crate::output::format::Shown;
 use crate::output::{format, print};
 use exclude::Excludes;
 use owners::OwnerArgs;
@@ -93,7 +95,7 @@ pub struct Args {
     file: PathBuf,
     /// Leave out members that match a pattern, and what is below them
     #[arg(long, value_name = "PATTERN")]
-    exclude: Vec<String>,
+    exclude: Vec<OsString>,
     /// With -x: remove this many names from the start of each path
     #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
     strip_components: usize,
@@ -177,10 +179,10 @@ fn open_output(file: &Path) -> Result<File> {
         return Ok(File::from(out.as_fd().try_clone_to_owned()?));
     }
     if contains_filesystem(file) {
-        return Err(usage(format!("{}: contains a filesystem, and would be overwritten", file.display())));
+        return Err(usage(format!("{}: contains a filesystem, and would be overwritten", file.shown())));
     }
     let opened = OpenOptions::new().write(true).create(true).truncate(true).open(file);
-    opened.with_context(|| format!("cannot write {}", file.display()))
+    opened.with_context(|| format!("cannot write {}", file.shown()))
 }
 
 /// Opens the archive for reading, before this process enters the sandbox.
@@ -194,7 +196,7 @@ pub fn open_input(file: &Path) -> Result<File> {
         }
         return Ok(File::from(input.as_fd().try_clone_to_owned()?));
     }
-    File::open(file).with_context(|| format!("cannot open {}", file.display()))
+    File::open(file).with_context(|| format!("cannot open {}", file.shown()))
 }
 
 fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problems)> {
@@ -216,7 +218,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     sandbox::enter(options.sandbox);
     let vfs = open_on(Some(device), &image, &options, MountOptions::default())?;
     if let Some(why) = vfs.health().read_only {
-        return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
+        return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));
     }
     let show = |member: &Member| if args.verbose { print::line(format::name(&member.path)) } else { Ok(()) };
     let options = unpack::Options {
@@ -233,13 +235,13 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     let fill = || -> Result<(u64, Problems)> {
         let root = resolve(&vfs, &image, &path, true).map_err(|error| match code(&error) {
             NOT_FOUND => {
-                let dir = display_name(&image, &path);
+                let dir = image_path(&image, &path);
                 failure(NOT_FOUND, format!("{dir}: no such directory; make it first: ivers mkdir -p {dir}"))
             }
             _ => error,
         })?;
         if root.kind != FileType::Directory {
-            return Err(usage(format!("{}: not a directory", word.display())));
+            return Err(usage(format!("{}: not a directory", word.shown())));
         }
         let mut filler = Filler::new(vfs.clone(), root, None)?;
         if args.keep_directory_symlink {
@@ -252,7 +254,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     };
     let filled = fill();
     // Also after an error: what was created before stays.
-    let closed = vfs.unmount().with_context(|| format!("{}: cannot close the image", image.display()));
+    let closed = vfs.unmount().with_context(|| format!("{}: cannot close the image", image.shown()));
     let filled = filled?;
     closed?;
     Ok(filled)

@@ -70,12 +70,12 @@ impl Reader {
         &mut self,
         source: &S,
         file: Result<S::File>,
-        display_name: &str,
+        operand: &[u8],
         name: Option<&[u8]>,
         out: &mut Sender<impl Write>,
     ) -> Result<()> {
         let name = name.map(<[u8]>::to_vec);
-        out.send(&Message::Operand { origin: self.origin, display_name: display_name.to_owned(), name })?;
+        out.send(&Message::Operand { origin: self.origin, operand: operand.to_vec(), name })?;
         self.entered.clear();
         let done = match file {
             Ok(file) => self.read_file(source, &file, Vec::new(), &mut Vec::new(), out),
@@ -88,12 +88,12 @@ impl Reader {
     pub fn read_stream(
         &mut self,
         file: &File,
-        display_name: &str,
+        operand: &[u8],
         name: Option<&[u8]>,
         out: &mut Sender<impl Write>,
     ) -> Result<()> {
         let name = name.map(<[u8]>::to_vec);
-        out.send(&Message::Operand { origin: self.origin, display_name: display_name.to_owned(), name })?;
+        out.send(&Message::Operand { origin: self.origin, operand: operand.to_vec(), name })?;
         out.send(&Message::File(host::stream_header()))?;
         // An error of reading ends the copy too: what was read is not all.
         let mut size = 0;
@@ -194,12 +194,12 @@ impl Reader {
 }
 
 fn problem(out: &mut Sender<impl Write>, path: &[Vec<u8>], error: &anyhow::Error) -> Result<()> {
-    out.send(&Message::Problem { path: display_path("", path), code: code(error), line: line(error) })
+    out.send(&Message::Problem { path: display_path(b"", path), code: code(error), line: line(error) })
 }
 
 /// Returns a path below an operand, for a terminal.
-pub fn display_path(operand: &str, names: &[Vec<u8>]) -> String {
-    names.iter().fold(operand.to_owned(), |mut path, name| {
+pub fn display_path(operand: &[u8], names: &[Vec<u8>]) -> String {
+    names.iter().fold(format::name(operand), |mut path, name| {
         if !path.is_empty() && !path.ends_with('/') {
             path.push('/');
         }

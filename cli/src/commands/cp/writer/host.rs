@@ -21,6 +21,7 @@ use super::super::stream::FileHeader;
 use super::{Target, Xattrs, acls_missing_in, protocol_error};
 use crate::output::failure::{NOT_FOUND, failure, usage};
 use crate::output::format;
+use crate::output::format::Shown;
 use crate::output::save::dir_of;
 
 /// The origin of files of the host.
@@ -53,7 +54,7 @@ impl Host {
         let to = to.canonicalize().unwrap_or_else(|_| to.to_owned());
         let is_dir = to.is_dir();
         if operands.len() > 1 && !is_dir {
-            return Err(usage(format!("{}: not a directory", to.display())));
+            return Err(usage(format!("{}: not a directory", to.shown())));
         }
         Ok(Self {
             to,

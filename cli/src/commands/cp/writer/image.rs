@@ -37,8 +37,8 @@ pub struct Image {
     /// The origin of files that are read from the same image.
     origin: u32,
     dir: InodeRef,
-    /// The destination in messages.
-    display_name: String,
+    /// The destination as the user wrote it.
+    operand: Vec<u8>,
     /// The name of the copy. `None`: each copy keeps its name.
     name: Option<Vec<u8>>,
     /// The name was given with a trailing slash, so only a directory may have it.
@@ -47,36 +47,35 @@ pub struct Image {
 }
 
 impl Image {
-    /// Copies to a path of an image, which errors call `display_name`. It must be a directory if `many`
+    /// Copies to a path of an image, which the user wrote as `operand`. It must be a directory if `many`
     /// operands are copied.
     pub fn new(
         vfs: Arc<Vfs>,
         origin: u32,
         path: &[u8],
-        display_name: &str,
+        operand: Vec<u8>,
         many: bool,
         preserve: bool,
     ) -> Result<Self> {
         let cred = Cred::root();
-        let shown = display_name.to_owned();
+        let shown = || format::name(&operand);
         let found = match vfs.resolve(&cred, path, true) {
             Err(Error::Name(NameError::NotFound)) => None,
-            found => Some(found.with_context(|| display_name.to_owned())?),
+            found => Some(found.with_context(shown)?),
         };
         let exists = found.is_some();
         if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
-            let display_name = shown;
-            return Ok(Self { vfs, origin, dir, display_name, name: None, only_dir: false, preserve });
+            return Ok(Self { vfs, origin, dir, operand, name: None, only_dir: false, preserve });
         }
         if many {
             let what = if exists { "not a directory" } else { "no such directory" };
-            return Err(usage(format!("{display_name}: {what}, and several files are copied there")));
+            return Err(usage(format!("{}: {what}, and several files are copied there", shown())));
         }
-        let name = last_name(path).ok_or_else(|| usage(format!("{display_name}: not a name")))?;
+        let name = last_name(path).ok_or_else(|| usage(format!("{}: not a name", shown())))?;
         let cut = path.windows(name.len()).rposition(|part| part == name).unwrap_or(0);
-        let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| display_name.to_owned())?;
+        let dir = vfs.resolve(&cred, &path[..cut], true).with_context(shown)?;
         let only_dir = path.ends_with(b"/");
-        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, display_name: shown, only_dir, preserve })
+        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, operand, only_dir, preserve })
     }
 
     /// Identifies the directory that is written to.
@@ -189,7 +188,7 @@ impl Target for Image {
             Destination::Itself(_) => {
                 return Err(usage(format!(
                     "has no name to copy under; name the file: {}",
-                    format::name(&join(self.display_name.as_bytes(), b"NAME"))
+                    format::name(&join(&self.operand, b"NAME"))
                 )));
             }
             Destination::Named(dir, name) => (dir, name),
@@ -198,7 +197,7 @@ impl Target for Image {
         let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
         if is_named && self.only_dir && kind != FileType::Directory {
             let why = if found.is_some() { NameError::NotDirectory } else { NameError::NotFound };
-            return Err(Error::from(why)).with_context(|| self.display_name.clone());
+            return Err(Error::from(why)).with_context(|| format::name(&self.operand));
         }
         match found {
             Some(found) => self.open_or_create((&dir, name.as_slice()), header, origin, found),
@@ -261,10 +260,9 @@ impl Target for Image {
     }
 
     fn destination_path(&self, name: Option<&[u8]>) -> Vec<u8> {
-        let operand = self.display_name.as_bytes();
         match name.filter(|_| self.name.is_none()) {
-            Some(name) => join(operand, name),
-            None => operand.to_vec(),
+            Some(name) => join(&self.operand, name),
+            None => self.operand.clone(),
         }
     }
 

@@ -127,7 +127,7 @@ struct Writer<'a, T: Target> {
     progress: Progress,
     bytes: u64,
     origin: u32,
-    display_name: String,
+    operand: Vec<u8>,
     name: Option<Vec<u8>>,
     destination: Option<T::Destination>,
     open: Vec<Open<T::File, T::Destination>>,
@@ -146,7 +146,7 @@ pub fn write_copy<T: Target>(target: &T, options: WriteOptions, from: impl Read)
         progress: Progress::unbounded(),
         bytes: 0,
         origin: 0,
-        display_name: String::new(),
+        operand: Vec::new(),
         name: None,
         destination: None,
         open: Vec::new(),
@@ -182,7 +182,7 @@ impl<T: Target> Writer<'_, T> {
     }
 
     fn path(&self, name: Option<&[u8]>) -> String {
-        display_path(&self.display_name, &self.names(name))
+        display_path(&self.operand, &self.names(name))
     }
 
     fn outcome(&self) -> CopyOutcome {
@@ -231,7 +231,7 @@ impl<T: Target> Writer<'_, T> {
             if self.options.json {
                 let names = self.names(name);
                 let below = |path| names.iter().fold(path, |path: Vec<u8>, name| join(&path, name));
-                let from = below(self.display_name.clone().into_bytes());
+                let from = below(self.operand.clone());
                 let to = below(self.target.destination_path(self.name.as_deref()));
                 let names = [("from", Some(&from[..])), ("to", Some(&to[..]))];
                 return print::json_line(&format::with_names(json!({ "action": action }), names));
@@ -248,7 +248,7 @@ impl<T: Target> Writer<'_, T> {
 
     fn destination_path(&self, name: Option<&[u8]>) -> String {
         let operand = self.target.destination_path(self.name.as_deref());
-        display_path(&format::name(&operand), &self.names(name))
+        display_path(&operand, &self.names(name))
     }
 
     /// Plans what to do with the next file: `create`, `replace` or `skip`. Returns an error if a dry run
@@ -365,13 +365,13 @@ impl<T: Target> Writer<'_, T> {
 
     fn handle(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Operand { origin, display_name, name } => {
+            Message::Operand { origin, operand, name } => {
                 if !self.open.is_empty() {
                     return Err(protocol_error("an operand inside another"));
                 }
                 name.as_deref().map_or(Ok(()), check_name)?;
                 self.origin = origin;
-                self.display_name = display_name;
+                self.operand = operand;
                 self.name.clone_from(&name);
                 self.destination = match self.target.destination(name.as_deref()) {
                     Ok(destination) => Some(destination),
@@ -408,8 +408,8 @@ impl<T: Target> Writer<'_, T> {
                 self.open.pop();
             }
             Message::Problem { path, code, line } => {
-                let join = if self.display_name.ends_with('/') || path.is_empty() { "" } else { "/" };
-                let text = format!("{}{join}{path}: {line}", self.display_name);
+                let join = if self.operand.ends_with(b"/") || path.is_empty() { "" } else { "/" };
+                let text = format!("{}{join}{path}: {line}", format::name(&self.operand));
                 self.print_problem(code, &text);
             }
             Message::Data { .. } | Message::Finish => bail!("the caller handles this message"),
@@ -482,7 +482,7 @@ mod tests {
         let mut wire = Vec::new();
         let mut sender = Sender::new(&mut wire);
         let name = name.map(<[u8]>::to_vec);
-        sender.send(&Message::Operand { origin: 1, display_name: "image".into(), name }).unwrap();
+        sender.send(&Message::Operand { origin: 1, operand: b"image".to_vec(), name }).unwrap();
         messages.iter().for_each(|message| sender.send(message).unwrap());
         drop(sender);
         write_copy(&Host::new(out, &[None], false).unwrap(), WriteOptions::default(), &wire[..])
@@ -495,7 +495,7 @@ mod tests {
         fs::write(&old, "before").unwrap();
         let mut wire = Vec::new();
         let mut sender = Sender::new(&mut wire);
-        let operand = Message::Operand { origin: 1, display_name: "image".into(), name: None };
+        let operand = Message::Operand { origin: 1, operand: b"image".to_vec(), name: None };
         sender.send(&operand).unwrap();
         sender.send(&file_header("", 0o100644, Path::new(""))).unwrap();
         sender.data(0, b"half").unwrap();

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use ivers_vfs::FileType;
@@ -13,11 +14,12 @@ use super::super::stream::FileHeader;
 use super::{Target, Xattrs};
 use crate::arguments::STANDARD;
 use crate::output::failure::{StdoutError, usage};
+use crate::output::format::Shown;
 
 /// A stream that is written to.
 pub struct Stream {
     out: File,
-    display_name: String,
+    path: PathBuf,
     /// Bytes of the current file that were written.
     position: Cell<u64>,
 }
@@ -28,9 +30,9 @@ impl Stream {
         let out = if path == Path::new(STANDARD) {
             File::from(std::io::stdout().as_fd().try_clone_to_owned()?)
         } else {
-            OpenOptions::new().write(true).open(path).with_context(|| path.display().to_string())?
+            OpenOptions::new().write(true).open(path).with_context(|| path.shown())?
         };
-        Ok(Self { out, display_name: path.display().to_string(), position: Cell::new(0) })
+        Ok(Self { out, path: path.to_owned(), position: Cell::new(0) })
     }
 
     fn put(&self, bytes: &[u8]) -> Result<()> {
@@ -73,9 +75,9 @@ impl Target for Stream {
         match header.kind()? {
             FileType::Regular => Ok(()),
             FileType::Directory => {
-                Err(usage(format!("is a directory; {} takes contents of files only", self.display_name)))
+                Err(usage(format!("is a directory; {} takes contents of files only", self.path.shown())))
             }
-            _ => Err(anyhow!("has no contents to write to {}", self.display_name)),
+            _ => Err(anyhow!("has no contents to write to {}", self.path.shown())),
         }
     }
 
@@ -102,7 +104,7 @@ impl Target for Stream {
     }
 
     fn destination_path(&self, _: Option<&[u8]>) -> Vec<u8> {
-        self.display_name.clone().into_bytes()
+        self.path.as_os_str().as_bytes().to_vec()
     }
 
     fn abandon(&self, (): &(), (): &()) -> bool {
