@@ -40,7 +40,7 @@ Getting started:
   ivers stat mnt/tree
   ivers unmount mnt";
 
-/// Open ext4, FAT and Amiga images, mount them in userspace, and know exactly what changed.
+/// Open ext2 to ext4, FAT, XFS and Amiga images, mount them in userspace, and know exactly what changed.
 ///
 /// Every inode has a change attribute: a 64-bit number that is larger after any change of the inode since the
 /// last query. `ivers stat` shows it, `ivers changed` compares it.

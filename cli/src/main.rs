@@ -1,4 +1,4 @@
-//! `ivers`: opens ext4, FAT and Amiga images, mounts them in userspace, and knows exactly what changed.
+//! `ivers`: opens ext4, FAT, XFS and Amiga images, mounts them in userspace, and knows exactly what changed.
 //!
 //! From low to high; each module uses only modules above it in this table, and so do the parts of [`image`]
 //! and [`commands`], whose order their `mod.rs` gives (a test in `xtask` checks it):

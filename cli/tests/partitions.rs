@@ -101,7 +101,7 @@ fn a_partition_is_named_in_every_command() {
     disk.check(2);
     disk.check(3);
 
-    fails(&["ls", &disk.name("@4")], 3, &["no partition \"4\"", "1: 8", "3: 16"]);
+    fails(&["ls", &disk.name("@4")], 3, &["no partition \"4\":\n  1: 8", "\n  3: 16"]);
     fails(&["ls", &disk.name("@boot")], 3, &["no partition \"boot\""]);
     fails(&["ls", &disk.name("@1")], 4, &["img@1 contains no ext2"]);
     fails(&["ls", "-o", "partition=3", &disk.name("@2")], 2, &["partition=3 names another"]);

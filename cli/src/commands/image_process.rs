@@ -48,7 +48,8 @@ pub fn run() -> Result<()> {
 }
 
 fn failed(error: &anyhow::Error) -> Reply {
-    Reply::Failed { code: failure::code(error), line: failure::short_line(error) }
+    let (line, list) = failure::short_parts(error);
+    Reply::Failed { code: failure::code(error), line, list }
 }
 
 fn serve(channel: &Channel) -> Result<()> {

@@ -21,7 +21,7 @@ use super::channel::Channel;
 use super::open_options::ImageOptions;
 use crate::archive::member::NewOwners;
 use crate::arguments::{ImageName, partition_of};
-use crate::output::failure::{self, FAILED, failure};
+use crate::output::failure::{self, FAILED, failure_with_list};
 use crate::output::progress;
 use crate::process::{describe_exit, this_program};
 
@@ -231,6 +231,8 @@ pub enum Reply {
         code: u8,
         /// The error.
         line: String,
+        /// What it ends with: see [`failure::Failure::list`].
+        list: Vec<String>,
     },
 }
 
@@ -370,7 +372,7 @@ impl ImageProcess {
 
     fn receive(&mut self) -> Result<Reply> {
         match self.channel.receive()? {
-            Some((Reply::Failed { code, line }, _)) => Err(failure(code, line)),
+            Some((Reply::Failed { code, line, list }, _)) => Err(failure_with_list(code, line, list)),
             Some((reply, _)) => Ok(reply),
             None => bail!("the image process {}", describe_exit(self.child.wait()?)),
         }

@@ -369,6 +369,19 @@ pub fn short_line(error: &anyhow::Error) -> String {
     head.chain(" ... ".chars()).chain(line.chars().skip(count - MESSAGE_CHARS_MAX / 2)).collect()
 }
 
+/// Returns an error without its list, and the list, both short enough for a message to another process. A
+/// long one has no list: it is a part of the line.
+pub fn short_parts(error: &anyhow::Error) -> (String, Vec<String>) {
+    if let Some(failure) = error.downcast_ref::<Failure>().filter(|_| error.chain().count() == 1) {
+        let chars: usize =
+            failure.list.iter().chain([&failure.message]).map(|text| text.chars().count()).sum();
+        if chars <= MESSAGE_CHARS_MAX {
+            return (failure.message.clone(), failure.list.clone());
+        }
+    }
+    (short_line(error), Vec::new())
+}
+
 /// Prints one or more lines on standard error. Errors (a closed pipe, a full disk) are ignored, and the work
 /// goes on. Nothing else in this program writes to standard error: `eprintln!` would panic.
 pub fn say(text: impl fmt::Display) {
@@ -444,6 +457,13 @@ mod tests {
         assert!(text.len() < 14 << 10, "{} bytes", text.len());
         assert!(short_line(&error).contains("corrupt: bad (block 7)"));
         assert_eq!(short_line(&anyhow::anyhow!("plain")), "plain");
+        assert_eq!(short_parts(&anyhow::anyhow!("plain")), ("plain".to_owned(), Vec::new()));
+        let list = vec!["1: boot".to_owned(), "2: root".to_owned()];
+        let error = failure_with_list(REFUSED, "no partition", list.clone());
+        assert_eq!(short_parts(&error), ("no partition".to_owned(), list));
+        let long = failure_with_list(REFUSED, "no partition", vec!["\u{1}".repeat(10_000)]);
+        let (line, list) = short_parts(&long);
+        assert!(list.is_empty() && serde_json::to_vec(&line).unwrap().len() < 14 << 10);
     }
 
     #[test]

@@ -40,6 +40,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::arguments::{Operand, with_missing_slash};
+use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::open_image;
 use crate::image::open_options::{ImageOptions, Owners};
@@ -321,6 +322,9 @@ fn image_operand(shape: Shape, word: &Path) -> Result<(PathBuf, Vec<u8>)> {
                 return Err(usage(format!("{}: {why}; did you mean {meant}?", word.shown())));
             }
             let hint = match shape {
+                _ if contains_filesystem(&path) => {
+                    return Err(usage(format!("{0}: an image; its root directory is {0}:/", path.shown())));
+                }
                 Shape::Files => "on the host and on mounts, use the command of the system",
                 _ => "between the host and an image, use ivers cp",
             };

@@ -47,8 +47,8 @@ What a line creates belongs to the owner and group of its directory.
 On a terminal, lines can be edited. Otherwise the first line that fails ends the shell, with its exit code \
 and its number on standard error; a line that begins with - may fail. Lines before it are done.
 
-A line that changes one name or file is one transaction of the journal (ext3, ext4): after a crash, all of \
-it is there or nothing, and if it is there, so are the lines before. That holds for mkdir, mv, ln, chmod, \
+A line that changes one name or file is one transaction of the journal (ext3, ext4, XFS): after a crash, all \
+of it is there or nothing, and if it is there, so are the lines before. That holds for mkdir, mv, ln, chmod, \
 chown, touch, attr and rm of one file. It does not hold for rm -r, chmod -R, chown -R, mkdir -p, ln -f, \
 several operands (one transaction each), changes of permissions that an ACL stores too, and copies of \
 contents. `sync` makes all earlier lines durable; closing the image does so too.
