@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
 use ivers_block::{FileDevice, FileRange, OpenMode};
+use ivers_vfs::raises::RAISED_BY;
 use ivers_vfs::{Cred, MountOptions, Vfs};
 
 use super::changed::walk::write_state;
@@ -145,6 +146,11 @@ impl Jobs<'_> {
                     .map(Reply::Filled);
             }
             Request::Open { .. } | Request::FindPartition { .. } => bail!("an image is open already"),
+            Request::Raises => {
+                let facts = self.vfs.fs().describe();
+                let found = facts.into_iter().find(|(name, _)| name == RAISED_BY);
+                return Ok(Reply::Raises(found.map_or(String::new(), |(_, text)| text)));
+            }
             Request::Walk { path, to_save } => {
                 write_state(&self.vfs, &self.image, &path, to_save, descriptor(fds)?)?;
             }

@@ -14,6 +14,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail};
 use ivers_block::{BlockError, FileDevice, FileRange, OpenMode};
+use ivers_vfs::raises::Raises;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -56,6 +57,8 @@ pub enum Request {
         /// Read the table in the sandbox.
         sandbox: bool,
     },
+    /// Return why the epoch of the filesystem rose.
+    Raises,
     /// Write the saved state of a tree to the pipe.
     Walk {
         /// The tree.
@@ -221,6 +224,8 @@ pub enum Reply {
     Copied(Option<CopyOutcome>),
     /// A path that [`Request::Expand`] found. [`Reply::Done`] follows the last.
     Path(Vec<u8>),
+    /// The answer to [`Request::Raises`], as text.
+    Raises(String),
     /// The result of [`Request::Edit`].
     Edited(EditOutcome),
     /// The image is closed.
@@ -339,6 +344,14 @@ impl ImageProcess {
                 _ => return Err(protocol_error("an unexpected reply")),
             }
             reply = self.receive()?;
+        }
+    }
+
+    /// Returns why the epoch of the filesystem rose.
+    pub fn raises(&mut self) -> Result<Raises> {
+        match self.ask(&Request::Raises)? {
+            Reply::Raises(text) => text.parse().map_err(protocol_error),
+            _ => Err(protocol_error("an unexpected reply")),
         }
     }
 

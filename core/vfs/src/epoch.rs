@@ -11,11 +11,13 @@
 //! |---|---|
 //! | 0 | version of the record, 1 |
 //! | 1 | 1: OPEN, 0: CLOSED |
-//! | 2..4 | zero |
+//! | 2..4 | why the epoch rose in its last eight steps: [`Raises`], little-endian |
 //! | 4..20 | UUID of the filesystem |
 //! | 20..28 | epoch |
 //! | 28..44 | fingerprint: 16 bytes that a foreign writer changes; the driver decides which |
 //! | 44..48 | crc32c of the bytes before |
+
+use crate::raises::{Cause, Raises};
 
 /// Name of the attribute that stores the record.
 pub const EPOCH_XATTR: &[u8] = b"trusted.ivers.epoch";
@@ -40,6 +42,18 @@ pub struct EpochRecord {
     /// What shows a foreign writer, as the last session left it: the driver takes it from fields that each
     /// writer changes. Only compared for equality.
     pub fingerprint: [u8; 16],
+    /// Why the epoch rose to this one.
+    pub raises: Raises,
+}
+
+/// How a driver knows whether another program has written since a session of ivers that did not end cleanly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtherWriters {
+    /// A session leaves the fingerprint as it is until it ends, and then a record that stays OPEN gets the
+    /// new one. So it tells.
+    ByFingerprint,
+    /// The driver found out, or (`None`) could not.
+    Known(Option<bool>),
 }
 
 /// What a driver finds when it opens a filesystem.
@@ -57,6 +71,8 @@ pub struct Found<'a> {
     pub trust_foreign: bool,
     /// This session writes nothing, so it cannot record the values that it hands out.
     pub read_only: bool,
+    /// How to tell whether another program has written since a session that did not end cleanly.
+    pub others: OtherWriters,
 }
 
 /// The epoch to serve, and why it rose.
@@ -66,6 +82,8 @@ pub struct Decision {
     pub epoch: u64,
     /// Why it is not the recorded one.
     pub raised: Option<&'static str>,
+    /// Why the epoch rose to this one.
+    pub raises: Raises,
 }
 
 impl EpochRecord {
@@ -74,6 +92,7 @@ impl EpochRecord {
         let mut bytes = [0; RECORD_LEN];
         bytes[0] = VERSION;
         bytes[1] = u8::from(self.open);
+        bytes[2..4].copy_from_slice(&self.raises.to_bits().to_le_bytes());
         bytes[4..20].copy_from_slice(&self.uuid);
         bytes[20..28].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[28..44].copy_from_slice(&self.fingerprint);
@@ -102,7 +121,8 @@ impl EpochRecord {
         let (mut uuid, mut fingerprint) = ([0; 16], [0; 16]);
         uuid.copy_from_slice(&bytes[4..20]);
         fingerprint.copy_from_slice(&bytes[28..44]);
-        Ok(Self { open: bytes[1] == 1, uuid, epoch, fingerprint })
+        let raises = Raises::from_bits(u16::from_le_bytes([bytes[2], bytes[3]]));
+        Ok(Self { open: bytes[1] == 1, uuid, epoch, fingerprint, raises })
     }
 }
 
@@ -111,7 +131,7 @@ impl EpochRecord {
 pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
     let Some(bytes) = found.record else {
         // Readers may have served epoch 0 without a record; the first writer starts above them.
-        return Ok(Decision { epoch: 1, raised: None });
+        return Ok(Decision { epoch: 1, raised: None, raises: Raises::default() });
     };
     let record = EpochRecord::decode(bytes)?;
     let foreign = record.fingerprint != found.fingerprint && !found.trust_foreign;
@@ -129,7 +149,26 @@ pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
     // A reader may have served the next epoch without recording it, before a foreign writer came: then the
     // next epoch is not enough for a writer.
     let unseen = foreign && !found.read_only;
-    Ok(Decision { epoch: record.epoch + u64::from(reason.is_some()) + u64::from(unseen), raised: reason })
+    let steps = u64::from(reason.is_some()) + u64::from(unseen);
+    let raises = record.raises.with(cause(&record, found), steps);
+    Ok(Decision { epoch: record.epoch + steps, raised: reason, raises })
+}
+
+/// Returns why the epoch rises, if it does. Who wrote is told only if it is certain.
+fn cause(record: &EpochRecord, found: &Found<'_>) -> Option<Cause> {
+    let differs = record.fingerprint != found.fingerprint;
+    let others = match found.others {
+        // A session may have ended between its last record and its other marks.
+        OtherWriters::ByFingerprint if differs && !found.clean => None,
+        OtherWriters::ByFingerprint => Some(differs),
+        OtherWriters::Known(known) => known,
+    };
+    match (record.open, found.clean) {
+        (true, _) => others.map(|others| if others { Cause::Both } else { Cause::UncleanEnd }),
+        // The last session of ivers ended cleanly, or one after it did not get as far as its record.
+        (false, false) => others.map(|others| if others { Cause::OtherProgram } else { Cause::UncleanEnd }),
+        (false, true) => Some(Cause::OtherProgram),
+    }
 }
 
 /// The value that is added to stored counters.
@@ -141,7 +180,13 @@ pub fn base_of(epoch: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const RECORD: EpochRecord = EpochRecord { open: false, uuid: [7; 16], epoch: 41, fingerprint: [1; 16] };
+    const RECORD: EpochRecord = EpochRecord {
+        open: false,
+        uuid: [7; 16],
+        epoch: 41,
+        fingerprint: [1; 16],
+        raises: Raises::from_bits(2),
+    };
 
     fn found(record: Option<&[u8]>) -> Found<'_> {
         Found {
@@ -151,6 +196,7 @@ mod tests {
             clean: true,
             trust_foreign: false,
             read_only: false,
+            others: OtherWriters::ByFingerprint,
         }
     }
 
@@ -187,6 +233,34 @@ mod tests {
         assert_eq!(epoch(&Found { uuid: [8; 16], ..found(Some(&closed)) }), 42);
         assert_eq!(epoch(&Found { fingerprint: [2; 16], ..found(Some(&closed)) }), 43);
         assert_eq!(epoch(&Found { fingerprint: [2; 16], trust_foreign: true, ..found(Some(&closed)) }), 41);
+    }
+
+    #[test]
+    fn the_record_remembers_who_made_the_epoch_rise() {
+        use Cause::*;
+        let open = EpochRecord { open: true, ..RECORD }.encode();
+        let closed = RECORD.encode();
+        let at = |record, clean, differs: bool, others| {
+            let fingerprint = [1 + u8::from(differs); 16];
+            let decision = decide(&Found { clean, fingerprint, others, ..found(Some(record)) }).unwrap();
+            let steps = decision.epoch - RECORD.epoch;
+            assert_eq!(decision.raises, RECORD.raises.with(decision.raises.of_last(steps), steps));
+            decision.raises.of_last(steps)
+        };
+        let by_fingerprint = OtherWriters::ByFingerprint;
+        for clean in [false, true] {
+            assert_eq!(at(&open, clean, false, by_fingerprint), Some(UncleanEnd));
+            let both = Some(Both).filter(|_| clean);
+            assert_eq!(at(&open, clean, true, by_fingerprint), both, "a program that ended uncleanly itself");
+            for (known, cause) in [(None, None), (Some(false), Some(UncleanEnd)), (Some(true), Some(Both))] {
+                assert_eq!(at(&open, clean, true, OtherWriters::Known(known)), cause);
+            }
+        }
+        assert_eq!(at(&closed, true, true, by_fingerprint), Some(OtherProgram));
+        assert_eq!(at(&closed, false, false, by_fingerprint), Some(UncleanEnd));
+        assert_eq!(at(&closed, false, true, by_fingerprint), None, "either can have left this");
+        assert_eq!(at(&closed, false, true, OtherWriters::Known(Some(true))), Some(OtherProgram));
+        assert_eq!(at(&closed, true, false, by_fingerprint), None, "the epoch does not rise");
     }
 
     #[test]

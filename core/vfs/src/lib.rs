@@ -29,6 +29,7 @@ mod pages;
 mod path_hints;
 mod pending_deletes;
 mod privileges;
+pub mod raises;
 mod remembered;
 pub mod requests;
 mod served_epoch;

@@ -1,6 +1,7 @@
 //! The epoch that a mount serves, for drivers that keep an [epoch record](crate::epoch).
 
-use crate::epoch::{Decision, EpochRecord, Found, base_of, decide};
+use crate::epoch::{Decision, EPOCH_SHIFT, EpochRecord, Found, base_of, decide};
+use crate::raises::{RAISED_BY, Raises};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
 
@@ -18,6 +19,8 @@ pub struct ServedEpoch {
     stays_open: AtomicBool,
     /// What shows a foreign writer, as unmount will leave it.
     fingerprint: RankedMutex<rank::Leaf, [u8; 16]>,
+    /// Why the epoch rose to the served one.
+    raises: RankedMutex<rank::Leaf, Raises>,
 }
 
 impl ServedEpoch {
@@ -41,10 +44,17 @@ impl ServedEpoch {
     }
 
     /// Serves this epoch from now on.
-    pub fn serve(&self, epoch: u64, fingerprint: [u8; 16]) {
+    pub fn serve(&self, epoch: u64, raises: Raises, fingerprint: [u8; 16]) {
         self.base.store(base_of(epoch), Ordering::Release);
         *self.stored.lock() = epoch;
+        *self.raises.lock() = raises;
         *self.fingerprint.lock() = fingerprint;
+    }
+
+    /// Returns facts for [`FileSystem::describe`](crate::FileSystem::describe): the epoch, and why it rose.
+    pub fn describe(&self) -> [(String, String); 2] {
+        let epoch = self.base() >> EPOCH_SHIFT;
+        [("epoch".into(), epoch.to_string()), (RAISED_BY.into(), self.raises.lock().to_string())]
     }
 
     /// What is added to counters.
@@ -105,19 +115,27 @@ impl ServedEpoch {
     pub fn record(&self, uuid: [u8; 16], open: bool) -> EpochRecord {
         let epoch = *self.stored.lock();
         let fingerprint = *self.fingerprint.lock();
-        EpochRecord { open, uuid, epoch, fingerprint }
+        let mut raises = *self.raises.lock();
+        if base_of(epoch) != self.base() {
+            // This session itself raises it for the next one.
+            raises = raises.with(None, 1);
+        }
+        EpochRecord { open, uuid, epoch, fingerprint, raises }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epoch::OtherWriters;
 
     #[test]
     fn a_raised_record_is_above_the_served_epoch_once() {
         let epoch = ServedEpoch::default();
-        epoch.serve(7, [1; 16]);
+        epoch.serve(7, Raises::from_bits(2), [1; 16]);
+        assert_eq!(epoch.record([2; 16], true).raises, Raises::from_bits(2));
         assert!(epoch.raise_stored() && !epoch.raise_stored());
+        assert_eq!(epoch.record([2; 16], true).raises, Raises::from_bits(2 << 2), "not by anyone else");
         assert_eq!((epoch.record([2; 16], true).epoch, epoch.base()), (8, base_of(7)));
         epoch.stop_serving("a test");
         assert!(!epoch.closes() && !epoch.raise_stored() && epoch.missing().is_some());
@@ -133,9 +151,10 @@ mod tests {
             clean: true,
             trust_foreign: false,
             read_only: false,
+            others: OtherWriters::ByFingerprint,
         };
         assert!(epoch.decide(&found, "image").is_none() && epoch.is_missing());
         let decision = epoch.decide(&Found { record: None, ..found }, "image");
-        assert_eq!(decision, Some(Decision { epoch: 1, raised: None }));
+        assert_eq!(decision, Some(Decision { epoch: 1, raised: None, raises: Raises::default() }));
     }
 }

@@ -146,7 +146,7 @@ impl FileSystem for Ext4 {
         features.extend(self.sb.incompat.feature_names());
         features.extend(self.sb.ro_compat.feature_names());
         let fact = |name: &str, value: String| (name.to_owned(), value);
-        vec![
+        let mut facts = vec![
             fact("features", features.join(" ")),
             fact("state", self.closed_before.to_owned()),
             fact("blocks with metadata", self.sb.blocks_count().to_string()),
@@ -167,8 +167,9 @@ impl FileSystem for Ext4 {
                 }
                 .to_owned(),
             ),
-            fact("epoch", (self.epoch.base() >> epoch::EPOCH_SHIFT).to_string()),
-        ]
+        ];
+        facts.extend(self.epoch.describe());
+        facts
     }
 
     fn sync(&self) -> Result<()> {

@@ -4,7 +4,8 @@
 use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::layout::raw::RawSuperblock;
 use crate::open::OpenOptions;
-use ivers_vfs::epoch::Found;
+use ivers_vfs::epoch::{Found, OtherWriters};
+use ivers_vfs::raises::Raises;
 use ivers_vfs::{EpochOps, Inode, Result};
 use std::sync::atomic::Ordering;
 
@@ -56,21 +57,22 @@ impl Ext4 {
             clean,
             trust_foreign: options.trust_foreign,
             read_only: self.read_only.is_some(),
+            others: OtherWriters::ByFingerprint,
         };
         let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(()) };
-        let epoch = match (&self.read_only, value.is_some()) {
+        let (epoch, raises) = match (&self.read_only, value.is_some()) {
             // No record exists: the values that readers see are below those that the first writable mount
             // will serve.
-            (Some(_), false) if clean => 0,
+            (Some(_), false) if clean => (0, Raises::default()),
             (Some(_), false) => {
                 self.epoch.stop_serving(
                     "a foreign writer's session ended uncleanly, and no epoch is recorded: mount for writing",
                 );
                 return Ok(());
             }
-            _ => decision.epoch,
+            _ => (decision.epoch, decision.raises),
         };
-        self.epoch.serve(epoch, found.fingerprint);
+        self.epoch.serve(epoch, raises, found.fingerprint);
         if self.read_only.is_none() {
             let stored = self.begin(CREDITS).and_then(|mut h| self.store_epoch(&mut h, &root, true));
             let waits = options.short_session && self.journal.is_atomic() && stored.is_ok();
@@ -112,15 +114,15 @@ impl Ext4 {
     }
 
     /// Records that the session is CLOSED, in the transaction of its last changes or after them. `foreign`
-    /// holds the superblock fields as unmount will leave them.
+    /// holds the superblock fields as unmount will leave them: a record that stays OPEN gets them too.
     pub(crate) fn close_epoch(&self, foreign: [u32; 4]) -> Result<()> {
-        if !self.epoch.closes() {
+        if self.epoch.is_missing() {
             return Ok(());
         }
         self.epoch.set_fingerprint(fingerprint(foreign));
         let root = self.epoch_root()?;
         let mut h = self.begin(CREDITS)?;
-        self.store_epoch(&mut h, &root, false)?;
+        self.store_epoch(&mut h, &root, !self.epoch.closes())?;
         drop(h);
         self.journal.commit()
     }

@@ -133,6 +133,9 @@ impl FileSystem for Xfs {
             let what = format!("{} blocks on another device; its files cannot be read", sb.realtime_blocks);
             facts.push(fact("realtime", what));
         }
+        if self.serves_stored {
+            facts.extend(self.epoch.describe());
+        }
         facts
     }
 

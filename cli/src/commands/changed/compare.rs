@@ -9,6 +9,7 @@ use std::io::{BufReader, BufWriter, Seek, Write};
 
 use anyhow::{Context, Result};
 use ivers::state_format::{Header, LEN_MAX, Record, Writer};
+use ivers_vfs::raises::Cause;
 use serde_json::json;
 use tempfile::SpooledTempFile;
 
@@ -48,6 +49,8 @@ pub struct Report {
     pub shows_change: bool,
     /// All change attributes differ from the saved ones: printed in JSON.
     pub epoch_raised: bool,
+    /// Why they differ, if that is certain: printed in JSON.
+    pub raised_by: Option<Cause>,
 }
 
 /// The end of a comparison.
@@ -92,6 +95,7 @@ impl Report {
                     "generation": record.identity.generation,
                     "change": change.map(|v| v.to_string()),
                     "epoch_raised": self.epoch_raised,
+                    "raised_by": self.raised_by.map(Cause::name),
                 });
                 writeln!(out, "{}", format::with_names(object, [("path", Some(path)), ("from", from)]))
             }
@@ -311,7 +315,7 @@ mod tests {
     fn begin(old: Saved, change: u64) -> Comparison {
         let wanted = vec![Status::New, Status::Changed, Status::Removed, Status::Renamed];
         let (form, files_only, shows_change, epoch_raised) = (Form::Text, false, true, false);
-        let report = Report { form, files_only, wanted, shows_change, epoch_raised };
+        let report = Report { form, files_only, wanted, shows_change, epoch_raised, raised_by: None };
         Comparison::begin(Some(old), true, report, &header(change)).unwrap()
     }
 

@@ -22,6 +22,7 @@ use anyhow::Result;
 use ivers::state_format::{Header, LEN_MAX, ReadError, Reader};
 use ivers_fuse::MOUNT;
 use ivers_vfs::epoch::EPOCH_SHIFT;
+use ivers_vfs::raises::{Cause, Raises};
 
 use crate::arguments::Operand;
 use crate::file_info;
@@ -54,11 +55,12 @@ saved counts as changed in the next run. It does not find a change after the clo
 program that writes to the device below the filesystem.
 
 If another system wrote to the image since the state was saved, or a session of ivers did not end cleanly, \
-every change attribute differs. Then every file is listed, and a warning says why.
+every change attribute differs. Then every file is listed, and a warning says which of the two it was, if \
+that is certain.
 
 JSON, one object per line: path, status (new, changed, removed, renamed), from (the path before a renaming), \
 ino, generation, change (decimal strings; null outside mounts of ivers), epoch_raised (true if every change \
-attribute differs, as above).
+attribute differs, as above), raised_by (then: unclean_end, other_program, both; null if it is not certain).
 
 Examples: save the state, show what changed since, and copy it (for removed files see docs/recipes.md):
   ivers changed mnt --save state
@@ -106,18 +108,29 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
     error
 }
 
-/// Returns why all change attributes differ from the saved ones, if they do. The upper bits of a value that
-/// is valid across mounts are the epoch. It rises when another system may have written to the image.
-fn why_all_differ(old: &Header, new: &Header) -> Option<&'static str> {
+/// Returns why all change attributes differ from the saved ones, if they do, and the cause if it is certain.
+/// The upper bits of a value that is valid across mounts are the epoch. It rises when another system may have
+/// written to the image.
+fn why_all_differ(old: &Header, new: &Header, raises: Raises) -> Option<(&'static str, Option<Cause>)> {
     let is_persistent = file_info::is_persistent(&new.instance);
     let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);
-    match (epoch(old).filter(|_| is_persistent)?, epoch(new)?) {
-        (before, now) if before == now => None,
-        (0, _) => Some("the state was saved before ivers wrote to the image for the first time"),
-        _ => {
-            Some("since the state was saved, another system wrote to the image, or ivers could not close it")
-        }
+    let (before, now) = (epoch(old).filter(|_| is_persistent)?, epoch(new)?);
+    if before == now {
+        return None;
     }
+    if before == 0 {
+        return Some(("the state was saved before ivers wrote to the image for the first time", None));
+    }
+    let cause = now.checked_sub(before).and_then(|steps| raises.of_last(steps));
+    let why = match cause {
+        Some(Cause::UncleanEnd) => "since the state was saved, ivers could not close the image",
+        Some(Cause::OtherProgram) => "since the state was saved, another system wrote to the image",
+        Some(Cause::Both) => {
+            "since the state was saved, ivers could not close the image, and another system wrote to it"
+        }
+        None => "since the state was saved, another system wrote to the image, or ivers could not close it",
+    };
+    Some((why, cause))
 }
 
 /// What is compared with a walk.
@@ -129,8 +142,9 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Begins with a tree of this header. Fails if the saved state is not one of the same directory.
-    fn begin(mut self, header: &Header) -> Result<Comparison> {
+    /// Begins with a tree of this header, on a filesystem whose epoch rose for these causes. Fails if the
+    /// saved state is not one of the same directory.
+    fn begin(mut self, header: &Header, raises: Raises) -> Result<Comparison> {
         if let Some(Saved { header: old, .. }) = &self.old {
             let elsewhere = if old.instance != header.instance {
                 Some("on another filesystem, or on a mount that has ended and stored nothing")
@@ -144,23 +158,24 @@ impl Job<'_> {
                 let why = format!("{tree}: the state was saved {elsewhere}; save a new one with --save");
                 return Err(failure(FAILED, why));
             }
-            if let Some(why) = why_all_differ(old, header) {
+            if let Some((why, cause)) = why_all_differ(old, header, raises) {
                 let tree = self.tree.shown();
                 warn(format_args!(
                     "{tree}: {why}, so every change attribute differs, and files that did not change are \
                      listed too; save a new state with --save"
                 ));
                 self.report.epoch_raised = true;
+                self.report.raised_by = cause;
             }
         }
         Comparison::begin(self.old, self.to_save, self.report, header)
     }
 
     /// Compares with what an image process sends.
-    fn receive(self, from: PipeReader) -> Result<Comparison> {
+    fn receive(self, from: PipeReader, raises: Raises) -> Result<Comparison> {
         // This closes the pipe at the limit: a hostile image process must not write forever.
         let (mut records, header) = Reader::new(BufReader::with_capacity(64 << 10, from.take(LEN_MAX)))?;
-        let mut comparison = self.begin(&header)?;
+        let mut comparison = self.begin(&header, raises)?;
         while let Some((path, record)) = records.next_record()? {
             comparison.file(path, &record)?;
         }
@@ -172,6 +187,7 @@ impl Job<'_> {
         let device = open_image(image, options)?;
         let mut process = ImageProcess::start(&device, image, options)?;
         drop(device);
+        let raises = process.raises()?;
         let (from, into) = std::io::pipe()?;
         let to_save = self.to_save;
         let (walked, compared) = std::thread::scope(|scope| {
@@ -180,7 +196,7 @@ impl Job<'_> {
                 let into = into;
                 process.request(&Request::Walk { path, to_save }, into.as_fd())
             });
-            let compared = self.receive(from);
+            let compared = self.receive(from, raises);
             (walk.join(), compared)
         });
         let walked = walked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -210,7 +226,7 @@ impl Job<'_> {
                 tree.shown()
             ));
         }
-        let mut comparison = self.begin(&header)?;
+        let mut comparison = self.begin(&header, mounted.raises())?;
         mounted.walk(&mut |path, found| match found {
             Found::File(record) => comparison.file(path, &record),
             Found::Unreadable(error) => {
@@ -254,6 +270,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
             wanted: wanted.to_vec(),
             shows_change: true,
             epoch_raised: false,
+            raised_by: None,
         },
     };
     args.save.as_deref().map(|path| save::target(path, SAVED)).transpose()?;

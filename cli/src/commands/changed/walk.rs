@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use ivers::state_format::{Header, Identity, Record, Writer, fnv1a};
 use ivers_fuse::MOUNT;
+use ivers_vfs::raises::{RAISED_BY, Raises};
 use ivers_vfs::{FileType, InodeRef, Vfs};
 
 use crate::arguments::{image_path, join};
@@ -113,6 +114,7 @@ pub struct Mounted<'a> {
     root: &'a Path,
     device: u64,
     has_change_attributes: bool,
+    raises: Raises,
 }
 
 /// How the instance of a tree without change attributes begins.
@@ -157,7 +159,10 @@ impl<'a> Mounted<'a> {
         // If TREE is a symbolic link, the identity is that of the directory.
         let resolved = root.canonicalize().with_context(|| root.shown())?;
         let meta = std::fs::metadata(&resolved).with_context(|| root.shown())?;
-        let one = Self { root, device: meta.dev(), has_change_attributes: mount.is_some() };
+        let raises = mount.as_ref().and_then(|mount| mount["details"][RAISED_BY].as_str()?.parse().ok());
+        let has_change_attributes = mount.is_some();
+        let raises = raises.unwrap_or_default();
+        let one = Self { root, device: meta.dev(), has_change_attributes, raises };
         let identity = one.identity(&resolved, &meta)?;
         let instance = match mount {
             Some(mount) => mount["instance"].as_str().unwrap_or_default().to_owned(),
@@ -167,6 +172,11 @@ impl<'a> Mounted<'a> {
             }
         };
         Ok((one, Header { instance, root: identity }))
+    }
+
+    /// Returns why the epoch of the filesystem rose. An older ivers does not tell.
+    pub fn raises(&self) -> Raises {
+        self.raises
     }
 
     /// Returns whether files have change attributes: the tree is on a mount of ivers.
