@@ -12,6 +12,7 @@
 
 use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::epoch::{EpochRecord, RECORD_LEN};
+use ivers_vfs::raises::Raises;
 use ivers_vfs::{Attr, FileType, Ino, InodeFlags, NewInode, Timestamp};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -101,8 +102,9 @@ impl RawSuper {
 
     /// Sets the epoch record and the checksum.
     pub fn with_epoch(mut self, epoch: u64, open: bool) -> Self {
-        // No other program writes this format.
-        self.epoch_record = EpochRecord { open, uuid: self.uuid, epoch, fingerprint: [0; 16] }.encode();
+        // No other program writes this format, and nobody asks why the epoch rose.
+        let (fingerprint, raises) = ([0; 16], Raises::default());
+        self.epoch_record = EpochRecord { open, uuid: self.uuid, epoch, fingerprint, raises }.encode();
         self.crc32c = self.checksum().into();
         self
     }

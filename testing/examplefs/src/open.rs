@@ -3,7 +3,7 @@
 use crate::*;
 use ivers_block::OverlayDevice;
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
-use ivers_vfs::epoch::{Found, decide};
+use ivers_vfs::epoch::{Found, OtherWriters, decide};
 
 fn corrupt_super(place: &str, what: &str) -> Error {
     Error::corrupt(what, format!("{place}, superblock"))
@@ -36,7 +36,8 @@ impl ExampleFs {
         // Of the superblock only the epoch record changes.
         let record = read_super(&*device, &place)?.epoch_record;
         let (record, uuid) = (Some(&record[..]), sb.uuid);
-        let found = Found { record, uuid, fingerprint: [0; 16], clean, trust_foreign: true, read_only };
+        let (fingerprint, trust_foreign, others) = ([0; 16], true, OtherWriters::Known(None));
+        let found = Found { record, uuid, fingerprint, clean, trust_foreign, read_only, others };
         let epoch = decide(&found).map_err(|what| corrupt_super(&place, what))?.epoch;
         let sb = sb.with_epoch(epoch, true);
         // In place: if the medium ignores a flush, recovery drops the newest transactions of the log.
