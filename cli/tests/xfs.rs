@@ -301,4 +301,25 @@ fn files_that_share_blocks_are_written() {
     data[50_001..50_004].copy_from_slice(b"new");
     assert!(read("written") == data);
     place.unmount();
+
+    // A copy in a mount shares the blocks, and each file changes alone.
+    let dir = place.mount("rw");
+    let file = dir.join("large");
+    let mut data: Vec<u8> = (0..20_000_003u32).map(|at| (at / 7) as u8).collect();
+    fs::write(&file, &data).unwrap();
+    let free = |file: &Path| {
+        fs::File::open(file).unwrap().sync_all().unwrap();
+        rustix::fs::statvfs(&dir).unwrap().f_bfree
+    };
+    let before = free(&file);
+    let copy = dir.join("copy");
+    assert_eq!(fs::copy(&file, &copy).unwrap(), data.len() as u64);
+    assert!(free(&copy) + 100 > before, "{before} blocks were free, now {}", free(&copy));
+    assert!(fs::read(&copy).unwrap() == data);
+    open("copy").write_all_at(b"new", 10_000_001).unwrap();
+    assert!(fs::read(&file).unwrap() == data);
+    data[10_000_001..10_000_004].copy_from_slice(b"new");
+    assert!(fs::read(&copy).unwrap() == data);
+    place.unmount();
+    place.is_clean();
 }

@@ -201,7 +201,7 @@ fn stale_bytes_past_the_end_never_show() {
         drop(vfs);
         spoil_after(&image, &text, block);
         let vfs = mount_writable(&image);
-        let open = |name: &str| vfs.resolve(&Cred::root(), &format!("/{name}"), false).unwrap();
+        let open = |name: &str| vfs.resolve(&Cred::root(), format!("/{name}"), false).unwrap();
         let far = 3 * block as u64;
         let mut expected = text.clone();
         expected.resize(2 * block, 0);
@@ -222,7 +222,7 @@ fn stale_bytes_past_the_end_never_show() {
         drop(vfs);
         let vfs = mount(&image);
         for path in ["source", "alone", "first", "second", "is written", "is set", "grows"] {
-            let file = vfs.resolve(&Cred::root(), &format!("/{path}"), false).unwrap();
+            let file = vfs.resolve(&Cred::root(), format!("/{path}"), false).unwrap();
             let found = read_all(&vfs, &file).unwrap();
             let differs = (0..2 * block).find(|at| found[*at] != expected[*at]);
             assert_eq!(differs, None, "{name}: {path}");
