@@ -49,6 +49,7 @@ fn add_attributes(path: &Path) {
     let mut commands = vec![format!("inode {}", ino("/a")), "attr_set -v 9 short".into()];
     commands.push(format!("inode {}", ino("/attrs")));
     commands.extend((0..20).map(|number| format!("attr_set -v 90 name-{number}")));
+    commands.push("attr_remove name-7".into());
     commands.push(format!("inode {}", ino("/remote")));
     commands.push("attr_set -v 5000 value".into());
     let mut args = vec!["-x".to_owned()];
@@ -280,6 +281,9 @@ fn planted() -> Vec<(&'static str, Vec<&'static str>, Plant)> {
         }),
         ("bytes of attributes", vec!["xattr-block-invalid"], |i| {
             i.add(i.extent("/attrs", true, 0), 58, 2, 4)
+        }),
+        ("gaps between attributes that are not marked", vec!["xattr-block-invalid"], |i| {
+            i.put(i.extent("/attrs", true, 0), 62, &[0])
         }),
         ("free bytes of attributes", vec!["xattr-block-invalid"], |i| {
             i.add(i.extent("/attrs", true, 0), 66, 2, 64)

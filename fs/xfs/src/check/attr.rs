@@ -202,7 +202,9 @@ impl Checker {
         let past = spans.last().is_some_and(|(at, size)| at + size > bytes.len());
         let total: usize = spans.iter().map(|(_, size)| size).sum();
         let first = spans.first().map_or(bytes.len(), |(at, _)| *at);
-        if overlap || past || total != used || first < first_used {
+        // Without the mark Linux expects all free space before the first name.
+        let has_gaps = first + total < bytes.len() && field(counts + 6, 1) == 0;
+        if overlap || past || total != used || first < first_used || has_gaps {
             let what = "names and values of a block of attributes overlap, or are not where its header says";
             self.bad("xattr-block-invalid", place.clone(), what);
         }

@@ -185,14 +185,16 @@ impl AttrLeaf {
         let first = spans.iter().map(|(at, _)| *at).min().unwrap_or(sb.block_size as usize);
         // The one after the entries, and the two largest others. More are found by compacting.
         free[1..].sort_by_key(|(_, len)| usize::MAX - len);
-        let has_more = free.len() > 3;
+        // Without this mark Linux expects all free space before the first name. When it joins such a block with
+        // another one, names overwrite entries.
+        let has_gaps = first + used < sb.block_size as usize;
         free.resize(3, (0, 0));
         let mut header = Vec::new();
         // 65536 is stored as 0.
         for number in [self.items.len(), used, first] {
             header.extend((number as u16).to_be_bytes());
         }
-        header.extend([u8::from(has_more), 0]);
+        header.extend([u8::from(has_gaps), 0]);
         for (at, len) in free {
             header.extend((at as u16).to_be_bytes());
             header.extend((len as u16).to_be_bytes());
@@ -247,6 +249,10 @@ mod tests {
                 .into_iter()
                 .map(|item| (String::from_utf8(item.attribute.name).unwrap(), item.attribute.value));
             assert_eq!(found.collect::<std::collections::BTreeMap<_, _>>(), model, "round {round}");
+            let field =
+                |at: usize| usize::from(u16::from_be_bytes([bytes[COUNTS + at], bytes[COUNTS + at + 1]]));
+            let (used, first) = (field(2), field(4));
+            assert_eq!(bytes[COUNTS + 6] == 1, first + used < bytes.len(), "round {round}: gaps");
         }
         assert!(full > 10, "{full}");
     }
