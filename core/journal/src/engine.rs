@@ -415,6 +415,9 @@ impl Journal {
             }
             let state_ref = &mut *state;
             let has_log_space = inner.has_log_space(state_ref, credits, intents);
+            if !has_log_space && inner.waits_in_vain(state_ref, intents) {
+                return Err(JournalError::TooLarge { charge: credits, limit: inner.capacity });
+            }
             let running = state_ref.running.get_or_insert_with(|| {
                 let tid = state_ref.next;
                 state_ref.next += 1;

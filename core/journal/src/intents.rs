@@ -6,7 +6,7 @@ use ivers_block::Unit;
 use ivers_sync::{Held, rank};
 
 use crate::active::ActiveObject;
-use crate::engine::{Inner, LoggedObject, State, running_of};
+use crate::engine::{Inner, LoggedObject, Running, State, running_of};
 use crate::{Handle, Journal, JournalError, LogObject, ObjectId, Patch, Result, Tid};
 
 /// The log space that the journal keeps for an intent.
@@ -76,7 +76,8 @@ impl Journal {
 
     /// As [`begin`](Self::begin), for work that finishes the intent `id`. It does not wait for newer intents,
     /// and has log space as long as `credits` are not more than the intent's
-    /// [`finish_credits`](LogObject::finish_credits).
+    /// [`finish_credits`](LogObject::finish_credits). If the log has no space to finish what recovery found,
+    /// it fails.
     pub fn begin_finishing(&self, id: ObjectId, credits: u32) -> Result<Handle> {
         let held = Held::before_waiting::<rank::Handle>();
         let tid = self.join(credits, &[id])?;
@@ -110,6 +111,17 @@ impl Inner {
             own().filter(|reservation| reservation.tid <= newest).map(|reservation| reservation.space).sum();
         let running = state.running.as_ref().map_or(0, |r| r.charge + r.reserved) + self.overhead;
         state.pinned + state.committing_space + running + due + credits.saturating_sub(own) <= self.capacity
+    }
+
+    /// True if a handle that continues `own` would wait for log space for ever: recovery found these intents,
+    /// and nothing is open or uncommitted.
+    pub fn waits_in_vain(&self, state: &State, own: &[ObjectId]) -> bool {
+        let is_found = |id| state.intents.get(id).is_some_and(|reservation| reservation.tid == 0);
+        let is_idle = |running: &Running| running.handles == 0 && running.charge == 0;
+        !own.is_empty()
+            && own.iter().all(is_found)
+            && state.running.as_ref().is_none_or(is_idle)
+            && state.committing_space == 0
     }
 
     /// Adds an object to the running transaction `tid`, in which the caller has a handle. Returns whether it

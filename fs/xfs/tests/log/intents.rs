@@ -38,6 +38,51 @@ impl LogObject for Free {
     }
 }
 
+/// An intent that takes too much of the log to be finished.
+struct Costly(Arc<Free>);
+
+impl LogObject for Costly {
+    fn id(&self) -> ObjectId {
+        self.0.id()
+    }
+
+    fn record(&self) -> Vec<u8> {
+        self.0.record()
+    }
+
+    fn patch(&self) -> Option<Patch> {
+        None
+    }
+
+    fn finish_credits(&self) -> u32 {
+        150_000
+    }
+}
+
+#[test]
+fn intents_that_the_log_cannot_finish_are_an_error() {
+    let device: Arc<dyn Device> = formatted(512, 512, 64);
+    let (volume, _) = Volume::open(device.clone());
+    let intents: Vec<Arc<Free>> =
+        (1..3).map(|number| Arc::new(Free { number, start: 3000 + number, blocks: 1 })).collect();
+    for intent in &intents {
+        let handle = volume.begin();
+        let object: Arc<dyn LogObject> = intent.clone();
+        handle.log_object(&object).unwrap();
+        drop(handle);
+        volume.journal.commit_all().unwrap();
+    }
+    drop(volume);
+    let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
+    let volume = Volume::with_log(device, opened.log);
+    for intent in &intents {
+        assert!(volume.journal.adopt(Arc::new(Costly(intent.clone()))));
+    }
+    // Waiting would give no space.
+    let refused = volume.journal.begin_finishing(intents[0].id(), 1000).map(drop);
+    assert!(matches!(refused, Err(JournalError::TooLarge { charge: 1000, .. })), "{refused:?}");
+}
+
 #[test]
 fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
     let device: Arc<dyn Device> = formatted(512, 512, 64);
