@@ -40,12 +40,12 @@ const EXT4: Kind = Kind {
     check: |image| e2fsck(image).unwrap(),
 };
 
-const fn xfs(make: &'static [&'static str]) -> Kind {
+const fn xfs(program: &'static str, make: &'static [&'static str]) -> Kind {
     Kind {
-        make: ("mkfs.xfs", make),
+        make: (program, make),
         recover: |image| LoopMount::new(image, "").unwrap().unmount().unwrap(),
         check: |image| {
-            ivers_oracle::run("xfs_repair", ["-n".as_ref(), image.as_os_str()]).unwrap();
+            ivers_oracle::xfs::judge(image).unwrap();
             ivers_oracle::run(IVERS, ["check".as_ref(), image.as_os_str()]).unwrap();
         },
     }
@@ -262,19 +262,26 @@ fn synced_data_survives_kill_9() {
 }
 
 /// The kernel recovers the copies.
-fn synced_data_survives_on_xfs(options: &'static [&'static str]) {
+fn synced_data_survives_on_xfs(program: &'static str, options: &'static [&'static str]) {
     let can = can_loop_mount() && kernel_knows("xfs");
     if can && ivers_oracle::have_programs(&["mkfs.xfs", "xfs_repair"]) {
-        synced_data_survives(&xfs(options));
+        synced_data_survives(&xfs(program, options));
     }
 }
 
 #[test]
 fn synced_data_survives_kill_9_on_xfs() {
-    synced_data_survives_on_xfs(&["-q", "--unsupported"]);
+    synced_data_survives_on_xfs("mkfs.xfs", &["-q", "--unsupported"]);
 }
 
 #[test]
 fn synced_data_survives_kill_9_on_xfs_with_small_blocks() {
-    synced_data_survives_on_xfs(&["-q", "--unsupported", "-b", "size=1024", "-m", "rmapbt=1"]);
+    let options = &["-q", "--unsupported", "-b", "size=1024", "-m", "rmapbt=1"];
+    synced_data_survives_on_xfs("mkfs.xfs", options);
+}
+
+#[test]
+fn synced_data_survives_kill_9_on_xfs_with_parent_pointers() {
+    let options = &["mkfs", "-q", "-t", "xfs", "--small", "-O", "parent,exchange"];
+    synced_data_survives_on_xfs(IVERS, options);
 }

@@ -1,6 +1,6 @@
 //! Opening an image: what is refused, and what can only be read.
 
-use crate::layout::features::{Incompat, RoCompat};
+use crate::layout::features::RoCompat;
 use crate::layout::superblock::Superblock;
 use crate::live::{Session, journal_error};
 use crate::log::{self, Opened};
@@ -69,8 +69,6 @@ fn unwritable(sb: &Superblock) -> Option<&'static str> {
         Some("a filesystem with a realtime device")
     } else if sb.ignores_case() {
         Some("a filesystem that ignores the case of names")
-    } else if sb.incompat.contains(Incompat::PARENT) {
-        Some("parent pointers")
     } else if !sb.has_aligned_clusters() {
         Some("a filesystem with unaligned inodes")
     } else {

@@ -37,6 +37,12 @@ const KINDS: &[Kind] = &[
         features: "^rmapbt,^nrext64",
         bytes: 36 << 20,
     },
+    Kind {
+        name: "xfs, as mkfs.xfs 7.2 makes it",
+        block_size: 4096,
+        features: "parent,exchange",
+        bytes: 36 << 20,
+    },
 ];
 
 /// Checks an image with our checker.
@@ -87,8 +93,7 @@ impl Target for Kind {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        ivers_oracle::run("xfs_repair", ["-n".as_ref(), "-f".as_ref(), image.as_os_str()])
-            .context("xfs_repair finds something")?;
+        ivers_oracle::xfs::judge(image).context("xfs_repair finds something")?;
         our_check(image)
     }
 

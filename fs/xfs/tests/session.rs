@@ -8,6 +8,10 @@ use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
 use ivers_vfs::*;
 use ivers_xfs::layout::superblock::Superblock;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -94,6 +98,51 @@ fn a_file_with_many_blocks_of_attributes_is_deleted_in_parts() {
     assert!(before - free() < 100, "{before} {}", free());
     vfs.unmount().unwrap();
     repair_finds_nothing(&image, "attributes");
+}
+
+#[test]
+fn linux_removes_attributes_one_by_one() {
+    if !have_xfsprogs() || !can_loop_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let name = |nth: usize| format!("user.{nth}{}", "n".repeat(nth % 60));
+    for args in [&[][..], &["-b", "size=1024"]] {
+        mkfs(&image, args, None);
+        let mut random = StdRng::seed_from_u64(3);
+        let vfs = mount_writable(&image);
+        let file = create(&vfs, "file");
+        let mut model = BTreeMap::new();
+        for round in 0..1500 {
+            let nth = random.random_range(0..200);
+            let name = name(nth);
+            if model.contains_key(&nth) && random.random_bool(0.5) {
+                vfs.remove_xattr(&Cred::root(), &file, name.as_bytes()).unwrap();
+                model.remove(&nth);
+            } else {
+                let value = vec![round as u8; random.random_range(0..250)];
+                vfs.set_xattr(&Cred::root(), &file, name.as_bytes(), &value, XattrMode::Any).unwrap();
+                model.insert(nth, value);
+            }
+        }
+        drop(file);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        // It joins blocks. That moves their attributes.
+        let mounted = LoopMount::new(&image, "").unwrap();
+        let path = mounted.path().join("file");
+        let mut order: Vec<usize> = model.keys().copied().collect();
+        order.shuffle(&mut random);
+        for nth in order {
+            let value = xattr::get(&path, name(nth)).unwrap();
+            assert_eq!(value.as_ref(), model.get(&nth), "{args:?}: {}", name(nth));
+            xattr::remove(&path, name(nth)).unwrap();
+        }
+        mounted.unmount().unwrap();
+        repair_finds_nothing(&image, "attributes removed by Linux");
+        assert_clean(&image, "attributes removed by Linux");
+    }
 }
 
 #[test]
@@ -198,8 +247,13 @@ fn a_full_filesystem_refuses_and_recovers() {
     }
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
-    for args in [&[][..], &["-b", "size=1024", "-m", "rmapbt=1"]] {
-        mkfs(&image, args, None);
+    let kinds: [&dyn Fn(); 3] = [
+        &|| mkfs(&image, &[], None),
+        &|| mkfs(&image, &["-b", "size=1024", "-m", "rmapbt=1"], None),
+        &|| parents::KINDS[0].make(&image),
+    ];
+    for make in kinds {
+        make();
         let vfs = mount_writable(&image);
         let free = vfs.stat_fs().unwrap().blocks_available;
         let piece = vec![7u8; 1 << 20];

@@ -15,11 +15,10 @@ fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
 }
 
-fn storm(name: &str, args: &[&str], image: &Path) {
+fn storm(name: &str, image: &Path, judge: impl Fn(&Path, &str)) {
     let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 700));
     let check_each = number("IVERS_CHECK_EACH", 0);
     println!("{name}: IVERS_SEED={seed} IVERS_STEPS={steps}");
-    mkfs(image, args, None);
     let mut storm = Storm::new(mount_writable(image), seed);
     for round in 0..3 {
         let what = format!("{name}, seed {seed}, round {round}");
@@ -35,8 +34,7 @@ fn storm(name: &str, args: &[&str], image: &Path) {
         storm.check(&what);
         let before = storm.values();
         storm.unmount();
-        repair_finds_nothing(image, &what);
-        assert_clean(image, &what);
+        judge(image, &what);
         storm.mount(mount_writable(image));
         assert_eq!(storm.values(), before, "{what}: values after a remount");
         storm.check(&format!("{what}, mounted again"));
@@ -46,10 +44,18 @@ fn storm(name: &str, args: &[&str], image: &Path) {
     let ours = our_tree(&vfs, true).unwrap();
     vfs.unmount().unwrap();
     drop(vfs);
-    let mounted = LoopMount::new(image, "ro").unwrap();
+    let mounted = LoopMount::new(image, "ro,nouuid").unwrap();
     let theirs = kernel_tree(mounted.path());
     mounted.unmount().unwrap();
     assert_same(&ours, &theirs, name);
+}
+
+/// Calls `f` with the kinds that the environment selects.
+fn each<'k, K: 'k>(kinds: &'k [K], name: impl Fn(&K) -> &str, f: impl Fn(&'k K, &Path)) {
+    let only = std::env::var("IVERS_KIND").ok();
+    let dir = tempfile::tempdir().unwrap();
+    let kinds = kinds.iter().filter(|kind| only.as_deref().is_none_or(|only| only == name(kind)));
+    kinds.for_each(|kind| f(kind, &dir.path().join("image")));
 }
 
 #[test]
@@ -57,10 +63,30 @@ fn random_changes_of_all_kinds() {
     if !have_xfsprogs() || !can_loop_mount() {
         return;
     }
-    let only = std::env::var("IVERS_KIND").ok();
-    let dir = tempfile::tempdir().unwrap();
-    let kinds = V5.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name));
-    for (name, args) in kinds {
-        storm(name, args, &dir.path().join("image"));
+    each(
+        V5,
+        |(name, _)| name,
+        |(name, args), image| {
+            mkfs(image, args, None);
+            storm(name, image, |image, what| {
+                repair_finds_nothing(image, what);
+                assert_clean(image, what);
+            });
+        },
+    );
+}
+
+#[test]
+fn random_changes_with_parent_pointers() {
+    if !can_loop_mount() {
+        return;
     }
+    each(
+        parents::KINDS,
+        |kind| kind.name,
+        |kind, image| {
+            kind.make(image);
+            storm(kind.name, image, parents::judge);
+        },
+    );
 }

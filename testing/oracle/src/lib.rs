@@ -7,6 +7,7 @@
 //! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
+//! | [`xfs`] | xfsprogs, and the kernel's own driver |
 //! | [`tree()`] | none: a digest of a tree, equal for equal trees on any server |
 
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod fat;
 pub mod kernel;
 pub mod machine;
 pub mod tree;
+pub mod xfs;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_counter};
 pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};

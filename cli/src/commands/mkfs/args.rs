@@ -32,8 +32,7 @@ or device that existed it leaves no filesystem. After a signal the exit code is 
 --features changes the features of ext and XFS: a name adds one, ^ before it removes one, and commas \
 separate, as large_dir,^metadata_csum. ext has has_journal, ext_attr, resize_inode, dir_index, extent, \
 64bit, large_dir, inline_data, huge_file, dir_nlink, metadata_csum and project. XFS has finobt, rmapbt, \
-reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. The last two need Linux 6.10; \
-ivers only reads filesystems with parent, so --from does not fill them.
+reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. The last two need Linux 6.10.
 
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \

@@ -338,9 +338,6 @@ fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptio
     let list = args.features.as_deref().unwrap_or_default();
     let features =
         ivers_xfs::mkfs::Features::parse(list).map_err(|why| usage(format!("--features {list}: {why}")))?;
-    if args.filling.from.is_some() && features.names().iter().any(|name| name == "parent") {
-        return Err(usage("--from: ivers does not write parent pointers yet; remove the feature parent"));
-    }
     let log_bytes = match &args.log_size {
         None => None,
         Some(text) => Some(

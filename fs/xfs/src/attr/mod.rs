@@ -32,14 +32,24 @@ pub(crate) trait AttrSource: Source {
 
     /// Returns an attribute by namespace and stored name.
     fn find_attribute(&self, inode: &Dinode, namespace: u8, name: &[u8]) -> Result<Option<Attribute>> {
+        self.find_by_hash(inode, hash_name(name), |attribute| attribute.is(namespace, name))
+    }
+
+    /// Returns the attribute with a hash that `is` accepts.
+    fn find_by_hash(
+        &self,
+        inode: &Dinode,
+        hash: u32,
+        is: impl Fn(&Attribute) -> bool,
+    ) -> Result<Option<Attribute>> {
         if inode.attrs.is_empty() {
             return Ok(None);
         }
         if let Fork::Local(bytes) = &inode.attrs {
             let all = short::decode(bytes).map_err(|what| self.corrupt(what, inode.whose()))?;
-            return Ok(all.into_iter().find(|attribute| attribute.is(namespace, name)));
+            return Ok(all.into_iter().find(is));
         }
-        let (tree, hash) = (self.attribute_tree(inode), hash_name(name));
+        let tree = self.attribute_tree(inode);
         let Some(first) = self.hash_leaf(&tree, hash)? else { return Ok(None) };
         let found = self.each_leaf_from(&tree, first, |leaf| {
             let bad = |what: String| self.corrupt_block(what, inode.whose(), leaf.block);
@@ -49,7 +59,7 @@ pub(crate) trait AttrSource: Source {
                     return Ok(Some(None));
                 }
                 let attribute = table.attribute(index).map_err(bad)?;
-                if attribute.is(namespace, name) {
+                if is(&attribute) {
                     return Ok(Some(Some(attribute)));
                 }
             }

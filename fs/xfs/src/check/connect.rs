@@ -52,6 +52,7 @@ impl Checker {
                 if !skipped && chunk.links[at] != chunk.names[at] {
                     wrong.push((first + at as u64, found, chunk.links[at], chunk.names[at]));
                 }
+                let skipped = skipped || self.pending_parents.contains(&(first + at as u64));
                 if !skipped && chunk.parents.as_ref().is_some_and(|sums| sums[at] != 0) {
                     parents_wrong.push(first + at as u64);
                 }

@@ -132,9 +132,14 @@ fn read_super(
 }
 
 impl Checker {
-    /// Notes the blocks of intents that are not finished. Linux finishes them when it mounts for writing.
+    /// Notes blocks and parent pointers of intents that are not finished. Linux finishes them when it mounts for writing.
     fn note_pending(&mut self, intents: &[log::FoundIntent]) {
         for intent in intents {
+            if let Ok(Some(change)) = log::ParentIntent::decode(&intent.regions)
+                && intent.kind == 0x1246
+            {
+                self.pending_parents.insert(change.ino);
+            }
             let extents = intent.regions.first().and_then(|region| region.get(16..)).unwrap_or_default();
             // Where a record has its first block and its length.
             let (each, start_at, len_at) = match intent.kind {
@@ -153,9 +158,9 @@ impl Checker {
             }
         }
         if !intents.is_empty() {
-            let what =
-                format!("{} intents of the log are not finished: their blocks are not judged", intents.len());
-            self.found.note(what);
+            let count = intents.len();
+            let what = "intents of the log are not finished: their blocks and parent pointers are not judged";
+            self.found.note(format!("{count} {what}"));
         }
     }
 }

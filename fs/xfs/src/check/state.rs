@@ -111,6 +111,8 @@ pub(super) struct Checker {
     pub(super) free: Bits,
     /// Blocks of intents that are not finished: nothing can be said of them.
     pub(super) pending: Bits,
+    /// Inodes with an intent of a parent pointer that is not finished.
+    pub(super) pending_parents: BTreeSet<u64>,
     pub(super) groups: Vec<Group>,
     /// Chunks of inodes by their first inode.
     pub(super) chunks: BTreeMap<u64, Chunk>,
@@ -154,6 +156,7 @@ impl Checker {
             sharable: bits(),
             free: bits(),
             pending: bits(),
+            pending_parents: BTreeSet::new(),
             hidden: sb.hidden_inos.iter().copied().filter(named).collect(),
             sb: Arc::new(sb),
             dev,

@@ -3,6 +3,7 @@
 use super::{Edited, XfsInode, core_of};
 use crate::inode::Dinode;
 use crate::layout::directory::{NAME_MAX, dir_unit};
+use crate::layout::features::Incompat;
 use crate::volume::Xfs;
 use crate::write::names::{Exchange, NewFile, Renaming};
 use ivers_vfs::*;
@@ -11,17 +12,24 @@ use std::sync::Arc;
 /// Blocks that a change of names may take, beside those of a new chunk of inodes and of the directory: blocks
 /// of maps and of the B-trees of groups.
 const NAME_BLOCKS: u64 = 48;
+/// Blocks of attributes that a parent pointer may take, and another one that changes places with it.
+const PARENT_BLOCKS: u64 = 16;
 /// Blocks of a directory that a new name may take: data, hashes, index of free space, and levels of nodes.
 const DIRECTORY_BLOCKS: u64 = 8;
 
 impl Xfs {
+    fn has_parents(&self) -> bool {
+        self.sb.incompat.contains(Incompat::PARENT)
+    }
+
     /// Checks a new name, and that there is space for it.
     fn expect_room(&self, name: &[u8], makes_inode: bool) -> Result<()> {
         if name.len() > NAME_MAX {
             return Err(NameError::NameTooLong.into());
         }
         let chunks = if makes_inode { 2 * u64::from(self.sb.chunk_blocks()) } else { 0 };
-        self.session()?.check_space(NAME_BLOCKS + DIRECTORY_BLOCKS * dir_unit(&self.sb) + chunks)
+        let parents = if self.has_parents() { PARENT_BLOCKS } else { 0 };
+        self.session()?.check_space(NAME_BLOCKS + DIRECTORY_BLOCKS * dir_unit(&self.sb) + chunks + parents)
     }
 
     fn expect_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
@@ -102,9 +110,12 @@ impl Xfs {
     pub(super) fn rename_name(&self, rename: &Rename<'_>) -> Result<()> {
         let Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = *rename;
         self.expect_name(old_dir, old_name, inode)?;
-        match target {
-            Some(target) => self.expect_name(new_dir, new_name, target)?,
-            None => self.expect_room(new_name, false)?,
+        if let Some(target) = target {
+            self.expect_name(new_dir, new_name, target)?;
+        }
+        // A parent pointer may grow even if no directory does.
+        if target.is_none() || self.has_parents() {
+            self.expect_room(new_name, false)?;
         }
         let mut change = self.change()?;
         let mut from = Edited::new(old_dir).touched(Touch::Data);

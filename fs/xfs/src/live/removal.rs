@@ -26,7 +26,7 @@ impl Xfs {
     pub(crate) fn finish_intents(&self, intents: Vec<FoundIntent>) -> Result<()> {
         let session = self.session()?;
         let _turn = session.turn.lock();
-        session.space.finish_intents(intents)
+        session.space.finish_intents(intents, &|ino| self.dinode(ino))
     }
 
     /// Frees blocks for copy on write that the last session left.

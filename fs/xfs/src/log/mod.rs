@@ -16,6 +16,7 @@
 //! | `replay` | items put in place |
 //! | `encode` | transactions of the journal as items |
 //! | `writer` | records written at the head |
+//! | `parents` | intents of parent pointers |
 //! | `stamp` | LSN and checksum of what is written in place |
 //! | `resume` | recovery in place, and where the log continues |
 
@@ -23,6 +24,7 @@ mod convert;
 mod encode;
 mod end;
 mod items;
+mod parents;
 mod record;
 mod refusal;
 mod replay;
@@ -38,6 +40,7 @@ pub(crate) use encode::{intent_id, object, order_of};
 pub(crate) use end::{LogEnd, end, mark};
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
+pub(crate) use parents::{ParentIntent, Pointer};
 pub(crate) use record::{RecordHead, RecordShape, unmount_operation};
 pub use replay::FoundIntent;
 pub use resume::{Opened, open_for_writing};
@@ -45,6 +48,8 @@ pub(crate) use ring::Lsn;
 pub use stamp::stamp;
 pub use writer::XfsLog;
 
+#[cfg(test)]
+pub(crate) use parents::tests::regions as parent_regions;
 use refusal::dirty;
 use ring::Ring;
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 
 use super::convert::{native_core, put_root};
 use super::items::{Assembly, Item, Transaction};
+use super::parents::ParentIntent;
 use super::refusal::{damaged, dirty};
 use super::ring::{Lsn, Ring};
 use super::wire::{SECTOR, buffer, buffer::CHUNK, fields, kind};
@@ -89,6 +90,14 @@ pub struct FoundIntent {
 }
 
 impl FoundIntent {
+    /// Whether users would see that it is not finished.
+    fn changes_files(&self) -> std::result::Result<bool, String> {
+        if self.kind == kind::ATTRIBUTE {
+            return Ok(ParentIntent::decode(&self.regions)?.is_none());
+        }
+        Ok(kind::INTENTS.iter().any(|(intent, .., is_harmless)| *intent == self.kind && !is_harmless))
+    }
+
     /// What it does, for messages.
     pub fn name(&self) -> &'static str {
         kind::INTENTS
@@ -126,13 +135,11 @@ pub(super) fn replay(
         }
         Ok(())
     })?;
-    let name = |kind: u16| {
-        let found = kind::INTENTS.iter().find(|(intent, .., is_harmless)| *intent == kind && !is_harmless);
-        found.map(|(_, _, name, _)| *name)
-    };
-    if let Some(name) = replay.intents.keys().find_map(|(kind, _)| name(*kind)) {
-        let what = format!("it has an unfinished {name} intent, which is not supported");
-        return Err(dirty(place, &what));
+    for intent in replay.intents.values() {
+        if intent.changes_files().map_err(|what| damaged(place, &what))? {
+            let what = format!("it has an unfinished {} intent, which is not supported", intent.name());
+            return Err(dirty(place, &what));
+        }
     }
     replay.seal()?;
     Ok(Done { count, intents: replay.intents.into_values().collect(), logged: replay.logged })
@@ -482,5 +489,34 @@ impl Replay<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parents::tests::regions;
+    use super::*;
+
+    #[test]
+    fn intents_that_change_files_are_named() {
+        let parent = regions((131, 5), None, Some((b"name", &[1; 12])));
+        let mut of_user = parent.clone();
+        of_user[0][24] = 1;
+        for (kind, regions, changes, name) in [
+            (0x1236, vec![], false, "free extent"),
+            (0x1240, vec![], false, "reverse map"),
+            (0x1242, vec![], false, "reference count"),
+            (0x1244, vec![], true, "mapping"),
+            (0x1246, parent, false, "attribute"),
+            (0x1246, of_user, true, "attribute"),
+            (0x1248, vec![], true, "exchange"),
+        ] {
+            let intent = FoundIntent { kind, id: 1, lsn: Lsn { cycle: 1, sector: 0 }, regions };
+            assert_eq!(intent.changes_files(), Ok(changes), "{kind:#x}");
+            assert_eq!(intent.name(), name);
+        }
+        let cut =
+            FoundIntent { kind: 0x1246, id: 1, lsn: Lsn { cycle: 1, sector: 0 }, regions: vec![vec![0; 16]] };
+        assert!(cut.changes_files().is_err());
     }
 }

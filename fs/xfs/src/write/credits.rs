@@ -23,6 +23,9 @@ use crate::layout::tree::TreeKind;
 /// Blocks a level that an operation changes.
 const BLOCKS_A_LEVEL: u64 = 3;
 
+/// Blocks of the tree of attributes and of the map of its fork that one attribute changes.
+const ATTRIBUTE_BLOCKS: u64 = 16;
+
 impl Space {
     /// Levels of the tallest tree of a kind: every block but the root is half full.
     fn most_levels(&self, kind: TreeKind) -> u64 {
@@ -71,6 +74,12 @@ impl Space {
     /// Credits of one change of free space: an allocation, or one deferred work such as freeing a run.
     pub(crate) fn credits_of_change(&self) -> u32 {
         self.credits(self.change_blocks())
+    }
+
+    /// Credits of a change of an attribute that has no blocks of its own: the paths to two leaves that are new
+    /// or go, in the tree of attributes and in the map of the fork.
+    pub(crate) fn credits_of_attribute(&self) -> u32 {
+        self.credits(2 * self.change_blocks() + ATTRIBUTE_BLOCKS)
     }
 
     /// Credits for an inode that is allocated, freed, or moved on a list of unlinked inodes.

@@ -8,10 +8,11 @@ use super::free_space::FreeExtent;
 use super::refcount::CountChange;
 use super::space::{Space, journal_error};
 use super::tx::Tx;
+use crate::inode::Dinode;
 use crate::layout::owner::{ATTRIBUTES, FILE_BLOCK, Owner, TREE, UNWRITTEN};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::log::{FoundIntent, intent_id, object, order_of};
-use ivers_journal::{LogObject, ObjectId, Patch};
+use ivers_journal::{JournalError, LogObject, ObjectId, Patch};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
 
@@ -136,7 +137,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Space {
-    fn bad_intent(&self, id: ObjectId, what: &str) -> Error {
+    pub(super) fn bad_intent(&self, id: ObjectId, what: &str) -> Error {
         self.corrupt_log(format!("an intent of kind {}, number {}: {what}", id.kind, id.number))
     }
 
@@ -200,28 +201,53 @@ impl Space {
 
     fn adopt(&self, id: ObjectId, record: &[u8]) -> Logged {
         let logged = Logged { id, record: record.into() };
-        let finish_credits = self.credits_of_change();
+        let finish_credits = match id.kind {
+            object::ATTRIBUTE => self.credits_of_attribute(),
+            _ => self.credits_of_change(),
+        };
         self.journal.adopt(Arc::new(Intent { logged: logged.clone(), finish_credits }));
         logged
     }
 
-    /// Finishes what recovery found.
-    pub(crate) fn finish_intents(&self, mut found: Vec<FoundIntent>) -> Result<()> {
+    /// Finishes what recovery found. `load` returns the newest version of an inode.
+    pub(crate) fn finish_intents(
+        &self,
+        mut found: Vec<FoundIntent>,
+        load: &dyn Fn(u64) -> Result<Dinode>,
+    ) -> Result<()> {
         let id_of = |intent: &FoundIntent| intent_id(intent.kind, intent.id);
-        found.sort_by_key(|intent| (intent.lsn, id_of(intent).map(|id| order_of(id.kind))));
+        let is_parent = |id: ObjectId| id.kind == object::ATTRIBUTE;
+        // Blocks of attributes need the owners that the reverse map gets first.
+        found.sort_by_key(|intent| {
+            let id = id_of(intent);
+            (id.is_some_and(is_parent), intent.lsn, id.map(|id| order_of(id.kind)))
+        });
         let mut all = Vec::new();
         for intent in &found {
             let id = id_of(intent).ok_or_else(|| self.corrupt_log("an intent of unknown type".into()))?;
             let item = intent.regions.concat();
             let record = item.get(TYPE_BYTES..).ok_or_else(|| self.bad_intent(id, "it is too short"))?;
             // No other transaction begins before all are adopted.
-            self.adopt(id, record);
-            all.push((id, record.to_vec()));
+            all.push((intent, self.adopt(id, record)));
         }
-        for (id, record) in all {
-            self.begin_finishing(id, &record)?.finish()?;
+        for (intent, logged) in all {
+            match is_parent(logged.id) {
+                true => self.finish_parent_intent(intent, logged, load)?,
+                false => self.begin_finishing(logged.id, &logged.record)?.finish()?,
+            }
         }
         Ok(())
+    }
+
+    /// An empty transaction that finishes an intent which recovery found.
+    pub(super) fn finishing(&self, id: ObjectId, credits: u32) -> Result<Tx<'_>> {
+        let handle = self.journal.begin_finishing(id, credits).map_err(|error| match error {
+            JournalError::TooLarge { .. } => Error::Incompatible(
+                "the log has no space to finish its intents: mount and unmount the image with Linux".into(),
+            ),
+            error => journal_error(error),
+        })?;
+        Ok(Tx::new(self, handle, credits))
     }
 
     /// Begins the transaction that finishes an intent which recovery found: [`Tx::finish`] does the work. An
@@ -229,9 +255,7 @@ impl Space {
     pub(crate) fn begin_finishing(&self, id: ObjectId, record: &[u8]) -> Result<Tx<'_>> {
         let works = self.works(id, record)?;
         let logged = self.adopt(id, record);
-        let credits = self.credits_of_change();
-        let handle = self.journal.begin_finishing(id, credits).map_err(journal_error)?;
-        let mut tx = Tx::new(self, handle, credits);
+        let mut tx = self.finishing(id, self.credits_of_change())?;
         tx.deferred.push_from_intent(works, logged);
         Ok(tx)
     }

@@ -9,6 +9,7 @@
 //! | `space`, `busy` | what all transactions share: the lock of the groups, counters, busy runs |
 //! | `tx`, `credits` | the transaction: units of blocks, and when changes become visible; what it may log |
 //! | `deferred`, `intents` | work at the end of a transaction, and the records that promise it |
+//! | `parent_intents` | parent pointers that Linux promised in the log |
 //! | `group` | heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
 //! | `free_space`, `free_list`, `alloc` | free space, and allocation |
@@ -44,6 +45,7 @@ pub(crate) mod intents;
 pub(crate) mod names;
 mod node;
 mod owner;
+mod parent_intents;
 mod refcount;
 mod rmap;
 mod runs;

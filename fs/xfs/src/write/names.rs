@@ -94,6 +94,9 @@ impl Dinode {
     }
 }
 
+/// A name, and the directory that has it.
+type Named<'a> = (&'a [u8], (u64, u32));
+
 impl Tx<'_> {
     fn has_parents(&self) -> bool {
         self.space().sb.incompat.contains(Incompat::PARENT)
@@ -185,6 +188,11 @@ impl Tx<'_> {
         if self.has_parents() { self.remove_parent(inode, name, dir.identity()) } else { Ok(()) }
     }
 
+    /// Replaces the parent pointer of a name by that of another one.
+    fn move_pointer(&mut self, inode: &mut Dinode, old: Named<'_>, new: Named<'_>) -> Result<()> {
+        if self.has_parents() { self.replace_parent(inode, old, new) } else { Ok(()) }
+    }
+
     /// Gives a file another name.
     pub(crate) fn link(
         &mut self,
@@ -267,16 +275,14 @@ impl Tx<'_> {
                 let parent = Target { ino: to.ino, ftype: ftype::DIRECTORY };
                 self.replace_entry(inode, b"..", parent)?;
             }
-            if self.has_parents() {
-                self.add_parent(inode, new_name, to.identity())?;
-            }
             to.set_mtime(now);
         }
         if moves_dir {
             dir.change_links(-1)?;
         }
         self.remove_entry(dir, name)?;
-        self.remove_parent_of(inode, name, dir)?;
+        let there = new_dir.as_deref().unwrap_or(dir).identity();
+        self.move_pointer(inode, (name, dir.identity()), (new_name, there))?;
         dir.set_mtime(now);
         inode.set_ctime(now);
         inode.log(self)?;
@@ -295,13 +301,10 @@ impl Tx<'_> {
             self.move_parent(inode, dir, other_dir)?;
             self.move_parent(other, other_dir, dir)?;
         }
-        let there = other_dir.as_deref().unwrap_or(dir).identity();
-        if self.has_parents() {
-            self.remove_parent(inode, name, dir.identity())?;
-            self.remove_parent(other, other_name, there)?;
-            self.add_parent(inode, other_name, there)?;
-            self.add_parent(other, name, dir.identity())?;
-        }
+        let first = (name, dir.identity());
+        let second = (other_name, other_dir.as_deref().unwrap_or(dir).identity());
+        self.move_pointer(inode, first, second)?;
+        self.move_pointer(other, second, first)?;
         dir.set_mtime(now);
         inode.set_ctime(now);
         other.set_ctime(now);

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod fill;
+pub mod parents;
 pub mod small;
 pub mod storm;
 
@@ -264,8 +265,7 @@ pub fn copy_image(from: &Path, to: &Path) {
 
 /// xfs_repair reports nothing.
 pub fn repair_finds_nothing(path: &Path, what: &str) {
-    let words = ["-n".as_ref(), "-f".as_ref(), path.as_os_str()];
-    ivers_oracle::run("xfs_repair", words).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    ivers_oracle::xfs::judge(path).unwrap_or_else(|error| panic!("{what}: {error:#}"));
 }
 
 /// Our checker reports nothing.

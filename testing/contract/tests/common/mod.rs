@@ -146,10 +146,11 @@ pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProc
 }
 
 /// Kinds of XFS: block sizes, and the features of mkfs.xfs.
-pub const XFSES: [(&str, u32, &str); 3] = [
+pub const XFSES: [(&str, u32, &str); 4] = [
     ("xfs", 4096, "rmapbt"),
     ("xfs, 1 KiB blocks", 1024, "rmapbt"),
     ("xfs without reverse map", 4096, "^rmapbt,^nrext64"),
+    ("xfs with parent pointers", 4096, "parent,exchange"),
 ];
 
 /// Returns the bytes of an empty XFS filesystem.

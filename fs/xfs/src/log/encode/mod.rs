@@ -22,6 +22,7 @@ pub(crate) mod object {
     pub(crate) const FREE: u32 = 2;
     pub(crate) const REVERSE_MAP: u32 = 3;
     pub(crate) const REFCOUNT: u32 = 4;
+    pub(crate) const ATTRIBUTE: u32 = 6;
 }
 
 /// Upper bounds of what each thing takes in the log, in bytes, with the headers of its operations.

@@ -22,7 +22,8 @@ use crate::attr::{AttrSource, Attribute, Value, is_shown_acl, short as stored_sh
 use crate::fork::{Fork, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::{VALUE_MAX, flags};
-use ivers_vfs::{NameError, Result, XattrMode};
+use crate::log::Pointer;
+use ivers_vfs::{Error, NameError, Result, XattrMode};
 use key::Key;
 use leaf::Item;
 
@@ -85,6 +86,45 @@ impl Tx<'_> {
         let value = parent_value(parent);
         let key = Key { namespace: flags::PARENT, name, value: Some(&value) };
         self.change_attributes(inode, Some(key), None)
+    }
+
+    /// Replaces a parent pointer by another one.
+    pub(super) fn replace_parent(
+        &mut self,
+        inode: &mut Dinode,
+        (old_name, old_parent): (&[u8], (u64, u32)),
+        (new_name, new_parent): (&[u8], (u64, u32)),
+    ) -> Result<()> {
+        let (old, new) = (parent_value(old_parent), parent_value(new_parent));
+        let old_key = Key { namespace: flags::PARENT, name: old_name, value: Some(&old) };
+        let new_key = Key { namespace: flags::PARENT, name: new_name, value: Some(&new) };
+        self.change_attributes(inode, Some(old_key), Some((new_key, &new)))
+    }
+
+    /// Does what is left of a change of a parent pointer. A part of it may be done.
+    pub(super) fn complete_parent(
+        &mut self,
+        inode: &mut Dinode,
+        old: Option<Pointer<'_>>,
+        new: Option<Pointer<'_>>,
+    ) -> Result<()> {
+        let key = |(name, value)| Key { namespace: flags::PARENT, name, value: Some(value) };
+        let exists = |key: Key<'_>| {
+            let found = self.find_by_hash(inode, key.hash(), |attribute| key.is(attribute))?;
+            Ok::<bool, Error>(found.is_some())
+        };
+        let stale = match old.filter(|old| Some(*old) != new).map(key) {
+            Some(key) if exists(key)? => Some(key),
+            _ => None,
+        };
+        let missing = match new {
+            Some(new) if !exists(key(new))? => Some((key(new), new.1)),
+            _ => None,
+        };
+        match (&stale, &missing) {
+            (None, None) => Ok(()),
+            _ => self.change_attributes(inode, stale, missing),
+        }
     }
 
     /// Removes one attribute and adds another one.
@@ -168,7 +208,7 @@ impl Tx<'_> {
 }
 
 /// The value of a parent pointer: inode and generation of the directory.
-fn parent_value((ino, generation): (u64, u32)) -> [u8; 12] {
+pub(super) fn parent_value((ino, generation): (u64, u32)) -> [u8; 12] {
     let mut value = [0; 12];
     value[..8].copy_from_slice(&ino.to_be_bytes());
     value[8..].copy_from_slice(&generation.to_be_bytes());

@@ -220,16 +220,27 @@ impl Fixture {
     }
 
     pub fn set_xattr(&mut self, ino: u64, name: &str, value: Option<&[u8]>) {
-        let [mut inode] = self.clones([ino]);
-        self.change(|tx| {
-            tx.set_attribute(&mut inode, name.as_bytes(), value, XattrMode::Any)?;
-            inode.log(tx)
-        });
-        self.put([inode]);
+        self.edit(ino, |tx, inode| tx.set_attribute(inode, name.as_bytes(), value, XattrMode::Any));
         match value {
             Some(value) => self.model(ino).xattrs.insert(name.to_owned(), value.to_vec()),
             None => self.model(ino).xattrs.remove(name),
         };
+    }
+
+    /// Changes an inode in a way that the model does not know.
+    pub fn edit(&mut self, ino: u64, edit: impl FnOnce(&mut Tx<'_>, &mut Dinode) -> Result<()>) {
+        let [mut inode] = self.clones([ino]);
+        self.change(|tx| {
+            edit(tx, &mut inode)?;
+            inode.log(tx)
+        });
+        self.put([inode]);
+    }
+
+    /// Loads an inode that something else changed.
+    pub fn reload(&mut self, ino: u64) {
+        let inode = self.change(|tx| Ok(load(tx, ino)));
+        self.put([inode]);
     }
 
     /// Maps file blocks that are holes, and fills those that are not unwritten.

@@ -9,6 +9,7 @@ mod hostile;
 mod hostile_names;
 mod inodes;
 mod names;
+mod parents;
 mod sharing;
 mod space;
 mod trees;

@@ -1,0 +1,141 @@
+//! Parent pointers that Linux promised in the log when it stopped.
+//!
+//! Linux changes a parent pointer in a transaction after that of the name. So a filesystem that stops while
+//! many threads change names has attribute intents in its log.
+
+use crate::common::*;
+use crate::volume::{superblock, writable};
+use ivers_block::{Device, FaultDevice, FileDevice, OpenMode, Recorded};
+use ivers_oracle::kernel::can_loop_mount;
+use ivers_oracle::{LoopMount, have_programs, run};
+use ivers_vfs::*;
+use ivers_xfs::log::open_for_writing;
+use ivers_xfs::{OpenOptions, Xfs};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const THREADS: usize = 8;
+/// Filesystems that are stopped, for each kind, and those with attribute intents that are looked at.
+const STOPS: usize = 60;
+const WANTED: usize = 3;
+/// Power cuts while ivers recovers one of them.
+const CUTS: usize = 6;
+
+/// Changes names until the filesystem stops.
+fn change_names(dir: &Path, nth: usize) -> std::io::Result<()> {
+    let long = "n".repeat(30 * nth);
+    std::fs::create_dir(dir.join(format!("d{nth}")))?;
+    for round in 0.. {
+        let name = |what: &str| dir.join(format!("{what}-{nth}-{round}-{long}"));
+        std::fs::write(name("new"), "text")?;
+        for link in 0..4 {
+            std::fs::hard_link(name("new"), name(&format!("link {link}")))?;
+        }
+        std::fs::rename(name("new"), dir.join(format!("d{nth}/{round}")))?;
+        std::fs::rename(name("link 1"), name("link 2"))?;
+        std::fs::remove_file(name("link 3"))?;
+        std::os::unix::fs::symlink("target", name("symbolic"))?;
+    }
+    Ok(())
+}
+
+/// Stops Linux while it changes names. Returns the number of attribute intents in the log.
+fn stop(image: &Path, random: &mut StdRng) -> usize {
+    let mounted = LoopMount::new(image, "nouuid").unwrap();
+    std::thread::scope(|scope| {
+        for nth in 0..THREADS {
+            let dir = mounted.path();
+            scope.spawn(move || change_names(dir, nth).unwrap_err());
+        }
+        std::thread::sleep(Duration::from_millis(random.random_range(20..120)));
+        run("xfs_io", ["-x", "-c", "shutdown -f", mounted.path().to_str().unwrap()]).unwrap();
+    });
+    mounted.unmount().unwrap();
+    let copy = image.with_extension("looked-at");
+    copy_image(image, &copy);
+    let device = writable(&copy);
+    let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    opened.intents.iter().filter(|intent| intent.name() == "attribute").count()
+}
+
+/// The tree after Linux recovered.
+fn recovered_by_linux(image: &Path) -> Tree {
+    let copy = image.with_extension("linux");
+    copy_image(image, &copy);
+    LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap();
+    assert_clean(&copy, "recovered by Linux");
+    let mounted = LoopMount::new(&copy, "ro,nouuid").unwrap();
+    let tree = kernel_tree(mounted.path());
+    mounted.unmount().unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    tree
+}
+
+/// Cuts the power while ivers recovers, and lets ivers or Linux recover after that.
+fn cut_recovery(image: &Path, expected: &Tree, random: &mut StdRng, what: &str) {
+    let base = Arc::new(FileDevice::open(image, OpenMode::ReadOnly).unwrap());
+    let device = Arc::new(FaultDevice::new(base));
+    Xfs::open(device.clone(), OpenOptions::default()).unwrap().unmount().unwrap();
+    let record = device.record();
+    for nth in 0..CUTS {
+        let prefix = random.random_range(0..record.len());
+        let what = format!("{what}, recovery cut at {prefix} of {}", record.len());
+        let copy = image.with_extension("cut");
+        copy_image(image, &copy);
+        let cut = FileDevice::open(&copy, OpenMode::ReadWrite).unwrap();
+        for done in &record[..prefix] {
+            if let Recorded::Write { offset, data, .. } = done {
+                cut.write_at(*offset, data).unwrap();
+            }
+        }
+        drop(cut);
+        match nth % 2 {
+            0 => mount_writable(&copy).unmount().unwrap(),
+            _ => LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap(),
+        }
+        assert_same(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
+        crate::common::parents::judge(&copy, &what);
+        std::fs::remove_file(&copy).unwrap();
+    }
+}
+
+#[test]
+fn parent_pointers_that_linux_promised_are_completed() {
+    if !can_loop_mount() || !have_programs(&["xfs_io"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for kind in &crate::common::parents::KINDS[..3] {
+        let mut random = StdRng::seed_from_u64(7);
+        let mut found = 0;
+        for _ in 0..STOPS {
+            kind.make(&image);
+            let intents = stop(&image, &mut random);
+            if intents == 0 {
+                continue;
+            }
+            let what = format!("{}, {intents} intents", kind.name);
+            println!("{what}");
+            assert_clean(&image, &format!("{what}, before recovery"));
+            let expected = recovered_by_linux(&image);
+            // A reader completes nothing: users do not see parent pointers.
+            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
+            if found == 0 {
+                cut_recovery(&image, &expected, &mut random, &what);
+            }
+            mount_writable(&image).unmount().unwrap();
+            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
+            crate::common::parents::judge(&image, &what);
+            found += 1;
+            if found == WANTED {
+                break;
+            }
+        }
+        assert!(found > 0, "{}: no log has attribute intents", kind.name);
+    }
+}
