@@ -7,6 +7,7 @@ use crate::input::Patch;
 use crate::journal;
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::epoch::EpochRecord;
+use ivers_vfs::raises::Raises;
 
 /// Appends calls of every kind, each on another inode.
 pub(crate) fn all_calls(out: &mut Vec<u8>) {
@@ -64,8 +65,9 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
         "epoch" => {
             for open in [false, true] {
                 let fingerprint = [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0];
-                let record = EpochRecord { open, uuid: [7; 16], epoch: 41, fingerprint }.encode();
-                for flags in [2, 6, 14] {
+                let (uuid, raises) = ([7; 16], Raises::from_bits(0b10_0111));
+                let record = EpochRecord { open, uuid, epoch: 41, fingerprint, raises }.encode();
+                for flags in [2, 6, 14, 38, 70, 102] {
                     let head = [flags, 7, 1, 0, 2, 0, 3, 0, 4, 0];
                     inputs.push([&head[..], &record[..]].concat());
                 }

@@ -3,7 +3,7 @@
 use crate::input::Input;
 use ivers::state_format::{self, Header, Identity, Record};
 use ivers_ext4::layout::{GroupDesc, Superblock, csum};
-use ivers_vfs::epoch::{self, EpochRecord, Found, RECORD_LEN};
+use ivers_vfs::epoch::{self, EpochRecord, Found, OtherWriters, RECORD_LEN};
 
 /// Takes a superblock with a corrected checksum, in an image of any size; or patches of valid ones.
 pub fn superblock(input: &[u8]) {
@@ -57,7 +57,11 @@ pub fn epoch(input: &[u8]) {
     }
     let (clean, trust_foreign) = (flags & 4 != 0, flags & 8 != 0);
     let read_only = flags & 16 != 0;
-    let found = Found { record: Some(&record), uuid, fingerprint, clean, trust_foreign, read_only };
+    let others = match flags >> 5 & 3 {
+        0 => OtherWriters::ByFingerprint,
+        known => OtherWriters::Known([None, Some(false), Some(true)][usize::from(known - 1)]),
+    };
+    let found = Found { record: Some(&record), uuid, fingerprint, clean, trust_foreign, read_only, others };
     if let (Ok(decision), Ok(stored)) = (epoch::decide(&found), EpochRecord::decode(&record)) {
         assert!(decision.epoch >= stored.epoch, "an epoch went back");
         assert!(decision.raised.is_none() || decision.epoch > stored.epoch);
