@@ -180,13 +180,8 @@ fn errors_name_the_file_and_what_to_do() {
     fails(path, "mv @/file", 2, &["the destination is missing"]);
     fails(path, "mv @/file /tmp/file", 2, &["use ivers cp"]);
     fails(path, "rm /etc/hosts", 2, &["/etc/hosts: not a file of an image", "command of the system"]);
-    let image = path.display();
-    fails(
-        path,
-        &format!("chmod u+x {image}"),
-        2,
-        &[&format!("{image}: an image; its root directory is {image}:/")],
-    );
+    let root = format!("{0}: an image; its root directory is {0}:/", path.display());
+    fails(path, &format!("chmod u+x {}", path.display()), 2, &[&root]);
     fails(path, "rm @etc", 2, &["a path in an image starts with a slash; did you mean", ":/etc"]);
     fails(path, "mv @/file other.img:/file", 2, &["several images", "ivers cp"]);
     fails(path, "ln @/a @/d", 1, &["a directory has one name only; use ln -s"]);
