@@ -237,7 +237,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("layout", "bytes features raw dinode owner checksum superblock chunk directory tree attribute"),
             ("dir", "entry names data short"),
             ("attr", "acl attribute leaf short"),
-            ("log", "convert refusal stamp wire ring encode items record scan replay writer end resume"),
+            (
+                "log",
+                "convert parents refusal stamp wire ring encode items record scan replay writer end resume",
+            ),
             ("log/encode", "buffer inode"),
             ("mkfs", "features options geometry empty_log inodes space headers trees"),
             (

@@ -132,7 +132,8 @@ fn read_super(
 }
 
 impl Checker {
-    /// Notes blocks and parent pointers of intents that are not finished. Linux finishes them when it mounts for writing.
+    /// Notes blocks and parent pointers of intents that are not finished. Linux finishes them when it mounts
+    /// for writing.
     fn note_pending(&mut self, intents: &[log::FoundIntent]) {
         for intent in intents {
             if let Ok(Some(change)) = log::ParentIntent::decode(&intent.regions)

@@ -76,7 +76,7 @@ impl Space {
         self.credits(self.change_blocks())
     }
 
-    /// Credits of a change of an attribute that has no blocks of its own: the paths to two leaves that are new
+    /// Credits of a change of an attribute that has no blocks of its own: the paths to two leaves that come
     /// or go, in the tree of attributes and in the map of the fork.
     pub(crate) fn credits_of_attribute(&self) -> u32 {
         self.credits(2 * self.change_blocks() + ATTRIBUTE_BLOCKS)

@@ -1,4 +1,4 @@
-//! Parent pointers that Linux promised in the log when it stopped.
+//! Changes of parent pointers that the log of Linux has when it stops.
 //!
 //! Linux changes a parent pointer in a transaction after that of the name. So a filesystem that stops while
 //! many threads change names has attribute intents in its log.
@@ -104,7 +104,7 @@ fn cut_recovery(image: &Path, expected: &Tree, random: &mut StdRng, what: &str) 
 }
 
 #[test]
-fn parent_pointers_that_linux_promised_are_completed() {
+fn parent_pointers_that_linux_left_are_completed() {
     if !can_loop_mount() || !have_programs(&["xfs_io"]) {
         return;
     }

@@ -185,8 +185,8 @@ impl AttrLeaf {
         let first = spans.iter().map(|(at, _)| *at).min().unwrap_or(sb.block_size as usize);
         // The one after the entries, and the two largest others. More are found by compacting.
         free[1..].sort_by_key(|(_, len)| usize::MAX - len);
-        // Without this mark Linux expects all free space before the first name. When it joins such a block with
-        // another one, names overwrite entries.
+        // Without this mark Linux expects all free space before the first name. When it joins such a block
+        // with another one, names overwrite entries.
         let has_gaps = first + used < sb.block_size as usize;
         free.resize(3, (0, 0));
         let mut header = Vec::new();
