@@ -296,8 +296,8 @@ impl Vfs {
         }
     }
 
-    /// Writes all dirty data back, because its reservations may leave no space to others. Returns whether there
-    /// was any. Under the locks of other inodes, but not under a write-back lock.
+    /// Writes all dirty data back, because its reservations may leave no space to others. Returns whether
+    /// there was any. Under the locks of other inodes, but not under a write-back lock.
     pub(crate) fn write_back_for_space(&self) -> bool {
         let dirty = self.dirty.oldest();
         for (ino, _) in &dirty {

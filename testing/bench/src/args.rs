@@ -95,8 +95,8 @@ plot) and rows.json. --from makes the page again \
 from rows.json of one or more runs.
 
 Rows:
-  overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 and, with \
-  --fs xfs, on XFS:
+  overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; \
+  on ext4 and, with --fs xfs, on XFS:
   sequential_4k_8_jobs_queried: the same while a thread queries the change attribute in a loop, each time \
   with a system call, as a process would
   query_hammer_1, _2, _8: overwrites while 1, 2 or 8 threads query without pause

@@ -10,7 +10,8 @@ use super::{files, root};
 /// `depth` is the number of `super` from the module of the text to `root`. Comments and unit tests do not
 /// count.
 fn root_names(text: &str, root: &str, depth: usize) -> Vec<String> {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = text.split("\nmod tests {").next().unwrap_or_default();
+    let code = code.split("\npub(crate) mod tests {").next().unwrap_or_default();
     let code: Vec<&str> =
         code.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect();
     let code = code.join("\n");
@@ -203,7 +204,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("commands/changed", "saved_state walk renames compare"),
             ("commands/cp", "interrupt stream reader writer"),
             ("commands/tar", "exclude owners pack unpack"),
-            ("commands/edit", "bytes mode owner session rm chmod mkdir mv ln chown touch attr show job"),
+            (
+                "commands/edit",
+                "bytes hexadecimal mode owner session rm chmod mkdir mv ln chown touch attr show job",
+            ),
             ("commands/shell", "input line"),
             ("commands/measure", "policy storage protocol host image"),
             ("commands/mkfs", "args format spec fill source from"),
@@ -214,7 +218,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ),
         ],
     ),
-    ("core/vfs/src", &[("check", "bits runs tree")]),
+    ("core/vfs/src", &[("check", "bits runs tree"), ("remembered", "group")]),
     ("core/journal/src", &[]),
     ("serve/fuse/src", &[]),
     (

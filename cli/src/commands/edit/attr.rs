@@ -5,7 +5,8 @@ use ivers_vfs::{Cred, InodeRef, XattrMode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::bytes::{Bytes, from_hex, hexadecimal};
+use super::bytes::{Bytes, from_hex};
+use super::hexadecimal;
 use super::session::{Operation, Report, Session, Targets, Unmatched};
 use crate::arguments::{image_path, image_path_bytes};
 use crate::image::glob::is_pattern;

@@ -53,24 +53,6 @@ impl Bytes {
     }
 }
 
-/// The encoding of values as hexadecimal digits, for `#[serde(with = ...)]`.
-pub mod hexadecimal {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use super::Bytes;
-    use crate::output::format::hex;
-
-    pub fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&hex(&bytes.0))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
-        let digits = String::deserialize(from)?;
-        super::from_hex(digits.as_bytes()).map(Bytes).ok_or_else(|| D::Error::custom("no hexadecimal digits"))
-    }
-}
-
 /// Decodes an even number of hexadecimal digits.
 pub fn from_hex(digits: &[u8]) -> Option<Vec<u8>> {
     let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();

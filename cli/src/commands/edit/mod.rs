@@ -19,6 +19,7 @@ pub mod attr;
 pub mod bytes;
 pub mod chmod;
 pub mod chown;
+pub mod hexadecimal;
 pub mod job;
 pub mod ln;
 pub mod mkdir;

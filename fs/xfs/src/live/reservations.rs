@@ -117,8 +117,8 @@ impl Xfs {
     pub(super) fn shown_blocks(&self, inode: &Inode) -> u64 {
         let used = core_of(inode).blocks_512(&self.sb);
         let bits = self.sb.block_bits;
-        // Space is reserved for whole pages; the blocks after the end of the file will not be used. Copies take
-        // the place of blocks that the file has.
+        // Space is reserved for whole pages; the blocks after the end of the file will not be used. Copies
+        // take the place of blocks that the file has.
         let end = FileBlock(inode.size().div_ceil(1 << bits));
         let delayed = private_of(inode).delayed.lock();
         used + ((delayed.holes.len() - delayed.holes.len_from(end)) << (bits - 9))
