@@ -49,7 +49,7 @@ pub use stamp::stamp;
 pub use writer::XfsLog;
 
 #[cfg(test)]
-pub(crate) use parents::tests::regions as parent_regions;
+pub(crate) use parents::regions as parent_regions;
 use refusal::dirty;
 use ring::Ring;
 use std::sync::Arc;

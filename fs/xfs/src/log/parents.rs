@@ -84,35 +84,36 @@ impl<'a> ParentIntent<'a> {
     }
 }
 
+/// The regions of an intent.
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
+pub(crate) fn regions(
+    (ino, generation): (u64, u32),
+    old: Option<Pointer<'_>>,
+    new: Option<Pointer<'_>>,
+) -> Vec<Vec<u8>> {
+    let both: Vec<Pointer<'_>> = old.into_iter().chain(new).collect();
+    let operation = match (old, new) {
+        (None, _) => SET,
+        (_, None) => REMOVE,
+        _ => REPLACE,
+    };
+    let mut head = vec![0x46, 0x12, 1 + 2 * both.len() as u8, 0];
+    head.extend(generation.to_le_bytes());
+    head.extend([7; 8]);
+    head.extend(ino.to_le_bytes());
+    head.extend(operation.to_le_bytes());
+    head.extend((both[0].0.len() as u16).to_le_bytes());
+    head.extend((both.get(1).map_or(0, |pointer| pointer.0.len()) as u16).to_le_bytes());
+    head.extend([VALUE_BYTES as u32, flags::PARENT.into()].iter().flat_map(|word| word.to_le_bytes()));
+    let padded = |name: &[u8]| [name, &[0, 0, 0][..name.len().next_multiple_of(4) - name.len()]].concat();
+    let names = both.iter().map(|pointer| padded(pointer.0));
+    let values = both.iter().map(|pointer| pointer.1.to_vec());
+    [head].into_iter().chain(names).chain(values).collect()
+}
 
-    /// The regions of an intent.
-    pub(crate) fn regions(
-        (ino, generation): (u64, u32),
-        old: Option<Pointer<'_>>,
-        new: Option<Pointer<'_>>,
-    ) -> Vec<Vec<u8>> {
-        let both: Vec<Pointer<'_>> = old.into_iter().chain(new).collect();
-        let operation = match (old, new) {
-            (None, _) => SET,
-            (_, None) => REMOVE,
-            _ => REPLACE,
-        };
-        let mut head = vec![0x46, 0x12, 1 + 2 * both.len() as u8, 0];
-        head.extend(generation.to_le_bytes());
-        head.extend([7; 8]);
-        head.extend(ino.to_le_bytes());
-        head.extend(operation.to_le_bytes());
-        head.extend((both[0].0.len() as u16).to_le_bytes());
-        head.extend((both.get(1).map_or(0, |pointer| pointer.0.len()) as u16).to_le_bytes());
-        head.extend([VALUE_BYTES as u32, flags::PARENT.into()].iter().flat_map(|word| word.to_le_bytes()));
-        let padded = |name: &[u8]| [name, &[0, 0, 0][..name.len().next_multiple_of(4) - name.len()]].concat();
-        let names = both.iter().map(|pointer| padded(pointer.0));
-        let values = both.iter().map(|pointer| pointer.1.to_vec());
-        [head].into_iter().chain(names).chain(values).collect()
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn intents_decode() {

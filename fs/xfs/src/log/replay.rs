@@ -494,7 +494,7 @@ impl Replay<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parents::tests::regions;
+    use super::super::parents::regions;
     use super::*;
 
     #[test]
