@@ -247,45 +247,30 @@ pub type RankedWriteGuard<'a, T> = RankedGuard<RwLockWriteGuard<'a, T>>;
 /// A mutex with a rank.
 pub struct RankedMutex<R, T> {
     lock: Mutex<T>,
-    #[cfg(debug_assertions)]
-    key: u64,
     rank: PhantomData<fn() -> R>,
 }
 
 impl<R: Rank, T> RankedMutex<R, T> {
     /// A free mutex.
     pub fn new(value: T) -> Self {
-        Self::with_key(value, 0)
-    }
-
-    /// A free mutex with a key, which orders the locks of its rank.
-    #[cfg_attr(not(debug_assertions), allow(unused_variables))]
-    pub fn with_key(value: T, key: u64) -> Self {
-        Self {
-            lock: Mutex::new(value),
-            #[cfg(debug_assertions)]
-            key,
-            rank: PhantomData,
-        }
-    }
-
-    fn held(&self, waits: bool) -> Held {
-        #[cfg(debug_assertions)]
-        let key = self.key;
-        #[cfg(not(debug_assertions))]
-        let key = 0;
-        Held::new::<R>(key, waits)
+        Self { lock: Mutex::new(value), rank: PhantomData }
     }
 
     /// Waits for the lock.
     pub fn lock(&self) -> RankedMutexGuard<'_, T> {
-        let held = self.held(true);
+        self.lock_with_key(0)
+    }
+
+    /// Waits for the lock. The key orders it among the locks of its rank that the thread holds. It is not in
+    /// the mutex, because each inode has one.
+    pub fn lock_with_key(&self, key: u64) -> RankedMutexGuard<'_, T> {
+        let held = Held::new::<R>(key, true);
         RankedGuard { guard: self.lock.lock(), _held: held }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<RankedMutexGuard<'_, T>> {
-        self.lock.try_lock().map(|guard| RankedGuard { guard, _held: self.held(false) })
+        self.lock.try_lock().map(|guard| RankedGuard { guard, _held: Held::new::<R>(0, false) })
     }
 }
 

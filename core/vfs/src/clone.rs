@@ -52,7 +52,7 @@ fn lock_writeback<'a>(a: &'a Inode, b: &'a Inode) -> Vec<RankedMutexGuard<'a, ()
     let mut files = vec![a, b];
     files.sort_by_key(|file| file.ino);
     files.dedup_by_key(|file| file.ino);
-    files.into_iter().map(|file| file.writeback_lock.lock()).collect()
+    files.into_iter().map(|file| file.writeback_lock.lock_with_key(file.ino.0)).collect()
 }
 
 impl Vfs {

@@ -150,7 +150,7 @@ impl Inode {
             deferred: AtomicU8::new(0),
             users: AtomicU64::new(0),
             policy,
-            writeback_lock: RankedMutex::with_key((), loaded.ino.0),
+            writeback_lock: RankedMutex::new(()),
             dirty_listed: AtomicBool::new(false),
             needs_log: AtomicBool::new(false),
             writeback_errors: WritebackErrors::default(),
