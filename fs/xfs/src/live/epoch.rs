@@ -8,26 +8,15 @@ use crate::fork::{Fork, ForkSource};
 use crate::inode::Dinode;
 use crate::layout::checksum::{SelfDescription, seal_inode};
 use crate::layout::dinode::FILE_BLOCKS_END;
-use crate::layout::raw::RawLogRecord;
-use crate::log::{LogEnd, Lsn, mark};
+use crate::log::{LogEnd, mark, others_wrote};
 use crate::volume::Xfs;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, RECORD_LEN};
 use ivers_vfs::{EpochOps, Error, Inode, NameError, Result, XattrMode};
-use std::mem::offset_of;
 use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
 
 /// Blocks of attributes of the root that are searched for the record.
 const BLOCKS_MAX: usize = 4096;
-/// The sectors of a log have 512 bytes.
-const SECTOR_BITS: u32 = 9;
-/// Where [`LogEnd::after`] has the tail, if Linux wrote that sector when it mounted: it marks what follows
-/// the head with headers of records that have the tail of this moment. It starts after the first word.
-const AFTER_TAIL: std::ops::Range<usize> = {
-    let start = offset_of!(RawLogRecord, h_tail_lsn) - 4;
-    start..start + 8
-};
 
 /// What shows a foreign writer: where the last record of the log starts, and the sector after it, which a
 /// kernel overwrites when it mounts for writing.
@@ -64,6 +53,7 @@ impl Xfs {
                 return Ok(true);
             }
         };
+        let others = others_wrote(end, &**self.cache.device(), &self.sb, &self.place)?;
         let found = Found {
             record,
             uuid: self.sb.uuid,
@@ -71,7 +61,7 @@ impl Xfs {
             clean: end.clean,
             trust_foreign,
             read_only: self.session.is_none(),
-            others: OtherWriters::Known(self.others_wrote(end)?),
+            others: OtherWriters::Known(others),
         };
         let Some(session) = &self.session else {
             // Nothing is recorded of what a reader shows. So it shows stored values only if no writer was
@@ -97,45 +87,6 @@ impl Xfs {
             self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
         }
         Ok(true)
-    }
-
-    /// Returns whether another program has written since the last session of ivers. `None`: the log shows
-    /// neither.
-    fn others_wrote(&self, end: &LogEnd) -> Result<Option<bool>> {
-        let last = if end.last == 0 { None } else { self.own_record(end.last)? };
-        Ok(match last {
-            // Linux writes the sector after the head when it mounts, before it writes any record.
-            Some(_) if end.clean => Some(end.after != mark()),
-            Some(last) => Some(end.after.get(AFTER_TAIL) == Some(last.h_tail_lsn.as_bytes())),
-            // The unmount of ivers is a record of its own.
-            None => Some(true).filter(|_| end.clean),
-        })
-    }
-
-    /// Returns the record at an LSN if ivers wrote it: the number of its transaction is the position of the
-    /// record in which the transaction starts. Linux draws numbers at random.
-    fn own_record(&self, lsn: u64) -> Result<Option<RawLogRecord>> {
-        let sectors = u64::from(self.sb.log_blocks) << (self.sb.block_bits - SECTOR_BITS);
-        let number = |record: &RawLogRecord| record.h_cycle_data[0].get();
-        let position_of = |at: Lsn| u64::from(at.cycle) * sectors + u64::from(at.sector);
-        let Some(record) = self.record_at(lsn)? else { return Ok(None) };
-        let position = position_of(lsn.into());
-        let back = u64::from((position as u32).wrapping_sub(number(&record)));
-        let Some(start) = position.checked_sub(back).filter(|_| back < sectors) else { return Ok(None) };
-        let first = Lsn { cycle: (start / sectors) as u32, sector: (start % sectors) as u32 };
-        let first = self.record_at(first.raw())?.filter(|first| number(first) == start as u32);
-        Ok(first.map(|_| record))
-    }
-
-    /// Returns the header at the place of an LSN in the log, if it has that LSN. Where the first word of the
-    /// first operation was, its number, is the cycle: the header keeps it.
-    fn record_at(&self, lsn: u64) -> Result<Option<RawLogRecord>> {
-        let mut bytes = [0; 1 << SECTOR_BITS];
-        let Some(log) = self.sb.run(self.sb.log_start, self.sb.log_blocks.into()) else { return Ok(None) };
-        let at = log.offset(self.sb.block_size) + (u64::from(Lsn::from(lsn).sector) << SECTOR_BITS);
-        self.cache.device().read_at(at, &mut bytes)?;
-        let head = RawLogRecord::read_from_prefix(&bytes).ok().map(|(head, _)| head);
-        Ok(head.filter(|head| head.h_lsn.get() == lsn))
     }
 
     /// Stores the OPEN record.

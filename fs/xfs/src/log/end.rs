@@ -8,12 +8,22 @@ use super::ring::{Lsn, Ring};
 use super::scan::{self, Found};
 use super::wire::SECTOR;
 use super::writer::MARK;
+use crate::layout::raw::RawLogRecord;
 use crate::layout::superblock::Superblock;
 use ivers_block::Device;
 use ivers_vfs::Result;
+use std::mem::offset_of;
+use std::ops::Range;
+use zerocopy::IntoBytes;
 
 /// Each sector starts with its cycle.
 const CYCLE_BYTES: usize = 4;
+/// Where [`LogEnd::after`] has the tail, if Linux wrote that sector when it mounted: it marks what follows
+/// the head with headers of records that have the tail of this moment.
+const AFTER_TAIL: Range<usize> = {
+    let start = offset_of!(RawLogRecord, h_tail_lsn) - CYCLE_BYTES;
+    start..start + 8
+};
 
 /// Where a log ends.
 #[derive(Debug, Clone, Default)]
@@ -52,4 +62,40 @@ pub(crate) fn mark() -> Vec<u8> {
     let mut rest = MARK.to_vec();
     rest.resize(SECTOR - CYCLE_BYTES, 0);
     rest
+}
+
+/// Returns whether another program has written since the last session of ivers. `None`: the log does not
+/// show it. The log must be as it was when `end` was found.
+pub(crate) fn others_wrote(
+    end: &LogEnd,
+    device: &dyn Device,
+    sb: &Superblock,
+    place: &str,
+) -> Result<Option<bool>> {
+    let last = match end.last {
+        0 => None,
+        last => own_record(&Ring::new(device, sb, place)?, last.into())?,
+    };
+    Ok(match last {
+        // Linux writes the sector after the head when it mounts, before it writes any record.
+        Some(_) if end.clean => Some(end.after != mark()),
+        Some(last) => Some(end.after.get(AFTER_TAIL) == Some(last.h_tail_lsn.as_bytes())),
+        // The unmount of ivers is a record of its own.
+        None => Some(true).filter(|_| end.clean),
+    })
+}
+
+/// Returns the header of the record at an LSN if ivers wrote it: the number of its transaction is the
+/// position of the record in which the transaction starts. Linux draws numbers at random.
+fn own_record(ring: &Ring<'_>, lsn: Lsn) -> Result<Option<RawLogRecord>> {
+    let has = |head: &RawLogRecord, lsn: Lsn| head.h_lsn.get() == lsn.raw();
+    let head_at = |lsn: Lsn| ring.head(lsn.sector).map(|head| head.filter(|head| has(head, lsn)));
+    // The first word of the first operation is its number. In its place the sector has the cycle.
+    let number = |head: &RawLogRecord| head.h_cycle_data[0].get();
+    let Some(head) = head_at(lsn)? else { return Ok(None) };
+    let position = lsn.position(ring.len);
+    let back = (position as u32).wrapping_sub(number(&head));
+    let Some(start) = position.checked_sub(back.into()).filter(|_| back < ring.len) else { return Ok(None) };
+    let first = head_at(Lsn::at_position(start, ring.len))?.filter(|first| number(first) == start as u32);
+    Ok(first.map(|_| head))
 }

@@ -27,6 +27,16 @@ impl Lsn {
     pub(crate) fn raw(self) -> u64 {
         u64::from(self.cycle) << 32 | u64::from(self.sector)
     }
+
+    /// Sectors from cycle 0 on, in a ring of `len` sectors.
+    pub(super) fn position(self, len: u32) -> u64 {
+        u64::from(self.cycle) * u64::from(len) + u64::from(self.sector)
+    }
+
+    pub(super) fn at_position(position: u64, len: u32) -> Self {
+        let len = u64::from(len);
+        Self { cycle: (position / len) as u32, sector: (position % len) as u32 }
+    }
 }
 
 /// The cycle after one. Words must not look like the start of a record.
@@ -103,12 +113,15 @@ impl<'a> Ring<'a> {
         }
     }
 
+    /// Returns the header of a record that starts at a sector, if there is a valid one.
+    pub(super) fn head(&self, sector: u32) -> Result<Option<RawLogRecord>> {
+        let first = self.read(sector, 1)?;
+        Ok(read::<RawLogRecord>(&first, 0).filter(|head| self.is_valid(head, sector)))
+    }
+
     /// Returns the record that starts at a sector, if there is a valid one.
     pub(super) fn record(&self, sector: u32) -> Result<Option<Record>> {
-        let first = self.read(sector, 1)?;
-        let Some(head) = read::<RawLogRecord>(&first, 0).filter(|head| self.is_valid(head, sector)) else {
-            return Ok(None);
-        };
+        let Some(head) = self.head(sector)? else { return Ok(None) };
         let (len, size) = (head.h_len.get(), head.h_size.get());
         let headers = if head.h_version.get() & 2 != 0 { size.div_ceil(HEADER_COVERS).max(1) } else { 1 };
         let sectors = headers + len.div_ceil(SECTOR as u32);

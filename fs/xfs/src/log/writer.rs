@@ -130,12 +130,11 @@ impl XfsLog {
     }
 
     fn position(&self, lsn: Lsn) -> u64 {
-        u64::from(lsn.cycle) * u64::from(self.len) + u64::from(lsn.sector)
+        lsn.position(self.len)
     }
 
     fn lsn(&self, position: u64) -> Lsn {
-        let len = u64::from(self.len);
-        Lsn { cycle: (position / len) as u32, sector: (position % len) as u32 }
+        Lsn::at_position(position, self.len)
     }
 
     /// Bytes of the shortest record.
