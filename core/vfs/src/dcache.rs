@@ -10,7 +10,7 @@
 //! A server's directory has a number of its own for this, which changes by others raise and own ones do not.
 
 use crate::inode::Inode;
-use crate::memory::is_sparse;
+use crate::memory::{is_sparse, scattered};
 use crate::path_hints::PathHints;
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
@@ -83,8 +83,7 @@ impl NameCache {
     }
 
     fn shard(&self, dir: Ino) -> &RankedMutex<rank::Leaf, Shard> {
-        let mixed = dir.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        &self.shards[mixed as usize % SHARDS]
+        &self.shards[scattered(dir.0) as usize % SHARDS]
     }
 
     /// What is cached: nothing, absence, or an inode number.

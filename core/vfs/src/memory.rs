@@ -18,7 +18,12 @@ pub(crate) fn is_sparse(used: usize, capacity: usize, share: usize) -> bool {
 /// side by side. Under shuttle they are not, since the inodes of a schedule are all neighbours.
 pub(crate) fn mixed(ino: Ino) -> u64 {
     let run = if cfg!(shuttle) { ino.0 } else { ino.0 / RUN };
-    run.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
+    scattered(run)
+}
+
+/// 32 bits that look random, and differ much between neighbours.
+pub(crate) fn scattered(number: u64) -> u64 {
+    number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
 /// Memory of a mount, how much of it is dirty, and the unit of its pages.

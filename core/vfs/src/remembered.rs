@@ -20,7 +20,7 @@ use self::group::{Entry, Group, INODES, REFERENCES_MAX};
 use crate::error::{NameError, Result};
 use crate::icache::Found;
 use crate::inode::Inode;
-use crate::memory::is_sparse;
+use crate::memory::{is_sparse, scattered};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
@@ -63,8 +63,7 @@ impl Shard {
 /// The shard of an inode. The last shard gets almost twice as many groups as the first, and the others lie
 /// between. So their tables, which double when they are full, do not grow at the same time.
 fn shard_of(ino: Ino) -> usize {
-    let mixed = place(ino).0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    let share = (1.0 + mixed as f64 / (1_u64 << 32) as f64).log2();
+    let share = (1.0 + scattered(place(ino).0) as f64 / (1_u64 << 32) as f64).log2();
     ((share * SHARDS as f64) as usize).min(SHARDS - 1)
 }
 
