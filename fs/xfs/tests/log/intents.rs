@@ -59,19 +59,28 @@ impl LogObject for Costly {
     }
 }
 
-#[test]
-fn intents_that_the_log_cannot_finish_are_an_error() {
-    let device: Arc<dyn Device> = formatted(512, 512, 64);
-    let (volume, _) = Volume::open(device.clone());
-    let intents: Vec<Arc<Free>> =
-        (1..3).map(|number| Arc::new(Free { number, start: 3000 + number, blocks: 1 })).collect();
-    for intent in &intents {
+/// Intents that free a block each, with these numbers.
+fn frees(numbers: std::ops::Range<u64>) -> Vec<Arc<Free>> {
+    numbers.map(|number| Arc::new(Free { number, start: 3000 + number, blocks: 1 })).collect()
+}
+
+/// Logs each in a transaction of its own.
+fn log_one_by_one(volume: &Volume, intents: &[Arc<Free>]) {
+    for intent in intents {
         let handle = volume.begin();
         let object: Arc<dyn LogObject> = intent.clone();
         handle.log_object(&object).unwrap();
         drop(handle);
         volume.journal.commit_all().unwrap();
     }
+}
+
+#[test]
+fn intents_that_the_log_cannot_finish_are_an_error() {
+    let device: Arc<dyn Device> = formatted(512, 512, 64);
+    let (volume, _) = Volume::open(device.clone());
+    let intents = frees(1..3);
+    log_one_by_one(&volume, &intents);
     drop(volume);
     let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
     let volume = Volume::with_log(device, opened.log);
@@ -87,8 +96,7 @@ fn intents_that_the_log_cannot_finish_are_an_error() {
 fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
     let device: Arc<dyn Device> = formatted(512, 512, 64);
     let (volume, _) = Volume::open(device.clone());
-    let intents: Vec<Arc<Free>> =
-        (1..4).map(|number| Arc::new(Free { number, start: 3000 + number, blocks: 1 })).collect();
+    let intents = frees(1..4);
     let change = |volume: &Volume, round: u64| {
         let handle = volume.begin();
         volume.change(&handle, volume.sb.root, |inode| inode.set_mtime(round));
@@ -96,13 +104,7 @@ fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
         handle.modify(&buffer, |_| ());
     };
     change(&volume, 1);
-    for intent in &intents {
-        let handle = volume.begin();
-        let object: Arc<dyn LogObject> = intent.clone();
-        handle.log_object(&object).unwrap();
-        drop(handle);
-        volume.journal.commit_all().unwrap();
-    }
+    log_one_by_one(&volume, &intents);
     let handle = volume.journal.begin_finishing(intents[1].id(), 1000).unwrap();
     handle.finish_object(intents[1].id(), Some(intents[1].record()));
     drop(handle);
