@@ -92,7 +92,7 @@ pub enum RecordKind {
 pub struct LogTransaction {
     /// Changed buffers, sorted by unit, each once.
     pub items: Vec<LogItem>,
-    /// Freed units, whose earlier log records must not be replayed. No item has such a unit.
+    /// Units that were freed: their earlier records must not be replayed. None of them is in `items`.
     pub revokes: BTreeSet<Unit>,
     /// Records of objects, at most one of each. Always empty if the encoding refuses objects.
     pub objects: Vec<ObjectRecord>,

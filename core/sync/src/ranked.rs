@@ -48,7 +48,8 @@ pub mod rank {
         InodeSlot = 35;
         /// The list of subscribers, while they are called.
         Subscribers = 38;
-        /// The lock of a file under which its pages are written to the device; the key is the inode number.
+        /// The lock of a file under which its pages are written to the device. A thread that takes two gives
+        /// the inode numbers as keys.
         WritebackLock = 40;
         /// A shard of the inode cache.
         InodeShard = 50;

@@ -138,7 +138,8 @@ impl Vfs {
         let Ranges { source, source_offset, target, target_offset, len } = *ranges;
         let (from, to) = ((&**source, source_offset), (&**target, target_offset));
         let pool = self.block_pool(cred);
-        // A copy whose last block is not whole ends before it: the caller copies the rest.
+        // If the last block of a copy is not whole, the blocks before it are shared. The caller asks for the
+        // rest.
         if whole > 0 {
             match self.with_space(|| clones.clone_range(cred, from, to, whole, pool)) {
                 Err(Error::Name(NameError::NotSupported)) if !exact => {}

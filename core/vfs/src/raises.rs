@@ -47,8 +47,8 @@ const UNKNOWN: &str = "unknown";
 /// The name of the fact in [`FileSystem::describe`](crate::FileSystem::describe) that has these causes.
 pub const RAISED_BY: &str = "raised by";
 
-/// The causes of the last eight steps of the epoch, the newest in the lowest bits. A step whose cause is not
-/// known is 0, and so are steps of before the record had causes.
+/// The causes of the last eight steps of the epoch. The newest is in the lowest bits. A step is 0 if its
+/// cause is not known, also because it is older than such records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Raises(u16);
 

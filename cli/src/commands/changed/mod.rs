@@ -142,8 +142,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Begins with a tree of this header, on a filesystem whose epoch rose for these causes. Fails if the
-    /// saved state is not one of the same directory.
+    /// Begins with a tree that has this header. `raises` says why the epoch of its filesystem rose. Fails if
+    /// the saved state is not one of the same directory.
     fn begin(mut self, header: &Header, raises: Raises) -> Result<Comparison> {
         if let Some(Saved { header: old, .. }) = &self.old {
             let elsewhere = if old.instance != header.instance {

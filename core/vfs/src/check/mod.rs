@@ -17,7 +17,7 @@ use ivers_block::Budget;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most findings whose paths are searched.
+/// Paths are searched for at most this many findings.
 const MAX_PATHS: usize = 1000;
 
 /// Where a defect is. Only what is known is set.
@@ -108,7 +108,7 @@ impl Findings {
         &self.kept
     }
 
-    /// The inodes whose paths are to be found: those of the first findings.
+    /// The inodes of the first findings, whose paths the checker should search.
     pub fn wanted_paths(&self) -> Vec<u64> {
         self.kept.iter().take(MAX_PATHS).filter_map(|finding| finding.place.inode).collect()
     }

@@ -11,7 +11,7 @@
 use crate::types::Ino;
 use smallvec::SmallVec;
 
-/// Inodes of a group. One under shuttle, whose schedules have few inodes: they must be in several shards.
+/// Inodes of a group. Only one under shuttle: a schedule has few inodes, and they must be in several shards.
 pub(super) const INODES: u64 = if cfg!(shuttle) { 1 } else { 64 };
 const REFERENCES_SHIFT: u32 = 32;
 const PLACE_SHIFT: u32 = 58;

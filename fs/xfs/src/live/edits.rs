@@ -27,6 +27,7 @@ impl Change<'_> {
         let most = self.session().extents_a_change;
         self.tx.unmap_range(core, Which::Data, range.start, range.end, most)
     }
+
     /// Allocates blocks that will replace shared ones from a file block on: at most `most`.
     pub(super) fn allocate_copy(&mut self, core: &Dinode, at: FileBlock, most: u32) -> Result<Option<Run>> {
         let goal = self.tx.goal_of_copy(core, at)?;
@@ -43,6 +44,7 @@ impl Change<'_> {
     pub(super) fn free_copy(&mut self, copy: Run) -> Result<()> {
         self.tx.free_copy(copy)
     }
+
     /// Gives a file some blocks of `source`, or of itself. Returns how many file blocks are done.
     pub(super) fn share(
         &mut self,
