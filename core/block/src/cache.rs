@@ -68,10 +68,11 @@ struct Shard {
 }
 
 impl Shard {
-    /// Evicts up to `wanted` buffers; examines at most `limit`. Returns how many it evicted.
+    /// Evicts up to `wanted` buffers; examines at most `limit`, and each at most twice. Returns how many it
+    /// evicted.
     fn evict(&mut self, wanted: usize, limit: usize) -> usize {
         let mut evicted = 0;
-        for _ in 0..limit.min(self.clock.len()) {
+        for _ in 0..limit.min(2 * self.clock.len()) {
             if evicted == wanted {
                 break;
             }
@@ -532,6 +533,20 @@ mod tests {
         let budget = cache.budget().clone();
         drop(cache);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn everything_unused_can_be_evicted_at_once() {
+        let (_, cache) = cache(8 << 20);
+        // Twice: each has its mark.
+        for block in (0..1000).chain(0..1000) {
+            cache.get(BlockNo(block)).unwrap();
+        }
+        dirty(&cache, BlockNo(7), 1);
+        let held = cache.get(BlockNo(8)).unwrap();
+        cache.evict(u64::MAX);
+        assert_eq!(cache.stats().buffers, 2);
+        drop(held);
     }
 
     #[test]

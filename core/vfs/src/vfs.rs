@@ -604,6 +604,9 @@ impl Vfs {
             }
         }
         self.state.store(UNMOUNTED, Ordering::Release);
+        // The last commit and checkpoint need memory, and nothing reclaims any while they run.
+        self.names.clear();
+        self.fs.evict_blocks(u64::MAX);
         // After damage, or if something could not be written, the next mount must not find the filesystem
         // clean. A server is left in any case: it has state of this client.
         let intact = !self.failure.has_stopped()
