@@ -243,7 +243,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
             ("attr", "acl attribute leaf short"),
             (
                 "log",
-                "convert parents refusal stamp wire ring encode items record scan replay writer end resume",
+                "convert mappings parents refusal stamp wire ring encode items record scan replay writer end \
+                 resume",
             ),
             ("log/encode", "buffer inode"),
             ("mkfs", "features options geometry empty_log inodes space headers trees"),

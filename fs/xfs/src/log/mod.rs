@@ -16,7 +16,7 @@
 //! | `replay` | items put in place |
 //! | `encode` | transactions of the journal as items |
 //! | `writer` | records written at the head |
-//! | `parents` | intents of parent pointers |
+//! | `mappings`, `parents` | intents of mappings and of parent pointers |
 //! | `stamp` | LSN and checksum of what is written in place |
 //! | `resume` | recovery in place, and where the log continues |
 
@@ -24,6 +24,7 @@ mod convert;
 mod encode;
 mod end;
 mod items;
+mod mappings;
 mod parents;
 mod record;
 mod refusal;
@@ -40,6 +41,7 @@ pub(crate) use encode::{intent_id, object, order_of};
 pub(crate) use end::{LogEnd, end, mark, others_wrote};
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
+pub(crate) use mappings::MappingIntent;
 pub(crate) use parents::{ParentIntent, Pointer};
 pub(crate) use record::{RecordHead, RecordShape, unmount_operation};
 pub use replay::FoundIntent;
@@ -48,6 +50,8 @@ pub(crate) use ring::Lsn;
 pub use stamp::stamp;
 pub use writer::XfsLog;
 
+#[cfg(test)]
+pub(crate) use mappings::regions as mapping_regions;
 #[cfg(test)]
 pub(crate) use parents::regions as parent_regions;
 use refusal::dirty;
@@ -81,7 +85,7 @@ pub(crate) fn recover(
         return Err(dirty(place, "the log of a filesystem of version 4 is not replayed"));
     }
     let overlay = Arc::new(OverlayDevice::new(device.clone()));
-    let done = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+    let done = replay::replay(&ring, &found.records, &overlay, sb, false)?;
     Ok((overlay, LogState { transactions: Some(done.count), end, intents: done.intents }))
 }
 

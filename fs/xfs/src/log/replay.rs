@@ -6,8 +6,9 @@
 
 use super::convert::{native_core, put_root};
 use super::items::{Assembly, Item, Transaction};
+use super::mappings::MappingIntent;
 use super::parents::ParentIntent;
-use super::refusal::{damaged, dirty};
+use super::refusal::{damaged, dirty, unfinished};
 use super::ring::{Lsn, Ring};
 use super::wire::{SECTOR, buffer, buffer::CHUNK, fields, kind};
 use crate::layout::bytes::{MAGIC_INODE, number, read};
@@ -61,7 +62,9 @@ struct Replay<'a> {
     /// Changed inodes by offset.
     inodes: BTreeSet<u64>,
     /// Intents without a done item, by type and id.
-    intents: BTreeMap<(u16, u64), FoundIntent>,
+    /// With their place among all that were seen.
+    intents: BTreeMap<(u16, u64), (u64, FoundIntent)>,
+    intents_seen: u64,
     /// The newest LSN of a record of each buffer, or of inodes in it, by sector and length.
     logged: BTreeMap<(u64, u64), Lsn>,
 }
@@ -89,32 +92,57 @@ pub struct FoundIntent {
     pub regions: Vec<Vec<u8>>,
 }
 
+/// Who must finish an intent.
+#[derive(Debug, PartialEq, Eq)]
+enum Finisher {
+    /// A writer. Users see no difference before.
+    WriterLater,
+    /// A writer, before users see the files.
+    WriterFirst,
+    /// Linux.
+    Linux,
+}
+
 impl FoundIntent {
-    /// Whether users would see that it is not finished.
-    fn changes_files(&self) -> std::result::Result<bool, String> {
-        if self.kind == kind::ATTRIBUTE {
-            return Ok(ParentIntent::decode(&self.regions)?.is_none());
+    fn finisher(&self) -> std::result::Result<Finisher, String> {
+        Ok(match self.kind {
+            kind::ATTRIBUTE if ParentIntent::decode(&self.regions)?.is_none() => Finisher::Linux,
+            kind::MAPPING => {
+                MappingIntent::decode(&self.regions)?;
+                Finisher::WriterFirst
+            }
+            kind::EXCHANGE => Finisher::Linux,
+            _ => Finisher::WriterLater,
+        })
+    }
+
+    /// Fails if the image cannot be used with this intent: by a writer, who finishes what it can, or by a
+    /// reader.
+    fn check_usable(&self, is_writer: bool, place: &str) -> Result<()> {
+        let finisher = self.finisher().map_err(|what| damaged(place, &what))?;
+        let what = format!("it has an unfinished {} intent", self.name());
+        match finisher {
+            Finisher::Linux => Err(dirty(place, &format!("{what}, which is not supported"))),
+            Finisher::WriterFirst if !is_writer => Err(unfinished(place, &what)),
+            _ => Ok(()),
         }
-        Ok(kind::INTENTS.iter().any(|(intent, .., is_harmless)| *intent == self.kind && !is_harmless))
     }
 
     /// What it does, for messages.
     pub fn name(&self) -> &'static str {
-        kind::INTENTS
-            .iter()
-            .find(|(intent, ..)| *intent == self.kind)
-            .map_or("unknown", |(_, _, name, _)| name)
+        kind::INTENTS.iter().find(|(intent, ..)| *intent == self.kind).map_or("unknown", |(.., name)| name)
     }
 }
 
-/// Replays records.
+/// Replays records, for a writer who will finish the intents, or for a reader.
 pub(super) fn replay(
     ring: &Ring<'_>,
     records: &[u32],
     overlay: &OverlayDevice,
     sb: &Superblock,
-    place: &str,
+    is_writer: bool,
 ) -> Result<Done> {
+    let place = ring.place;
     let mut replay = Replay {
         overlay,
         sb,
@@ -122,6 +150,7 @@ pub(super) fn replay(
         buffers: BTreeMap::new(),
         inodes: BTreeSet::new(),
         intents: BTreeMap::new(),
+        intents_seen: 0,
         logged: BTreeMap::new(),
     };
     let memory_max = 2 * u64::from(ring.len) * SECTOR as u64 + SPARE_BYTES;
@@ -135,14 +164,12 @@ pub(super) fn replay(
         }
         Ok(())
     })?;
-    for intent in replay.intents.values() {
-        if intent.changes_files().map_err(|what| damaged(place, &what))? {
-            let what = format!("it has an unfinished {} intent, which is not supported", intent.name());
-            return Err(dirty(place, &what));
-        }
-    }
+    replay.intents.values().try_for_each(|(_, intent)| intent.check_usable(is_writer, place))?;
     replay.seal()?;
-    Ok(Done { count, intents: replay.intents.into_values().collect(), logged: replay.logged })
+    let mut intents: Vec<_> = replay.intents.into_values().collect();
+    intents.sort_by_key(|(nth, _)| *nth);
+    let intents = intents.into_iter().map(|(_, intent)| intent).collect();
+    Ok(Done { count, intents, logged: replay.logged })
 }
 
 fn each_transaction(
@@ -278,7 +305,9 @@ impl Replay<'_> {
         for (intent, done, ..) in kind::INTENTS {
             if item_kind == intent {
                 let regions = item.regions.iter().map(|region| region.to_vec()).collect();
-                self.intents.insert((intent, id), FoundIntent { kind: intent, id, lsn, regions });
+                let found = FoundIntent { kind: intent, id, lsn, regions };
+                self.intents.insert((intent, id), (self.intents_seen, found));
+                self.intents_seen += 1;
                 return Ok(());
             }
             if item_kind == done {
@@ -494,29 +523,45 @@ impl Replay<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parents::regions;
+    use super::super::{mappings, parents::regions};
     use super::*;
+    use crate::fork::{Extent, Which};
+    use crate::layout::superblock::FsBlock;
+    use ivers_block::FileBlock;
 
     #[test]
-    fn intents_that_change_files_are_named() {
+    fn unfinished_intents_say_who_must_finish_them() {
         let parent = regions((131, 5), None, Some((b"name", &[1; 12])));
         let mut of_user = parent.clone();
         of_user[0][24] = 1;
-        for (kind, regions, changes, name) in [
-            (0x1236, vec![], false, "free extent"),
-            (0x1240, vec![], false, "reverse map"),
-            (0x1242, vec![], false, "reference count"),
-            (0x1244, vec![], true, "mapping"),
-            (0x1246, parent, false, "attribute"),
-            (0x1246, of_user, true, "attribute"),
-            (0x1248, vec![], true, "exchange"),
+        let extent = Extent { file_block: FileBlock(0), start: FsBlock(9), len: 1, unwritten: false };
+        let mapping = MappingIntent { ino: 131, which: Which::Data, extent, removes: true };
+        for (kind, regions, finisher, name) in [
+            (0x1236, vec![], Finisher::WriterLater, "free extent"),
+            (0x1240, vec![], Finisher::WriterLater, "reverse map"),
+            (0x1242, vec![], Finisher::WriterLater, "reference count"),
+            (0x1244, mappings::regions(1, &mapping), Finisher::WriterFirst, "mapping"),
+            (0x1246, parent, Finisher::WriterLater, "attribute"),
+            (0x1246, of_user, Finisher::Linux, "attribute"),
+            (0x1248, vec![], Finisher::Linux, "exchange"),
         ] {
             let intent = FoundIntent { kind, id: 1, lsn: Lsn { cycle: 1, sector: 0 }, regions };
-            assert_eq!(intent.changes_files(), Ok(changes), "{kind:#x}");
-            assert_eq!(intent.name(), name);
+            for is_writer in [false, true] {
+                let usable = match finisher {
+                    Finisher::WriterLater => true,
+                    Finisher::WriterFirst => is_writer,
+                    Finisher::Linux => false,
+                };
+                let checked = intent.check_usable(is_writer, "image");
+                assert_eq!(checked.is_ok(), usable, "{kind:#x}");
+                checked.map_err(|error| error.to_string()).unwrap_or_else(|said| {
+                    assert!(said.contains(name), "{said}");
+                });
+            }
+            assert_eq!(intent.finisher(), Ok(finisher), "{kind:#x}");
         }
         let cut =
             FoundIntent { kind: 0x1246, id: 1, lsn: Lsn { cycle: 1, sector: 0 }, regions: vec![vec![0; 16]] };
-        assert!(cut.changes_files().is_err());
+        assert!(cut.finisher().is_err());
     }
 }

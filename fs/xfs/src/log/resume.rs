@@ -61,7 +61,7 @@ pub fn open_for_writing(device: Arc<dyn Device>, sb: &Superblock, place: &str) -
     let (mut transactions, mut intents) = (None, Vec::new());
     if !found.clean {
         let overlay = OverlayDevice::new(device.clone());
-        let done = replay::replay(&ring, &found.records, &overlay, sb, place)?;
+        let done = replay::replay(&ring, &found.records, &overlay, sb, true)?;
         overlay.write_to_base()?;
         transactions = Some(done.count);
         if let Some(tail) = done.intents.iter().map(|intent| intent.lsn).min() {

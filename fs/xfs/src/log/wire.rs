@@ -47,16 +47,20 @@ pub(super) mod kind {
     pub(crate) const DQUOT: u16 = 0x123d;
     pub(crate) const QUOTA_OFF: u16 = 0x123e;
     pub(crate) const ICREATE: u16 = 0x123f;
+    /// An intent of a mapping.
+    pub(crate) const MAPPING: u16 = 0x1244;
     /// An attribute intent.
     pub(crate) const ATTRIBUTE: u16 = 0x1246;
-    /// Intents, their done items, their names, and whether they leave every file as it is.
-    pub(crate) const INTENTS: [(u16, u16, &str, bool); 6] = [
-        (0x1236, 0x1237, "free extent", true),
-        (0x1240, 0x1241, "reverse map", true),
-        (0x1242, 0x1243, "reference count", true),
-        (0x1244, 0x1245, "mapping", false),
-        (ATTRIBUTE, 0x1247, "attribute", false),
-        (0x1248, 0x1249, "exchange", false),
+    /// An intent of an exchange of mappings.
+    pub(crate) const EXCHANGE: u16 = 0x1248;
+    /// Intents, their done items, and their names.
+    pub(crate) const INTENTS: [(u16, u16, &str); 6] = [
+        (0x1236, 0x1237, "free extent"),
+        (0x1240, 0x1241, "reverse map"),
+        (0x1242, 0x1243, "reference count"),
+        (MAPPING, 0x1245, "mapping"),
+        (ATTRIBUTE, 0x1247, "attribute"),
+        (EXCHANGE, 0x1249, "exchange"),
     ];
 }
 

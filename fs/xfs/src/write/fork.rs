@@ -29,7 +29,7 @@ pub(crate) struct MapRequest {
 }
 
 /// The owner of an extent's blocks.
-fn owner_of(inode: &Dinode, which: Which, extent: &Extent) -> Owner {
+pub(super) fn owner_of(inode: &Dinode, which: Which, extent: &Extent) -> Owner {
     let owner = match which {
         Which::Data => Owner::data(inode.ino, extent.file_block.0),
         Which::Attributes => Owner::attributes(inode.ino, extent.file_block.0),
@@ -224,7 +224,7 @@ impl Tx<'_> {
     }
 
     /// Removes the last extent between two file blocks, or the part of it that lies there, from the map.
-    fn cut_last(
+    pub(super) fn cut_last(
         &mut self,
         inode: &mut Dinode,
         which: Which,

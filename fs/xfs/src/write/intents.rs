@@ -202,7 +202,7 @@ impl Space {
     fn adopt(&self, id: ObjectId, record: &[u8]) -> Logged {
         let logged = Logged { id, record: record.into() };
         let finish_credits = match id.kind {
-            object::ATTRIBUTE => self.credits_of_attribute(),
+            object::ATTRIBUTE | object::MAPPING => self.credits_of_attribute(),
             _ => self.credits_of_change(),
         };
         self.journal.adopt(Arc::new(Intent { logged: logged.clone(), finish_credits }));
@@ -216,11 +216,11 @@ impl Space {
         load: &dyn Fn(u64) -> Result<Dinode>,
     ) -> Result<()> {
         let id_of = |intent: &FoundIntent| intent_id(intent.kind, intent.id);
-        let is_parent = |id: ObjectId| id.kind == object::ATTRIBUTE;
-        // Blocks of attributes need the owners that the reverse map gets first.
+        // What one kind changes needs that of the kinds before it: a block loses its owners before it is
+        // freed, and blocks of attributes need the owners that the reverse map gets.
         found.sort_by_key(|intent| {
-            let id = id_of(intent);
-            (id.is_some_and(is_parent), intent.lsn, id.map(|id| order_of(id.kind)))
+            let kind = id_of(intent).map(|id| id.kind);
+            (kind == Some(object::ATTRIBUTE), kind.map(order_of))
         });
         let mut all = Vec::new();
         for intent in &found {
@@ -231,9 +231,10 @@ impl Space {
             all.push((intent, self.adopt(id, record)));
         }
         for (intent, logged) in all {
-            match is_parent(logged.id) {
-                true => self.finish_parent_intent(intent, logged, load)?,
-                false => self.begin_finishing(logged.id, &logged.record)?.finish()?,
+            match logged.id.kind {
+                object::ATTRIBUTE => self.finish_parent_intent(intent, logged, load)?,
+                object::MAPPING => self.finish_map_intent(intent, logged, load)?,
+                _ => self.begin_finishing(logged.id, &logged.record)?.finish()?,
             }
         }
         Ok(())

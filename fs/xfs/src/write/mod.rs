@@ -9,7 +9,7 @@
 //! | `space`, `busy` | what all transactions share: the lock of the groups, counters, busy runs |
 //! | `tx`, `credits` | the transaction: units of blocks, and when changes become visible; what it may log |
 //! | `deferred`, `intents` | work at the end of a transaction, and the records that promise it |
-//! | `parent_intents` | changes of parent pointers that a log of Linux has |
+//! | `map_intents`, `parent_intents` | mappings and parent pointers that a log of Linux promises |
 //! | `group` | heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
 //! | `free_space`, `free_list`, `alloc` | free space, and allocation |
@@ -42,6 +42,7 @@ mod hashes;
 pub(crate) mod inode;
 mod inodes;
 pub(crate) mod intents;
+mod map_intents;
 pub(crate) mod names;
 mod node;
 mod owner;

@@ -8,7 +8,7 @@ use super::space::Space;
 use crate::inode::Dinode;
 use crate::layout::features::Incompat;
 use crate::log::{FoundIntent, ParentIntent};
-use ivers_vfs::{Error, NameError, Result};
+use ivers_vfs::Result;
 
 impl Space {
     /// Does what an intent of a parent pointer promises. `load` returns the newest version of an inode.
@@ -23,10 +23,7 @@ impl Space {
         let Some(change) = decoded.filter(|_| self.sb.incompat.contains(Incompat::PARENT)) else {
             return Err(self.bad_intent(id, "it is not of a parent pointer"));
         };
-        let mut inode = load(change.ino).map_err(|error| match error {
-            Error::Name(NameError::Stale) => self.bad_intent(id, "its inode is free"),
-            error => error,
-        })?;
+        let mut inode = self.inode_of_intent(&logged, change.ino, load)?;
         if inode.generation() != change.generation {
             return Err(self.bad_intent(id, "its inode is another one now"));
         }

@@ -6,6 +6,6 @@ mod common;
 
 mod intents;
 mod kernel;
-mod parents;
 mod power_cuts;
+mod stopped;
 mod volume;

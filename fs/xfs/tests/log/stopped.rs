@@ -1,7 +1,8 @@
-//! Changes of parent pointers that the log of Linux has when it stops.
+//! Intents that the log of Linux has when it stops: of parent pointers and of mappings.
 //!
-//! Linux changes a parent pointer in a transaction after that of the name. So a filesystem that stops while
-//! many threads change names has attribute intents in its log.
+//! Linux changes a parent pointer in a transaction after that of the name, and the mappings of a file in
+//! transactions after the one that ends copy on write. So a filesystem that stops while many threads work has
+//! such intents in its log.
 
 use crate::common::*;
 use crate::volume::{superblock, writable};
@@ -13,12 +14,13 @@ use ivers_xfs::log::open_for_writing;
 use ivers_xfs::{OpenOptions, Xfs};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 const THREADS: usize = 8;
-/// Filesystems that are stopped, for each kind, and those with attribute intents that are looked at.
+/// Filesystems that are stopped, for each kind, and those with intents that are looked at.
 const STOPS: usize = 60;
 const WANTED: usize = 3;
 /// Power cuts while ivers recovers one of them.
@@ -42,13 +44,36 @@ fn change_names(dir: &Path, nth: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Stops Linux while it changes names. Returns the number of attribute intents in the log.
-fn stop(image: &Path, random: &mut StdRng) -> usize {
+/// Writes to files that share blocks, until the filesystem stops.
+fn copy_on_write(dir: &Path, nth: usize) -> std::io::Result<()> {
+    const BYTES: u64 = 256 << 10;
+    let name = |what: &str| dir.join(format!("{what}-{nth}"));
+    std::fs::write(name("source"), vec![nth as u8; BYTES as usize])?;
+    for round in 0u64.. {
+        // The kernel shares the blocks.
+        std::fs::copy(name("source"), name(&format!("copy-{}", round % 3)))?;
+        let file = std::fs::OpenOptions::new().write(true).open(name("source"))?;
+        for part in 0..8 {
+            let at = (round * 7 + part * 5) * 4096 % BYTES;
+            file.write_all_at(&vec![round as u8; 8192.min((BYTES - at) as usize)], at)?;
+            file.sync_data()?;
+        }
+    }
+    Ok(())
+}
+
+/// Stops Linux while it does `work`. Returns the number of intents with this name in the log.
+fn stop(
+    image: &Path,
+    work: fn(&Path, usize) -> std::io::Result<()>,
+    intents: &str,
+    random: &mut StdRng,
+) -> usize {
     let mounted = LoopMount::new(image, "nouuid").unwrap();
     std::thread::scope(|scope| {
         for nth in 0..THREADS {
             let dir = mounted.path();
-            scope.spawn(move || change_names(dir, nth).unwrap_err());
+            scope.spawn(move || work(dir, nth).unwrap_err());
         }
         std::thread::sleep(Duration::from_millis(random.random_range(20..120)));
         run("xfs_io", ["-x", "-c", "shutdown -f", mounted.path().to_str().unwrap()]).unwrap();
@@ -59,7 +84,7 @@ fn stop(image: &Path, random: &mut StdRng) -> usize {
     let device = writable(&copy);
     let opened = open_for_writing(device.clone(), &superblock(&*device), "image").unwrap();
     std::fs::remove_file(&copy).unwrap();
-    opened.intents.iter().filter(|intent| intent.name() == "attribute").count()
+    opened.intents.iter().filter(|intent| intent.name() == intents).count()
 }
 
 /// The tree after Linux recovered.
@@ -76,7 +101,7 @@ fn recovered_by_linux(image: &Path) -> Tree {
 }
 
 /// Cuts the power while ivers recovers, and lets ivers or Linux recover after that.
-fn cut_recovery(image: &Path, expected: &Tree, random: &mut StdRng, what: &str) {
+fn cut_recovery(image: &Path, expected: &Tree, judge: fn(&Path, &str), random: &mut StdRng, what: &str) {
     let base = Arc::new(FileDevice::open(image, OpenMode::ReadOnly).unwrap());
     let device = Arc::new(FaultDevice::new(base));
     Xfs::open(device.clone(), OpenOptions::default()).unwrap().unmount().unwrap();
@@ -98,7 +123,7 @@ fn cut_recovery(image: &Path, expected: &Tree, random: &mut StdRng, what: &str) 
             _ => LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap(),
         }
         assert_same(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
-        crate::common::parents::judge(&copy, &what);
+        judge(&copy, &what);
         std::fs::remove_file(&copy).unwrap();
     }
 }
@@ -115,7 +140,7 @@ fn parent_pointers_that_linux_left_are_completed() {
         let mut found = 0;
         for _ in 0..STOPS {
             kind.make(&image);
-            let intents = stop(&image, &mut random);
+            let intents = stop(&image, change_names, "attribute", &mut random);
             if intents == 0 {
                 continue;
             }
@@ -126,7 +151,7 @@ fn parent_pointers_that_linux_left_are_completed() {
             // A reader completes nothing: users do not see parent pointers.
             assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
             if found == 0 {
-                cut_recovery(&image, &expected, &mut random, &what);
+                cut_recovery(&image, &expected, crate::common::parents::judge, &mut random, &what);
             }
             mount_writable(&image).unmount().unwrap();
             assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
@@ -137,5 +162,54 @@ fn parent_pointers_that_linux_left_are_completed() {
             }
         }
         assert!(found > 0, "{}: no log has attribute intents", kind.name);
+    }
+}
+
+/// Whatever judges an image with shared blocks.
+fn judge(image: &Path, what: &str) {
+    assert_clean(image, what);
+    repair_finds_nothing(image, what);
+}
+
+#[test]
+fn mappings_that_linux_left_are_completed() {
+    if !can_loop_mount() || !have_programs(&["xfs_io"]) || !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let kinds: [Kind; 3] = [
+        ("default", &[]),
+        ("rmapbt", &["-m", "rmapbt=1"]),
+        ("rmapbt, blocks of 1 KiB", &["-m", "rmapbt=1", "-b", "size=1024"]),
+    ];
+    for (name, args) in kinds {
+        let mut random = StdRng::seed_from_u64(7);
+        let mut found = 0;
+        for _ in 0..STOPS {
+            mkfs(&image, args, None);
+            let intents = stop(&image, copy_on_write, "mapping", &mut random);
+            if intents == 0 {
+                continue;
+            }
+            let what = format!("{name}, {intents} intents");
+            println!("{what}");
+            let expected = recovered_by_linux(&image);
+            // A reader would show blocks that are not the file's.
+            let device = Arc::new(FileDevice::open(&image, OpenMode::ReadOnly).unwrap());
+            let refused = Xfs::open(device, OpenOptions::default()).map(drop).unwrap_err().to_string();
+            assert!(refused.contains("unfinished mapping intent"), "{what}: {refused}");
+            if found == 0 {
+                cut_recovery(&image, &expected, judge, &mut random, &what);
+            }
+            mount_writable(&image).unmount().unwrap();
+            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
+            judge(&image, &what);
+            found += 1;
+            if found == WANTED {
+                break;
+            }
+        }
+        assert!(found > 0, "{name}: no log has intents of mappings");
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod object {
     pub(crate) const FREE: u32 = 2;
     pub(crate) const REVERSE_MAP: u32 = 3;
     pub(crate) const REFCOUNT: u32 = 4;
+    pub(crate) const MAPPING: u32 = 5;
     pub(crate) const ATTRIBUTE: u32 = 6;
 }
 

@@ -8,6 +8,7 @@ mod harness;
 mod hostile;
 mod hostile_names;
 mod inodes;
+mod mappings;
 mod names;
 mod parents;
 mod sharing;
