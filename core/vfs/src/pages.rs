@@ -347,9 +347,10 @@ impl Pages {
     ) -> Option<Run> {
         let unit = memory.unit_pages;
         let mut map = self.map.lock();
-        let map = &mut **map;
         let size = size();
+        // Looked up before the map is made: unmounting calls this for each inode.
         let begin = memory.unit_start(*map.dirty.range(memory.unit_start(index(from))..).next()?);
+        let map = &mut **map;
         let behind = to.min(size).div_ceil(PAGE64).min(begin + RUN_PAGES as u64);
         if begin >= behind {
             return None;
@@ -642,5 +643,24 @@ impl Pages {
             .find(|(_, page)| page.must_stay())
             .map(|(at, page)| (page, *at))?;
         Some(offset.max(at * PAGE64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_block::Budget;
+    use std::sync::Arc;
+
+    /// Write-back and eviction visit each cached inode.
+    #[test]
+    fn a_file_without_pages_gets_no_map() {
+        let memory = Memory::new(Arc::new(Budget::unlimited()), 1 << 20, PAGE64);
+        let pages = Pages::default();
+        assert!(pages.begin_run(0, u64::MAX, &memory, || 0).is_none());
+        assert!(pages.drop_pages(0, u64::MAX, &memory).is_empty());
+        assert_eq!(pages.shrink(100, &memory), 0);
+        assert!(!pages.with_unwritten(|unwritten| unwritten));
+        assert!(pages.map.lock().0.is_none());
     }
 }

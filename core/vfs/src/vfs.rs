@@ -579,6 +579,7 @@ impl Vfs {
                     if let Err(error) = self.write_back_inode(&inode) {
                         first_error.get_or_insert(error);
                     }
+                    self.reclaim();
                 }
             }
             // Closing the filesystem makes it durable: below. A server keeps it, whatever happens then.
