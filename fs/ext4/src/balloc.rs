@@ -8,16 +8,14 @@
 use crate::fs::{Ext4, Handle, private_of};
 use crate::groups::{Groups, fill, next_clear, next_set};
 use ivers_block::{BlockNo, FileBlock};
-use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result};
+use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result, Window, window_blocks};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Free blocks that delayed writes must leave for the maps and directories that they will need.
 const METADATA_MARGIN: u64 = 64;
 
-/// Bounds of the blocks that a growing file reserves ahead of its end. Between them, it reserves as many as
-/// it has.
-const MIN_WINDOW: u64 = 16;
+/// Limit of the blocks that a growing file reserves ahead of its end.
 const MAX_WINDOW: u64 = 2048;
 
 /// Allocation hint of an inode.
@@ -53,6 +51,12 @@ impl Reserved {
             bit: self.bit + len,
             groups: self.groups.clone(),
         })
+    }
+}
+
+impl Window for Reserved {
+    fn blocks(&self) -> u64 {
+        self.len.into()
     }
 }
 
@@ -97,15 +101,17 @@ impl Ext4 {
         file_block: FileBlock,
         max_len: u32,
     ) -> Result<Reserved> {
-        let ino = inode.ino.0 as u32;
-        if let Some(reserved) = self.reservation_windows.take(ino, goal, max_len) {
-            return Ok(reserved);
-        }
-        // A file that is written in one go needs no window, and most files are.
-        let window = if file_block.0 == 0 { 0 } else { file_block.0.clamp(MIN_WINDOW, MAX_WINDOW) as u32 };
-        let mut reserved = self.reserve_blocks(inode, goal, max_len.saturating_add(window))?;
+        // A window that starts elsewhere is released: the file continues at another position.
+        let own = self.reservation_windows.remove(inode.ino).filter(|window| window.start == goal);
+        let mut reserved = match own {
+            Some(window) => window,
+            None => {
+                let window = window_blocks(file_block.0, MAX_WINDOW) as u32;
+                self.reserve_blocks(inode, goal, max_len.saturating_add(window))?
+            }
+        };
         if let Some(rest) = reserved.split_off(max_len) {
-            self.reservation_windows.keep(ino, rest);
+            self.reservation_windows.keep(inode.ino, rest);
         }
         Ok(reserved)
     }
@@ -216,7 +222,7 @@ impl Ext4 {
     /// blocks that are reserved for delayed writes.
     pub(crate) fn alloc_own_block(&self, h: &mut Handle, inode: &Inode) -> Result<BlockNo> {
         let groups = &self.groups;
-        let free = groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks();
+        let free = groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks() as i64;
         if free <= groups.delayed.load(Ordering::Relaxed) {
             return Err(NameError::NoSpace.into());
         }
@@ -286,7 +292,7 @@ impl Ext4 {
         let claim = blocks as i64;
         let before = groups.delayed.fetch_add(claim, Ordering::AcqRel);
         if before + claim + margin
-            > groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks()
+            > groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks() as i64
         {
             groups.delayed.fetch_sub(claim, Ordering::AcqRel);
             return false;

@@ -30,7 +30,7 @@ impl Ext4 {
         let _one_at_a_time = self.boot.lock();
         let boot = self.boot_loader()?;
         self.inline_to_blocks(&boot)?;
-        self.reservation_windows.forget(inode.ino.0 as u32);
+        self.reservation_windows.remove(inode.ino);
         let (mine, its) = (self.nodes_of(inode)?, self.nodes_of(&boot)?);
         let mut h = self.begin((mine.len() + its.len()) as u32 + 8)?;
         {

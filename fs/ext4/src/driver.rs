@@ -127,7 +127,7 @@ impl FileSystem for Ext4 {
         let groups = &self.groups;
         let free = (groups.free_blocks.load(Ordering::Relaxed)
             + groups.pending.load(Ordering::Relaxed)
-            + self.reservation_windows.blocks()
+            + self.reservation_windows.blocks() as i64
             - groups.delayed.load(Ordering::Relaxed))
         .max(0) as u64;
         Ok(StatFs {
@@ -261,12 +261,12 @@ impl InodeOps for Ext4 {
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.reservation_windows.forget(inode.ino.0 as u32);
+        self.reservation_windows.remove(inode.ino);
         self.delete_unused(inode)
     }
 
     fn evict_inode(&self, inode: &Inode) {
-        self.reservation_windows.forget(inode.ino.0 as u32);
+        self.reservation_windows.remove(inode.ino);
     }
 
     fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The opened filesystem, and the data that the driver keeps with every inode.
 
-use crate::balloc::InodeAlloc;
+use crate::balloc::{InodeAlloc, Reserved};
 use crate::groups::Groups;
 use crate::layout::csum::crc32c;
 use crate::layout::inode::inode_seed;
@@ -8,14 +8,15 @@ use crate::layout::slot_body::SlotBody;
 use crate::layout::superblock::Superblock;
 use crate::map::Delayed;
 use crate::orphan::Orphans;
-use crate::reservation_windows::ReservationWindows;
 use crate::system_zone::SystemZone;
 pub use crate::transaction::Handle;
 use crate::transaction::Transactions;
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_journal::LastChange;
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Clock, CoarseClock, Error, Inode, NameError, Result, ServedEpoch, Timestamp};
+use ivers_vfs::{
+    Clock, CoarseClock, Error, Inode, NameError, ReservationWindows, Result, ServedEpoch, Timestamp,
+};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -44,7 +45,7 @@ pub struct Ext4 {
     /// The OPEN record is in the running transaction, and may not be durable.
     pub(crate) open_waits: AtomicBool,
     pub(crate) orphans: Orphans,
-    pub(crate) reservation_windows: ReservationWindows,
+    pub(crate) reservation_windows: ReservationWindows<Reserved>,
     pub(crate) system_zone: SystemZone,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
     pub(crate) root_private: RankedMutex<rank::Leaf, Weak<Ext4Inode>>,

@@ -7,7 +7,7 @@
 //! | [`layout`] | on-disk structures, decoded into checked types; no I/O |
 //! | `fs`, `transaction` | the opened filesystem; its transactions |
 //! | `open`, `driver` | mounting; operations on the filesystem and on inodes |
-//! | `groups`, `balloc`, `reservation_windows`, `ialloc` | bitmaps; allocation of blocks and inodes |
+//! | `groups`, `balloc`, `ialloc` | bitmaps; allocation of blocks and inodes |
 //! | `inode_io`, `orphan`, `epoch` | reading and logging inodes; orphans; the epoch record |
 //! | `system_zone` | blocks of the filesystem's own structures, which no file may refer to |
 //! | `map`, `journal_bmap` | block maps and file data; the journal's map |
@@ -34,7 +34,6 @@ pub mod mkfs;
 mod new_groups;
 mod open;
 mod orphan;
-mod reservation_windows;
 pub mod resize;
 mod system_zone;
 pub mod transaction;

@@ -291,7 +291,7 @@ impl FileOps for Ext4 {
     }
 
     fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
-        self.reservation_windows.forget(inode.ino.0 as u32);
+        self.reservation_windows.remove(inode.ino);
         self.truncate_data(inode, size)
     }
 }
