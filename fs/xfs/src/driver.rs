@@ -225,6 +225,7 @@ impl InodeOps for Xfs {
         // A write past the end may have left a reservation for the block with the old end.
         if inode.kind == FileType::Regular {
             self.release_range(inode, FileBlock(0)..FileBlock(FILE_BLOCKS_END));
+            self.forget_window(inode);
         }
     }
 

@@ -185,45 +185,6 @@ fn a_session_that_does_not_end_raises_the_values() {
     repair_finds_nothing(&copy, "after a crash");
 }
 
-/// Extents of a file: runs of the block map that nothing interrupts.
-fn extents(image: &Path, name: &str) -> usize {
-    let mounted = LoopMount::new(image, "ro").unwrap();
-    let path = mounted.path().join(name);
-    let words = ["-r".as_ref(), "-c".as_ref(), "fiemap".as_ref(), path.as_os_str()];
-    let output = ivers_oracle::run("xfs_io", words).unwrap();
-    let lines =
-        String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.contains("hole")).count();
-    mounted.unmount().unwrap();
-    lines - 1
-}
-
-#[test]
-fn a_long_file_has_few_extents() {
-    if !have_xfsprogs() || !can_loop_mount() || !ivers_oracle::have_programs(&["xfs_io"]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    // A group has space for the file. Where it has not, the number depends on the order of write-back.
-    std::fs::File::create(&image).unwrap().set_len(8 << 30).unwrap();
-    ivers_oracle::run("mkfs.xfs", ["-q".as_ref(), "-f".as_ref(), image.as_os_str()]).unwrap();
-    let vfs = mount_writable(&image);
-    let (file, other) = (create(&vfs, "long"), create(&vfs, "other"));
-    let piece = vec![7u8; 1 << 20];
-    for nth in 0..1024u64 {
-        write(&vfs, &file, nth << 20, &piece).unwrap();
-        if nth % 16 == 0 {
-            write(&vfs, &other, nth << 12, &piece[..4096]).unwrap();
-        }
-    }
-    drop((file, other));
-    vfs.unmount().unwrap();
-    drop(vfs);
-    let found = extents(&image, "long");
-    assert!(found <= 4, "{found} extents");
-    repair_finds_nothing(&image, "a long file");
-}
-
 #[test]
 fn a_failed_allocation_leaves_the_size() {
     let Some((_dir, image)) = new_image() else { return };

@@ -11,9 +11,16 @@ use ivers_vfs::Result;
 use std::ops::Range;
 
 impl Change<'_> {
-    /// Gives unwritten blocks to the start of a hole: at most `most`. Returns how many.
-    pub(super) fn allocate(&mut self, core: &mut Dinode, at: FileBlock, most: u32) -> Result<Option<u64>> {
-        let request = MapRequest { at, min: 1, max: most, goal: None, unwritten: true };
+    /// Gives unwritten blocks to the start of a hole: at most `most`. Returns how many. If the file ends
+    /// there, it should get `ahead` blocks more later.
+    pub(super) fn allocate(
+        &mut self,
+        core: &mut Dinode,
+        at: FileBlock,
+        most: u32,
+        ahead: u32,
+    ) -> Result<Option<u64>> {
+        let request = MapRequest { at, min: 1, max: most, goal: None, unwritten: true, ahead };
         Ok(self.tx.map_extent(core, Which::Data, request)?.map(|extent| extent.len))
     }
 

@@ -10,6 +10,7 @@ impl Xfs {
     pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
         // The next inode here starts above every value that this one showed.
         inode.counter.inc();
+        self.forget_window(inode);
         loop {
             let mut change = self.change()?;
             let mut edited = Edited::new(inode).logged().without_attributes();

@@ -3,15 +3,21 @@
 use crate::delayed::Reserved;
 use crate::volume::Xfs;
 use crate::write::space::Space;
+use ivers_block::FileBlock;
 use ivers_journal::Commits;
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{NameError, Result};
+use ivers_vfs::{Inode, NameError, Result, window_blocks};
 use std::sync::atomic::AtomicBool;
 
 /// Free blocks that only removals may use, and in each group those that count as free and belong to free
 /// lists and to the B-trees of free space.
 const KEPT_BLOCKS: u64 = 64;
 const KEPT_BLOCKS_A_GROUP: u64 = 64;
+
+/// Limits of what a growing file reserves ahead of its end: bytes, and a part of the free space. All windows
+/// together then have no more than that space.
+const MOST_WINDOW_BYTES: u64 = 256 << 20;
+const WINDOW_PART: u64 = 64;
 
 /// Extents of a file that one transaction changes, to bound its size.
 const MOST_EXTENTS: u64 = 16;
@@ -57,6 +63,12 @@ impl Session {
         self.space.counts().free_blocks.saturating_sub(kept + self.most_reserved)
     }
 
+    /// Blocks that a file of so many blocks reserves ahead of its end.
+    pub(super) fn window_blocks(&self, file_blocks: FileBlock) -> u32 {
+        let most = MOST_WINDOW_BYTES >> self.space.sb.block_bits;
+        window_blocks(file_blocks.0, most.min(self.usable_blocks() / WINDOW_PART)) as u32
+    }
+
     /// Checks that a change may use up to `blocks`.
     pub(crate) fn check_space(&self, blocks: u64) -> Result<()> {
         if self.reserved.blocks() + blocks > self.usable_blocks() {
@@ -70,5 +82,12 @@ impl Xfs {
     /// The state for writing.
     pub(crate) fn session(&self) -> Result<&Session> {
         self.session.as_ref().ok_or_else(|| NameError::ReadOnly.into())
+    }
+
+    /// Ends the reservation ahead of the end of a file.
+    pub(crate) fn forget_window(&self, inode: &Inode) {
+        if let Some(session) = &self.session {
+            session.space.windows.remove(inode.ino);
+        }
     }
 }

@@ -24,6 +24,7 @@ impl Xfs {
         // If the device refuses these zeros, or there is no space to copy a shared block, the file is cut all
         // the same: the VFS shows it so. They are tried again before the file grows.
         let from = FileBlock(size.div_ceil(1 << bits));
+        self.forget_window(inode);
         let zeroed = self.zero_bytes(inode, size, from.0 << bits);
         if !matches!(zeroed, Ok(()) | Err(Error::FileData(_) | Error::Name(NameError::NoSpace))) {
             return zeroed;
@@ -129,7 +130,7 @@ impl Xfs {
         for hole in holes {
             let mut at = hole.start;
             while at < hole.end {
-                at = self.allocate_unwritten(inode, at..hole.end)?;
+                at = self.allocate_unwritten(inode, at..hole.end, 0)?;
             }
         }
         Ok(())

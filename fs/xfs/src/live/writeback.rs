@@ -76,17 +76,24 @@ impl Xfs {
             }
             let delayed = private_of(inode).delayed.lock().holes.around(at);
             let most = delayed.map_or(range.end, |delayed| delayed.end.max(range.end));
-            at = self.allocate_unwritten(inode, at..most.min(stop))?;
+            let ahead = self.session()?.window_blocks(at);
+            at = self.allocate_unwritten(inode, at..most.min(stop), ahead)?;
         }
         Ok(())
     }
 
-    /// Allocates the start of a hole, as much as one extent can have. Returns the block after it.
-    pub(super) fn allocate_unwritten(&self, inode: &Inode, hole: Range<FileBlock>) -> Result<FileBlock> {
+    /// Allocates the start of a hole, as much as one extent can have. Returns the block after it. If the file
+    /// ends there, it should get `ahead` blocks more later.
+    pub(super) fn allocate_unwritten(
+        &self,
+        inode: &Inode,
+        hole: Range<FileBlock>,
+        ahead: u32,
+    ) -> Result<FileBlock> {
         let most = (hole.end - hole.start).min(EXTENT_MAX.into()) as u32;
         let mut change = self.change()?;
         let mut edited = Edited::new(inode);
-        let len = change.allocate(&mut edited.core, hole.start, most)?.ok_or(NameError::NoSpace)?;
+        let len = change.allocate(&mut edited.core, hole.start, most, ahead)?.ok_or(NameError::NoSpace)?;
         change.finish(vec![edited])?;
         let end = hole.start + len;
         self.release_range(inode, hole.start..end);

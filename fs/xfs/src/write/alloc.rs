@@ -4,6 +4,7 @@ use super::free_space::{FreeExtent, by_block, by_size};
 use super::space::Space;
 use super::tree::Tree;
 use super::tx::Tx;
+use super::windows::Growth;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
@@ -17,6 +18,9 @@ const NEAR: usize = 16;
 const RESERVE_BLOCKS: u32 = 16;
 /// The part of a group that is kept at least for the reverse map, in percent.
 const REVERSE_MAP_PERCENT: u32 = 1;
+
+/// A group that has this part of a request is better than a group that is nearer and has less.
+const GOOD_PART: u32 = 8;
 
 /// A run of blocks in one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +50,18 @@ pub(super) struct GroupRequest {
     pub goal: u32,
     pub min: u32,
     pub max: u32,
+    /// Blocks after the run that its file should get later.
+    pub ahead: u32,
     pub alignment: u32,
     /// Where the run may start and must end.
     pub range: (u32, u32),
     pub owner: Owner,
     /// The reserve of the group may be used.
     pub reserve: bool,
+    /// The run starts at the goal.
+    pub at_goal: bool,
+    /// Windows of other files are left alone.
+    pub avoids_windows: bool,
 }
 
 impl GroupRequest {
@@ -92,46 +102,90 @@ impl Tx<'_> {
     /// Blocks that were freed since the last commit are not given to files. If there is no space but
     /// [`Space::busy_blocks`](super::space::Space::busy_blocks), drop the transaction, commit, and try again.
     pub(crate) fn allocate(&mut self, request: AllocRequest) -> Result<Option<Run>> {
-        let AllocRequest { goal, min, max, alignment, owner } = request;
-        let sb = &self.space().sb;
-        let (goal_ag, goal_block) = sb.ag_of(goal);
-        let goal_ag = if goal_ag < sb.ag_count { goal_ag } else { 0 };
-        let min = min.max(1);
-        for nth in 0..sb.ag_count {
-            let ag = (goal_ag + nth) % sb.ag_count;
-            let in_group = GroupRequest {
-                goal: if nth == 0 { goal_block } else { 0 },
-                min,
-                max: max.max(min),
-                alignment,
-                range: (0, sb.ag_len(ag)),
-                owner,
-                reserve: false,
-            };
-            if let Some(start) = self.allocate_in(ag, in_group)? {
-                return Ok(Some(Run { start: sb.fs_block(ag, start.start), len: start.len }));
-            }
-        }
-        Ok(None)
+        self.allocate_growing(request, Growth::default())
     }
 
-    /// Allocates in a group.
+    /// Allocates a run for a file that grows; see [`Tx::allocate`].
+    ///
+    /// 1. What continues the file: no allocation makes fewer extents.
+    /// 2. All blocks, in the nearest group that has them, and after them the window of the file.
+    /// 3. Many blocks; then, without the windows of any file, the same again; then any.
+    pub(crate) fn allocate_growing(&mut self, request: AllocRequest, growth: Growth) -> Result<Option<Run>> {
+        let AllocRequest { goal, min, max, alignment, owner } = request;
+        let sb = &self.space().sb;
+        let (goal_ag, goal) = sb.ag_of(goal);
+        let (goal_ag, in_range) = if goal_ag < sb.ag_count { (goal_ag, true) } else { (0, false) };
+        let (min, ahead) = (min.max(1), growth.ahead);
+        let max = max.max(min);
+        let in_group = |ag, min, at_goal| {
+            let goal = if ag == goal_ag { goal } else { 0 };
+            let range = (0, sb.ag_len(ag));
+            GroupRequest {
+                goal,
+                min,
+                max,
+                ahead,
+                alignment,
+                range,
+                owner,
+                reserve: false,
+                at_goal,
+                avoids_windows: true,
+            }
+        };
+        let run = |ag, found: FreeExtent| Run { start: sb.fs_block(ag, found.start), len: found.len };
+        if growth.continues
+            && in_range
+            && let Some(found) = self.try_in(goal_ag, in_group(goal_ag, min, true))?
+        {
+            return Ok(Some(run(goal_ag, found)));
+        }
+        loop {
+            let mut least = vec![max, (max / GOOD_PART).max(min)];
+            if self.space().windows.blocks() == 0 {
+                least.push(min);
+            }
+            least.dedup();
+            for min in least {
+                for ag in (goal_ag..sb.ag_count).chain(0..goal_ag) {
+                    if let Some(found) = self.try_in(ag, in_group(ag, min, false))? {
+                        return Ok(Some(run(ag, found)));
+                    }
+                }
+            }
+            if !self.space().windows.clear() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Allocates in a group: from windows of files if there is no other space.
     pub(super) fn allocate_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
+        match self.try_in(ag, GroupRequest { avoids_windows: true, ..request })? {
+            None => self.try_in(ag, GroupRequest { avoids_windows: false, ..request }),
+            found => Ok(found),
+        }
+    }
+
+    fn try_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
         let agf = self.agf(ag)?;
         let reserve = if request.reserve { 0 } else { self.reserved(ag)? };
         let usable = agf.agf_freeblks.get().saturating_sub(reserve);
         if usable < request.min || agf.agf_longest.get() < request.min {
             return Ok(None);
         }
-        let request = GroupRequest { max: request.max.min(usable), ..request };
+        let most = request.max.min(usable);
+        let request = GroupRequest { max: most.saturating_add(request.ahead), ..request };
         // Whether there is space is known before anything changes; the list takes some of it.
         if self.find_free(ag, request)?.is_none() {
             return Ok(None);
         }
         self.fix_free_list(ag)?;
-        let Some((extent, part)) = self.find_free(ag, request)? else { return Ok(None) };
+        let Some((extent, found)) = self.find_free(ag, request)? else { return Ok(None) };
+        let part = FreeExtent { len: found.len.min(most), ..found };
         self.cut_free(ag, extent, part)?;
         self.map_in_group(ag, part, request.owner)?;
+        self.keep_window(ag, request.owner, FreeExtent { start: part.end(), len: found.len - part.len });
         Ok(Some(part))
     }
 
@@ -146,8 +200,9 @@ impl Tx<'_> {
 
     /// A free extent and the part of it that the request gets.
     fn find_free(&mut self, ag: u32, request: GroupRequest) -> Result<Option<(FreeExtent, FreeExtent)>> {
-        // The contents of files are written before the transaction is durable that freed their blocks.
-        let avoids_busy = request.owner.counts_blocks() || request.owner == Owner::COPY;
+        if request.at_goal {
+            return self.find_at_goal(ag, request);
+        }
         let mut best = None;
         for forward in [false, true] {
             let tree = by_block(ag);
@@ -155,7 +210,7 @@ impl Tx<'_> {
             let Some(mut cursor) = self.beside(tree, goal, forward)? else { continue };
             for _ in 0..NEAR {
                 let extent = self.free_extent(tree, &cursor)?;
-                if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+                if let Some(part) = self.fit(ag, extent, request) {
                     best = Some(better(request.goal, best, (extent, part)));
                 }
                 if !self.step(tree, &mut cursor, forward)? {
@@ -166,7 +221,7 @@ impl Tx<'_> {
         if best.is_some_and(|(_, part)| part.len == request.max) {
             return Ok(best);
         }
-        self.find_by_size(ag, request, avoids_busy, best)
+        self.find_by_size(ag, request, best)
     }
 
     /// Looks for an extent that has all blocks, the smallest first; then for the largest one.
@@ -174,7 +229,6 @@ impl Tx<'_> {
         &mut self,
         ag: u32,
         request: GroupRequest,
-        avoids_busy: bool,
         mut best: Option<(FreeExtent, FreeExtent)>,
     ) -> Result<Option<(FreeExtent, FreeExtent)>> {
         let tree: Tree = by_size(ag);
@@ -186,7 +240,7 @@ impl Tx<'_> {
                     return Err(self.endless(tree));
                 }
                 let extent = self.free_extent(tree, &cursor)?;
-                if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+                if let Some(part) = self.fit(ag, extent, request) {
                     best = Some(better(request.goal, best, (extent, part)));
                     if part.len == request.max {
                         return Ok(best);
@@ -204,7 +258,7 @@ impl Tx<'_> {
             if extent.len < least {
                 return Ok(best);
             }
-            if let Some(part) = self.fit(ag, extent, request, avoids_busy) {
+            if let Some(part) = self.fit(ag, extent, request) {
                 best = Some(better(request.goal, best, (extent, part)));
             }
             if !self.previous(tree, &mut cursor)? {
@@ -214,27 +268,12 @@ impl Tx<'_> {
         Err(self.endless(tree))
     }
 
-    /// The best part of an extent, without blocks that are busy.
-    fn fit(
-        &self,
-        ag: u32,
-        extent: FreeExtent,
-        request: GroupRequest,
-        avoids_busy: bool,
-    ) -> Option<FreeExtent> {
-        if !avoids_busy {
-            return request.fit(extent);
-        }
-        let mut busy = self.space().busy.in_range(ag, extent.start, extent.end());
-        let own = self.freed.iter().filter(|freed| freed.ag == ag).map(|freed| freed.extent);
-        busy.extend(own.filter(|own| own.start < extent.end() && own.end() > extent.start));
-        if busy.is_empty() {
-            return request.fit(extent);
-        }
-        busy.sort_unstable_by_key(|busy| busy.start);
+    /// The best part of an extent that the request gets.
+    fn fit(&self, ag: u32, extent: FreeExtent, request: GroupRequest) -> Option<FreeExtent> {
+        let mut obstacles = self.obstacles(ag, extent, request);
         let (mut at, mut best): (u32, Option<(FreeExtent, FreeExtent)>) = (extent.start, None);
-        busy.push(FreeExtent { start: extent.end(), len: 0 });
-        for run in busy {
+        obstacles.push(FreeExtent { start: extent.end(), len: 0 });
+        for run in obstacles {
             let gap = FreeExtent { start: at, len: run.start.saturating_sub(at) };
             if let Some(part) = request.fit(gap) {
                 best = Some(better(request.goal, best, (gap, part)));
@@ -260,8 +299,18 @@ impl Tx<'_> {
         let Some(owner) = tree_owner(kind) else { return self.take_listed(ag) };
         let len = self.space().sb.ag_len(ag);
         let (goal, _) = self.root(kind, ag)?;
-        let request =
-            GroupRequest { goal, min: 1, max: 1, alignment: 1, range: (0, len), owner, reserve: true };
+        let request = GroupRequest {
+            goal,
+            min: 1,
+            max: 1,
+            ahead: 0,
+            alignment: 1,
+            range: (0, len),
+            owner,
+            reserve: true,
+            at_goal: false,
+            avoids_windows: true,
+        };
         let found = self.allocate_in(ag, request)?;
         found.map(|found| found.start).ok_or_else(|| NameError::NoSpace.into())
     }

@@ -3,6 +3,7 @@
 use super::alloc::{AllocRequest, Run};
 use super::bmbt::Edit;
 use super::tx::Tx;
+use super::windows::Growth;
 use crate::fork::{Extent, Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::dinode::{EXTENT_MAX, FILE_BLOCKS_END};
@@ -26,6 +27,8 @@ pub(crate) struct MapRequest {
     /// Where the blocks should be; `None`: after the extent before, or near the inode.
     pub(crate) goal: Option<FsBlock>,
     pub(crate) unwritten: bool,
+    /// If the file ends here: free blocks that other files should leave for it.
+    pub(crate) ahead: u32,
 }
 
 /// The owner of an extent's blocks.
@@ -63,23 +66,25 @@ impl Tx<'_> {
         which: Which,
         request: MapRequest,
     ) -> Result<Option<Extent>> {
-        let MapRequest { at, min, max, goal, unwritten } = request;
+        let MapRequest { at, min, max, goal, unwritten, ahead } = request;
         if at.saturating_add(max.into()).0 > FILE_BLOCKS_END {
             return Err(NameError::TooLarge.into());
         }
-        let goal = match goal {
-            Some(goal) => goal,
-            None => match self.find_extent(inode.fork(which), at, inode.ino)?.0 {
-                Some(before) => FsBlock(before.start.0 + (at - before.file_block)),
-                None => self.block_of_inode(inode.ino),
-            },
+        let (before, next) = self.find_extent(inode.fork(which), at, inode.ino)?;
+        let growth = Growth {
+            continues: goal.is_none() && before.is_some_and(|before| before.end() == at),
+            ahead: if next.is_none() { ahead } else { 0 },
         };
+        let goal = goal.unwrap_or_else(|| match before {
+            Some(before) => FsBlock(before.start.0 + (at - before.file_block)),
+            None => self.block_of_inode(inode.ino),
+        });
         let goal = if self.space().sb.run(goal, 1).is_some() { goal } else { self.block_of_inode(inode.ino) };
         let mut extent = Extent { file_block: at, start: goal, len: 0, unwritten };
         let owner = owner_of(inode, which, &extent);
         let max = max.min(EXTENT_MAX);
         let request = AllocRequest { goal, min: min.min(max), max, alignment: 1, owner };
-        let Some(run) = self.allocate(request)? else { return Ok(None) };
+        let Some(run) = self.allocate_growing(request, growth)? else { return Ok(None) };
         (extent.start, extent.len) = (run.start, run.len.into());
         self.insert_extent(inode, which, extent)?;
         inode.add_blocks(extent.len as i64);
@@ -104,7 +109,7 @@ impl Tx<'_> {
         let mut at = first;
         while at < end {
             let max = (end - at).min(EXTENT_MAX.into()) as u32;
-            let request = MapRequest { at, min: 1, max, goal: None, unwritten: false };
+            let request = MapRequest { at, min: 1, max, goal: None, unwritten: false, ahead: 0 };
             let extent = self.map_extent(inode, which, request)?.ok_or(NameError::NoSpace)?;
             at = extent.end();
         }

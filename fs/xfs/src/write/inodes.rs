@@ -181,10 +181,13 @@ impl Tx<'_> {
             goal,
             min: blocks,
             max: blocks,
+            ahead: 0,
             alignment,
             range: (0, len),
             owner: Owner::INODES,
             reserve: false,
+            at_goal: false,
+            avoids_windows: true,
         };
         if let Some(found) = self.allocate_in(ag, whole)? {
             for first in (0..blocks << sb.inopb_bits).step_by(CHUNK_INODES as usize) {

@@ -12,7 +12,7 @@
 //! | `map_intents`, `parent_intents` | mappings and parent pointers that a log of Linux promises |
 //! | `group` | heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
-//! | `free_space`, `free_list`, `alloc` | free space, and allocation |
+//! | `free_space`, `free_list`, `alloc`, `windows` | free space, allocation, space for files that grow |
 //! | `owner`, `rmap`, `refcount` | owners of blocks; the reverse map; reference counts |
 //! | `inodes`, `unlinked` | inodes and their chunks; lists of unlinked inodes |
 //! | `counters` | counters of the superblock |
@@ -60,3 +60,4 @@ mod tree;
 mod tree_block;
 pub(crate) mod tx;
 mod unlinked;
+pub(crate) mod windows;

@@ -3,12 +3,13 @@
 use super::busy::Busy;
 pub(super) use super::busy::Freed;
 use super::tx::Tx;
+use super::windows::GroupWindow;
 use crate::layout::superblock::{Counts, Superblock};
 use crate::volume::Whose;
 use ivers_block::{BlockNo, BufferCache};
 use ivers_journal::{Costs, Journal, JournalError};
 use ivers_sync::{RankedMutex, RankedMutexGuard, rank};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{Error, ReservationWindows, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -36,6 +37,7 @@ pub(crate) struct Space {
     /// Charges of what the journal logs.
     pub(super) costs: Costs,
     pub(super) busy: Busy,
+    pub(crate) windows: ReservationWindows<GroupWindow>,
     groups: RankedMutex<GroupsRank, Groups>,
     /// The number of the next intent. Nothing but its uniqueness matters: all accesses are relaxed.
     next_intent: AtomicU64,
@@ -70,6 +72,7 @@ impl Space {
             journal,
             costs,
             busy: Busy::default(),
+            windows: ReservationWindows::default(),
             groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
             next_intent: AtomicU64::new(1),
             works_a_roll: AtomicU32::new(WORKS_A_ROLL),

@@ -39,7 +39,7 @@ impl Tx<'_> {
         let header = remote_header_bytes(sb);
         let count = (target.len() + header).div_ceil(sb.block_size as usize) as u32;
         let at = FileBlock(0);
-        let request = MapRequest { at, min: count, max: count, goal: None, unwritten: false };
+        let request = MapRequest { at, min: count, max: count, goal: None, unwritten: false, ahead: 0 };
         self.map_extent(link, Which::Data, request)?.ok_or(NameError::NoSpace)?;
         let blocks = self.unit_blocks(link, Which::Data, at, count.into())?;
         self.new_described(&blocks, &REMOTE, link.whose(), |bytes| {

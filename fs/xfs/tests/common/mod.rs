@@ -8,7 +8,7 @@ pub mod small;
 pub mod storm;
 
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
-use ivers_oracle::have_programs;
+use ivers_oracle::{LoopMount, have_programs};
 use ivers_vfs::*;
 use ivers_xfs::{OpenOptions, Xfs};
 use std::collections::BTreeMap;
@@ -275,4 +275,16 @@ pub fn assert_clean(path: &Path, what: &str) {
         ivers_xfs::check::check(Arc::new(device), ivers_vfs::check::Memory::unlimited(), "image").unwrap();
     let lines: Vec<_> = found.kept().iter().take(20).map(|found| format!("{found:?}")).collect();
     assert!(found.is_clean(), "{what}: {}\n{:?}", lines.join("\n"), found.notes());
+}
+
+/// Extents of a file: runs of the block map that nothing interrupts.
+pub fn extents(image: &Path, name: &str) -> usize {
+    let mounted = LoopMount::new(image, "ro").unwrap();
+    let path = mounted.path().join(name);
+    let words = ["-r".as_ref(), "-c".as_ref(), "fiemap".as_ref(), path.as_os_str()];
+    let output = ivers_oracle::run("xfs_io", words).unwrap();
+    let lines =
+        String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.contains("hole")).count();
+    mounted.unmount().unwrap();
+    lines - 1
 }

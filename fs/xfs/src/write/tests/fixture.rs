@@ -253,7 +253,7 @@ impl Fixture {
                 let mapping = ForkSource::map(tx, &inode.data, at, ino)?;
                 let max = mapping.len.min(first + count - at.0) as u32;
                 if mapping.block.is_none() {
-                    let request = MapRequest { at, min: 1, max, goal: None, unwritten };
+                    let request = MapRequest { at, min: 1, max, goal: None, unwritten, ahead: 0 };
                     at = tx.map_extent(&mut inode, Which::Data, request)?.unwrap().end();
                 } else {
                     at += max.into();

@@ -127,7 +127,7 @@ fn operate(random: &mut Seeded, space: &Space, mut inode: Dinode) -> u32 {
                 }
                 1 => {
                     let at = FileBlock(1 + 2 * u64::from(number % 400));
-                    let request = MapRequest { at, min: 1, max: 1, goal: None, unwritten: true };
+                    let request = MapRequest { at, min: 1, max: 1, goal: None, unwritten: true, ahead: 0 };
                     tx.map_extent(inode, Which::Data, request).map(drop)
                 }
                 2 => tx.convert_range(inode, FileBlock(0), FileBlock(90), false),
