@@ -121,7 +121,9 @@ mod tests {
     use super::*;
     use crate::mkfs::{MkfsOptions, mkfs};
     use crate::open::read_super;
-    use ivers_block::MemDevice;
+    use ivers_block::{FileDevice, MemDevice, OpenMode};
+    use ivers_oracle::LoopMount;
+    use std::path::Path;
 
     /// What lies after the head is marked if it has the head's cycle, up to 2 MiB and not past the tail.
     #[test]
@@ -165,5 +167,40 @@ mod tests {
         // A full log has nothing after its head.
         mark_stale(&device, &ring, head(20), Lsn { cycle: 6, sector: 20 }).unwrap();
         assert_eq!(ring.cycle(20).unwrap(), 8);
+    }
+
+    /// Linux logs all new inodes of a chunk in one item. It then reads and logs them in clusters, which are
+    /// small if the alignment of chunks is.
+    #[test]
+    fn replay_knows_clusters_as_the_log_that_continues_does() {
+        let can_run = ivers_oracle::have_programs(&["mkfs.xfs", "xfs_db", "xfs_io"]);
+        if !can_run || !ivers_oracle::kernel::can_loop_mount() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let run = |program: &str, args: &[&str], path: &Path| {
+            let args = args.iter().map(std::ffi::OsStr::new);
+            ivers_oracle::run(program, args.chain([path.as_os_str()])).unwrap();
+        };
+        std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        run("mkfs.xfs", &["-q", "-i", "sparse=0"], &image);
+        run("xfs_db", &["-x", "-c", "sb 0", "-c", "write inoalignmt 2"], &image);
+        let mounted = LoopMount::new(&image, "").unwrap();
+        for nth in 0..200 {
+            std::fs::write(mounted.path().join(format!("file{nth}")), "text").unwrap();
+        }
+        run("xfs_io", &["-x", "-c", "shutdown -f"], mounted.path());
+        mounted.unmount().unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::ReadOnly).unwrap());
+        let sb = read_super(&*device, "image").unwrap();
+        let ring = Ring::new(&*device, &sb, "image").unwrap();
+        let found = scan::scan(&ring).unwrap();
+        let overlay = OverlayDevice::new(device.clone());
+        let done = replay::replay(&ring, &found.records, &overlay, &sb, true).unwrap();
+        let has = |sectors: u64| done.logged.keys().any(|(_, len)| *len == sectors);
+        // Of 8 KiB. 32 inodes of the default size have 16 KiB.
+        assert_eq!(sb.cluster_blocks(), 2);
+        assert!(has(16) && !has(32), "{:?}", done.logged);
     }
 }

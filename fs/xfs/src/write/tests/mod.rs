@@ -14,3 +14,4 @@ mod parents;
 mod sharing;
 mod space;
 mod trees;
+mod walks;

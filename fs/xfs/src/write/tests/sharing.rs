@@ -4,7 +4,9 @@ use super::harness::*;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
-use crate::write::alloc::{AllocRequest, Run};
+use crate::write::alloc::{AllocRequest, GroupRequest, Run};
+use crate::write::tx::Tx;
+use ivers_vfs::{Error, NameError};
 
 #[test]
 fn shared_blocks_are_counted_and_freed_with_their_last_owner() {
@@ -94,4 +96,48 @@ fn shared_blocks_are_counted_and_freed_with_their_last_owner() {
             image.empty(&mut files, name);
         }
     }
+}
+
+#[test]
+fn sharing_is_refused_while_the_reserve_of_a_group_is_in_use() {
+    if !super::common::have_xfsprogs() || !ivers_oracle::kernel::can_loop_mount() {
+        return;
+    }
+    let image = Image::new(&["-m", "rmapbt=1"], 2);
+    let space = image.open();
+    let mut tx = space.begin(space.journal.max_credits()).unwrap();
+    let [first, second] = [0, 1].map(|nth| Owner::data(image.inos[nth], 0));
+    let request = GroupRequest {
+        goal: 0,
+        min: 1,
+        max: 1,
+        ahead: 0,
+        alignment: 1,
+        range: (0, space.sb.ag_len(1)),
+        owner: first,
+        reserve: false,
+        at_goal: false,
+        avoids_windows: true,
+    };
+    let found = tx.allocate_in(1, request).unwrap().unwrap();
+    let run = Run { start: space.sb.fs_block(1, found.start), len: 1 };
+    let above_reserve = |tx: &mut Tx<'_>| {
+        let free = tx.agf(1).unwrap().agf_freeblks.get();
+        free.checked_sub(tx.reserved(1).unwrap())
+    };
+    // Files leave a bit more than the reserve. Then B-trees take blocks one by one.
+    while let Some(rest) =
+        above_reserve(&mut tx).and_then(|rest| rest.checked_sub(100)).filter(|rest| *rest > 0)
+    {
+        tx.allocate_in(1, GroupRequest { max: rest, ..request }).unwrap().unwrap();
+    }
+    let mut taken = 0;
+    while above_reserve(&mut tx).is_some() {
+        tx.share(run, second).unwrap();
+        let block = GroupRequest { owner: Owner::INODE_TREE, reserve: true, ..request };
+        tx.allocate_in(1, block).unwrap().unwrap();
+        taken += 1;
+    }
+    assert!(taken >= 50, "{taken} blocks");
+    assert!(matches!(tx.share(run, second), Err(Error::Name(NameError::NoSpace))));
 }
