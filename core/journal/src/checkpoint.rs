@@ -19,6 +19,14 @@ impl Inner {
         self.or_abort(done)
     }
 
+    /// Writes all active items in place. The durable tail stays where it is.
+    pub fn write_in_place(&self) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let mut log = log.lock();
+        let done = self.push(log.as_mut(), 0);
+        self.or_abort(done).map(|_| ())
+    }
+
     /// Writes active items in place and moves the tail, so that at most `keep` of the log stays in use. The
     /// caller holds the lock of the log: commits wait, handles do not.
     pub fn push(&self, log: &mut dyn LogFormat, keep: u64) -> Result<Option<ObjectId>> {

@@ -482,6 +482,13 @@ impl Journal {
         self.inner.checkpoint(100).map(|_| ())
     }
 
+    /// Commits, and writes every active item in place. What the log has of them stays until the next record:
+    /// a recovery before that repeats them.
+    pub fn write_in_place(&self) -> Result<()> {
+        self.commit_all()?;
+        self.inner.write_in_place()
+    }
+
     /// Writes active items in place so that `percent` of the log are free. Returns the intent that holds the
     /// tail, if the tail cannot move that far.
     pub fn push(&self, percent: u64) -> Result<Option<ObjectId>> {

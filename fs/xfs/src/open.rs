@@ -152,7 +152,7 @@ impl Xfs {
                 format!("{count} transactions were replayed")
             }
         };
-        let costs = log.costs();
+        let (costs, next_record) = (log.costs(), log.next_record());
         let journal = Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?;
         let mut xfs = Self::assemble(sb, options, cache, None, log_state);
         if !end.clean {
@@ -161,7 +161,7 @@ impl Xfs {
         // An LSN never repeats: each session has another seed, and a repeated build has the same one.
         let space =
             Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts).with_seed(end.head);
-        xfs.session = Some(Session::new(space, Commits::new(journal)));
+        xfs.session = Some(Session::new(space, Commits::new(journal), next_record));
         xfs.check_root()?;
         xfs.serves_stored = true;
         xfs.finish_intents(intents)?;

@@ -1,7 +1,7 @@
 //! The epoch record: the attribute `trusted.ivers.epoch` of the root. `ivers_vfs::epoch` defines its meaning.
 //!
-//! A session stores OPEN by a transaction, before its first change. At its end the log is empty; then CLOSED
-//! replaces these bytes in place. So the fingerprint can name where the unmount record will be.
+//! A session stores OPEN by a transaction, before its first change. At its end everything is in place; then
+//! CLOSED replaces these bytes. So the fingerprint can name where the unmount record will be.
 
 use super::{Edited, XfsInode, journal_error};
 use crate::fork::{Fork, ForkSource};
@@ -79,10 +79,7 @@ impl Xfs {
         };
         let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(true) };
         self.epoch.serve(decision.epoch, decision.raises, found.fingerprint);
-        let stored = self.store_epoch(&root).and_then(|()| {
-            session.commits.commit().map_err(journal_error)?;
-            session.commits.journal().checkpoint_all().map_err(journal_error)
-        });
+        let stored = self.store_epoch(&root).and_then(|()| session.commits.commit().map_err(journal_error));
         if let Err(error) = stored {
             self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
         }
@@ -98,14 +95,14 @@ impl Xfs {
         change.finish(vec![edited])
     }
 
-    /// Replaces the OPEN record by CLOSED, in place. Everything else is in place, and the log is empty:
-    /// `end.head` is where the unmount record will start.
-    pub(crate) fn close_epoch(&self, end: &LogEnd) -> Result<()> {
+    /// Replaces the OPEN record by CLOSED, in place. Everything else is in place: `next_record` is where the
+    /// unmount record will start.
+    pub(crate) fn close_epoch(&self, next_record: u64) -> Result<()> {
         if !self.epoch.closes() {
             return Ok(());
         }
         let open = self.epoch.record(self.sb.uuid, true).encode();
-        self.epoch.set_fingerprint(fingerprint(end.head, &mark()));
+        self.epoch.set_fingerprint(fingerprint(next_record, &mark()));
         let closed = self.epoch.record(self.sb.uuid, false).encode();
         let root = self.epoch_root()?;
         let core = super::core_of(&root).clone();

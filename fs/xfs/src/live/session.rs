@@ -7,7 +7,8 @@ use ivers_block::FileBlock;
 use ivers_journal::Commits;
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Inode, NameError, Result, window_blocks};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Free blocks that only removals may use, and in each group those that count as free and belong to free
 /// lists and to the B-trees of free space.
@@ -28,6 +29,8 @@ const WORKS_AN_EXTENT: u64 = 2;
 pub(crate) struct Session {
     pub space: Space,
     pub commits: Commits,
+    /// The LSN of the next record of the log.
+    pub next_record: Arc<AtomicU64>,
     /// One change at a time.
     pub turn: RankedMutex<rank::BeforeHandle, ()>,
     pub reserved: Reserved,
@@ -41,7 +44,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(space: Space, commits: Commits) -> Self {
+    pub(crate) fn new(space: Space, commits: Commits, next_record: Arc<AtomicU64>) -> Self {
         let credits = commits.journal().max_credits() / 4;
         // A file that is deleted frees extents of both forks.
         let works = commits.journal().max_intents(space.credits_of_change()) / 2;
@@ -50,6 +53,7 @@ impl Session {
             most_reserved: space.most_reserved(),
             space,
             commits,
+            next_record,
             turn: RankedMutex::default(),
             reserved: Reserved::default(),
             credits,

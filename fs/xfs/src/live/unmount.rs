@@ -1,9 +1,9 @@
 //! The end of a session.
 
 use super::{Session, journal_error};
-use crate::log;
 use crate::volume::Xfs;
 use ivers_vfs::Result;
+use std::sync::atomic::Ordering;
 
 impl Xfs {
     /// Everything is in the log or in place: makes it durable in place, and marks the filesystem as closed.
@@ -13,11 +13,10 @@ impl Xfs {
             session.space.write_counters()?;
         }
         let journal = session.commits.journal();
-        session.commits.commit().map_err(journal_error)?;
-        journal.checkpoint_all().map_err(journal_error)?;
-        let device = &**self.cache.device();
-        // The log no longer holds anything of the session, so the next record is that of the unmount.
-        self.close_epoch(&log::end(device, &self.sb, &self.place)?)?;
+        journal.write_in_place().map_err(journal_error)?;
+        // The next record is that of the unmount. Until then a recovery repeats the OPEN record, unless the
+        // CLOSED record is whole.
+        self.close_epoch(session.next_record.load(Ordering::Relaxed))?;
         journal.shutdown().map_err(journal_error)
     }
 }

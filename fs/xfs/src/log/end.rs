@@ -5,7 +5,7 @@
 //! a sector of the cycle before, which every reader of a log takes as stale.
 
 use super::ring::{Lsn, Ring};
-use super::scan::{self, Found};
+use super::scan::Found;
 use super::wire::SECTOR;
 use super::writer::MARK;
 use crate::layout::raw::RawLogRecord;
@@ -49,12 +49,6 @@ impl LogEnd {
         let after = ring.read(head.sector % ring.len, 1)?.split_off(CYCLE_BYTES);
         Ok(Self { clean: found.clean, last, head: head.raw(), after })
     }
-}
-
-/// Returns the end of the log.
-pub(crate) fn end(device: &dyn Device, sb: &Superblock, place: &str) -> Result<LogEnd> {
-    let ring = Ring::new(device, sb, place)?;
-    LogEnd::of(&ring, &scan::scan(&ring)?)
 }
 
 /// What a clean unmount leaves there.

@@ -38,7 +38,7 @@ mod writer;
 
 use crate::layout::superblock::Superblock;
 pub(crate) use encode::{intent_id, object, order_of};
-pub(crate) use end::{LogEnd, end, mark, others_wrote};
+pub(crate) use end::{LogEnd, mark, others_wrote};
 use ivers_block::{Device, OverlayDevice};
 use ivers_vfs::Result;
 pub(crate) use mappings::MappingIntent;

@@ -18,6 +18,7 @@ use crate::layout::superblock::Superblock;
 use ivers_block::{ByteOffset, Device};
 use ivers_journal::{Costs, JournalError, LiveLog, LogFormat, LogTransaction, LogWritten, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `XFS_TRANS_HEADER_MAGIC` and `XFS_TRANS_CHECKPOINT`.
 const TRANSACTION_MAGIC: u32 = 0x5452_414E;
@@ -45,6 +46,8 @@ pub struct XfsLog {
     shape: RecordShape,
     /// Positions count sectors since cycle 0. This is where the next record starts.
     head: u64,
+    /// The LSN of that record. All accesses are relaxed: who needs the value waits for the last record.
+    next_record: Arc<AtomicU64>,
     /// Where recovery must start.
     tail: u64,
     /// Where recovery would start after a crash.
@@ -112,6 +115,7 @@ impl XfsLog {
             len,
             shape,
             head: 0,
+            next_record: Arc::default(),
             tail: 0,
             durable_tail: 0,
             previous: u32::MAX,
@@ -123,10 +127,20 @@ impl XfsLog {
         };
         // An erased log has cycle 0.
         let head = Lsn { cycle: from.head.cycle.max(1), ..from.head };
-        log.head = log.position(head);
+        log.move_head(log.position(head));
         log.tail = if from.head.cycle == 0 { log.head } else { log.position(from.tail) };
         log.durable_tail = if from.is_clean { log.head } else { log.position(from.durable_tail) };
         Ok(log)
+    }
+
+    /// The LSN of the next record, as it changes.
+    pub fn next_record(&self) -> Arc<AtomicU64> {
+        self.next_record.clone()
+    }
+
+    fn move_head(&mut self, position: u64) {
+        self.head = position;
+        self.next_record.store(self.lsn(position).raw(), Ordering::Relaxed);
     }
 
     fn position(&self, lsn: Lsn) -> u64 {
@@ -184,7 +198,7 @@ impl XfsLog {
             return Err(JournalError::TooLarge { charge: bytes.len() as u64, limit: self.free() });
         }
         self.write_sectors(self.head, &bytes, durable)?;
-        self.head = end;
+        self.move_head(end);
         self.previous = lsn.sector;
         self.ends_empty = false;
         self.is_clean = false;
