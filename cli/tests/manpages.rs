@@ -128,4 +128,17 @@ fn completions_offer_files_only_where_an_option_takes_one() {
     let has = |words: &str, value: &str| offered(words).split_whitespace().any(|word| word == value);
     assert!(!has("mkfs --size", "ivers.bash"), "{}", offered("mkfs --size"));
     assert!(has("mount --log", "ivers.bash"), "{}", offered("mount --log"));
+    for (words, value) in [
+        ("mount --type", "xfs"),
+        ("mkfs --type", "fat32"),
+        ("mkfs -O", "metadata_csum"),
+        ("measure --hash", "sha512"),
+        ("changed --only", "removed"),
+    ] {
+        let all = offered(words);
+        assert!(has(words, value) && !has(words, "ivers.bash"), "{words}: {all}");
+    }
+    for words in ["mkfs --agcount", "tar --exclude", "tree --depth", "serve --listen"] {
+        assert!(!has(words, "ivers.bash"), "{words}: {}", offered(words));
+    }
 }

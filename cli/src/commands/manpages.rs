@@ -41,7 +41,7 @@ _ivers_words() {
         while IFS= read -r name; do
             [[ $dir$name == "$path"* ]] && COMPREPLY+=("$dir$name")
         done < <("$1" ls -1 "$image:$dir" 2>/dev/null)
-    elif [[ $3 == -o && $2 == *,* ]]; then
+    elif [[ ( $3 == -o || $3 == -O || $3 == --features ) && $2 == *,* ]]; then
         _ivers "$1" "${2##*,}" "$3"
         COMPREPLY=("${COMPREPLY[@]/#/${2%,*},}")
     else
@@ -66,18 +66,17 @@ fn public(whole: &Command) -> Command {
         .subcommand_required(true)
 }
 
-/// Tells shells where an option takes no file, so that they offer none. Only completions use it.
+/// Tells shells where an argument takes no file, so that they offer none. Only completions use it.
 fn with_hints(command: Command) -> Command {
     command.mut_subcommands(|sub| {
-        sub.mut_args(|arg| {
-            let value = arg.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
-            match value.as_deref() {
-                Some(
-                    "SIZE" | "BYTES" | "PERCENT" | "LABEL" | "UUID" | "SECONDS" | "N" | "DOMAIN"
-                    | "ADDRESS:PORT" | "UID:GID",
-                ) => arg.value_hint(ValueHint::Other),
-                _ => arg,
-            }
+        with_hints(sub).mut_args(|arg| {
+            let value = arg.get_value_names().and_then(<[_]>::first).map_or("", |name| name.as_str());
+            let takes_file = match arg.is_positional() {
+                _ if !arg.get_action().takes_values() => return arg,
+                true => !matches!(value, "SIZE" | "NEW" | "MODE" | "OWNER" | "NAME" | "VALUE"),
+                false => matches!(value, "FILE" | "DIR" | "STATE" | "DIR|TAR|-" | "NAME=IMAGE[,OPTIONS]"),
+            };
+            if takes_file { arg } else { arg.value_hint(ValueHint::Other) }
         })
     })
 }

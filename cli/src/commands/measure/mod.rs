@@ -30,7 +30,7 @@ use ivers_ima::signature;
 use ivers_ima::store::{Files, Store};
 use serde_json::json;
 
-use crate::arguments::{ImageName, Operand};
+use crate::arguments::{Completed, ImageName, Operand};
 use crate::file_info;
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
@@ -46,6 +46,10 @@ use storage::{List, aggregates_json};
 
 /// Interval between saves of list and store, so that an interrupted run does not start from zero.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The hashes and templates that shells complete.
+const HASHES: &[&str] = &["sha1", "sha256", "sha384", "sha512"];
+const TEMPLATES: &[&str] = &["ima-ng", "ima-sig"];
 
 const HELP: &str = "\
 Each regular file below PATH that the policy covers gets an entry in the measurement list, in the format of \
@@ -117,10 +121,24 @@ pub struct Args {
     #[arg(short, long = "key", value_name = "FILE", conflicts_with = "of")]
     keys: Vec<PathBuf>,
     /// The hash of files whose security.ima names none: sha1, sha256, sha384 or sha512
-    #[arg(long, value_name = "NAME", default_value = "sha256", conflicts_with = "of")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "sha256",
+        conflicts_with = "of",
+        value_parser = Completed(HASHES),
+        hide_possible_values = true
+    )]
     hash: String,
     /// The template of entries without a policy: ima-ng or ima-sig
-    #[arg(long, value_name = "NAME", default_value = "ima-ng", conflicts_with_all = ["of", "policy"])]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "ima-ng",
+        conflicts_with_all = ["of", "policy"],
+        value_parser = Completed(TEMPLATES),
+        hide_possible_values = true
+    )]
     template: String,
     /// Show the list of a mount that measures (mount -o measure=POLICY), checked against its registers
     #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "policy"])]

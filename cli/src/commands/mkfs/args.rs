@@ -6,6 +6,32 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::super::tar::owners::OwnerArgs;
+use crate::arguments::Completed;
+
+/// The features of ext and XFS that shells complete.
+const FEATURES: &[&str] = &[
+    "has_journal",
+    "ext_attr",
+    "resize_inode",
+    "dir_index",
+    "extent",
+    "64bit",
+    "large_dir",
+    "inline_data",
+    "huge_file",
+    "dir_nlink",
+    "metadata_csum",
+    "project",
+    "finobt",
+    "rmapbt",
+    "reflink",
+    "inobtcount",
+    "sparse",
+    "bigtime",
+    "nrext64",
+    "exchange",
+    "parent",
+];
 
 const HELP: &str = "\
 ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
@@ -117,7 +143,13 @@ pub struct Args {
     #[arg(long)]
     pub no_journal: bool,
     /// ext, XFS: features to add, or with ^ to remove, as large_dir,^metadata_csum
-    #[arg(short = 'O', long, value_name = "LIST")]
+    #[arg(
+        short = 'O',
+        long,
+        value_name = "LIST",
+        value_parser = Completed(FEATURES),
+        hide_possible_values = true
+    )]
     pub features: Option<String>,
     /// XFS: the number of allocation groups (default: 4; from 4 TiB on, one for each TiB)
     #[arg(long, value_name = "NUMBER")]
@@ -156,4 +188,17 @@ pub struct FromArgs {
     pub keep_directory_symlink: bool,
     #[command(flatten)]
     pub owners: OwnerArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shells_complete_features_that_exist() {
+        for name in FEATURES {
+            let ext = ivers_ext4::mkfs::FeatureChanges::parse(name).is_ok();
+            assert!(ext || ivers_xfs::mkfs::Features::parse(name).is_ok(), "{name}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use crate::arguments::Completed;
 use crate::image::mount_options::COMPLETED_OPTIONS;
 
 /// The types that shells complete. The aliases are left out.
-const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "mem"];
+const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "mem"];
 
 /// Options of `mount`.
 #[derive(Debug, clap::Args)]
@@ -54,4 +54,17 @@ pub struct Args {
     /// Run as the worker.
     #[arg(long, hide = true)]
     pub worker: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::formats::FORMATS;
+
+    #[test]
+    fn shells_complete_every_format() {
+        for format in FORMATS {
+            assert!(TYPES.contains(&format.names[0]), "{}", format.title);
+        }
+    }
 }
