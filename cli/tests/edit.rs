@@ -116,7 +116,8 @@ fn patterns_are_expanded_in_the_image() {
     for name in ["a.conf", "b.conf", ".c.conf", "d", "[x]", "x"] {
         put(path, &format!("/etc/{name}"), "");
     }
-    assert_eq!(ok(path, "ls @/etc/?.conf"), "a.conf\nb.conf\n");
+    let inside = |name: &str| format!("{}:/etc/{name}\n", path.display());
+    assert_eq!(ok(path, "ls @/etc/?.conf"), inside("a.conf") + &inside("b.conf"));
     ok(path, "chmod 600 @/etc/*.conf");
     assert_eq!(ok(path, "stat --json @/e*/[ab].conf").matches("\"mode\":\"100600\"").count(), 2);
     ok(path, "rm @/etc/[x]");

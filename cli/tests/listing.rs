@@ -56,6 +56,14 @@ fn ls_sorts_recurses_and_shows_sizes_for_people() {
     let long = names("-lh");
     let sizes: Vec<_> = long.iter().map(|line| line.split_whitespace().nth(4).unwrap()).collect();
     assert_eq!((sizes[0], sizes[1], sizes[2]), ("196K", "3.0K", "70"), "{long:?}");
+    // Files before directories, with names that tell them apart.
+    let (deep, d) = (format!("{tree}/d/deep"), format!("{tree}/d"));
+    let several = lines(&["ls", &deep, &format!("{tree}/*k"), &format!("{d}/link")]);
+    let files =
+        [format!("{tree}/link"), format!("{d}/link"), String::new(), format!("{deep}:"), "file".into()];
+    assert_eq!(several, files);
+    let shell = lines(&["shell", image.path().to_str().unwrap(), "-c", "ls /tree/d/deep /tree/link"]);
+    assert_eq!(shell, [files[0].as_str(), "", &files[3], "file"]);
     let all = names("-R");
     let deep = format!("{tree}/d/deep:");
     assert!(

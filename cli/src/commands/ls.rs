@@ -8,7 +8,7 @@ use ivers_vfs::{Attr, Cred, FileType, InodeRef, Vfs};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::arguments::{help_without_h, image_path, join};
+use crate::arguments::{help_without_h, image_path, image_path_bytes, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{child, entries, resolve};
 use crate::image::mount_options::ImageArgs;
@@ -20,7 +20,8 @@ use crate::output::{format, print};
 const HELP: &str = "\
 With --long: type and permissions, number of links, owner, group, size (for a device: its numbers), time \
 of modification in UTC, name. Owners are numbers, since the image belongs to another system. On a \
-terminal, names have the colours of LS_COLORS; NO_COLOR=1 turns them off.
+terminal, names have the colours of LS_COLORS; NO_COLOR=1 turns them off. Of several operands, or what a \
+pattern matches, files come first, with whole names, and then the names in each directory.
 
 JSON, one object per name: name, path, ino, kind, mode (octal), uid, gid, nlink, size, mtime {sec, nsec}, \
 target.
@@ -97,7 +98,7 @@ struct Listing<'a> {
     image: &'a Path,
     entered: CycleGuard<u64>,
     problems: &'a mut Problems,
-    /// A directory was listed before, by this or an earlier listing.
+    /// Something was listed before, by this or an earlier listing.
     follows: &'a mut bool,
 }
 
@@ -108,15 +109,33 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     // A pattern can match several directories.
     let args = &args.clone().with_paths(vec![PathBuf::new(); paths.len()]);
     let (mut problems, mut follows) = (Problems::default(), false);
+    let mut opened = Vec::new();
     for (image, path) in &paths {
         let vfs = images.get(image);
-        let listed = vfs.and_then(|vfs| list(&vfs, image, path, args, json, &mut problems, &mut follows));
+        problems.report(vfs.map(|vfs| opened.push((vfs, image, path))))?;
+    }
+    opened.sort_by_cached_key(|(vfs, _, path)| lists_names(vfs, path, args));
+    for (vfs, image, path) in opened {
+        let listed = list(&vfs, image, path, args, json, &mut problems, &mut follows);
         problems.report(listed)?;
     }
     problems.into_result()
 }
 
-/// Lists the file or directory `path`, one of the operands. `follows`: a directory was listed before.
+/// Returns whether an operand is a directory whose names are listed. Such operands come after all others, as
+/// with ls(1): the names of a directory end where the next one starts.
+pub fn lists_names(vfs: &Vfs, path: &[u8], args: &Args) -> bool {
+    let found = vfs.resolve(&Cred::root(), path, follows_link(path, args));
+    !args.directory && found.is_ok_and(|inode| inode.kind == FileType::Directory)
+}
+
+/// Returns whether an operand that is a symbolic link is followed. As with ls(1), a link is shown if it is
+/// asked about, and followed if its directory is.
+fn follows_link(path: &[u8], args: &Args) -> bool {
+    !(args.long || args.directory) || path.ends_with(b"/")
+}
+
+/// Lists the file or directory `path`, one of the operands. `follows`: something was listed before.
 pub fn list(
     vfs: &Vfs,
     image: &Path,
@@ -132,14 +151,15 @@ pub fn list(
 
 impl Listing<'_> {
     fn operand(&mut self, path: &[u8]) -> Result<()> {
-        // As with ls(1), a link is shown if it is asked about, and followed if its directory is.
-        let follow = !(self.args.long || self.args.directory) || path.ends_with(b"/");
-        let inode = resolve(self.vfs, self.image, path, follow)?;
+        let inode = resolve(self.vfs, self.image, path, follows_link(path, self.args))?;
         if inode.kind == FileType::Directory && !self.args.directory {
             return self.directory(&inode, path, 0);
         }
-        let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
-        self.print_file(name, path, &inode)
+        // Of several files, the last names can be equal.
+        let whole = (self.args.paths.len() > 1 && !self.json).then(|| image_path_bytes(self.image, path));
+        let last = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+        *self.follows = true;
+        self.print_file(whole.as_deref().unwrap_or(last), path, &inode)
     }
 
     /// Lists a directory, `level` levels below the operand, and with --recursive those below it.

@@ -53,6 +53,9 @@ impl Operation for Show {
         for operand in &targets.operands {
             paths.extend(session.expand(operand, Unmatched::Error)?);
         }
+        if let Show::Ls(args) = self {
+            paths.sort_by_cached_key(|path| ls::lists_names(vfs, path, args));
+        }
         let words: Vec<_> =
             paths.iter().map(|path| PathBuf::from(OsString::from_vec(path.clone()))).collect();
         let mut out = std::io::stdout().lock();
