@@ -20,6 +20,10 @@ fn a_busy_unmount_is_refused_and_a_lazy_one_waits_for_the_last_file() {
     file.write_all(b"before").unwrap();
     let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    // umount(8) takes an image, too: the message names the directory.
+    let output = ivers(["unmount".as_ref(), place.image.path().as_os_str()]);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains(&format!("ivers unmount {}", place.dir.display())), "{}", said(&output));
     assert!(mount_line(&place.dir).is_some() && runs(supervisor), "refused, and still there");
 
     let mut lazy = Command::new(IVERS)

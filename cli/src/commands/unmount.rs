@@ -10,6 +10,7 @@ use ivers_fuse::{MOUNT, MountEntry, all_mounts, mounts_of};
 use serde_json::{Value, json};
 
 use crate::file_info::{self, is_dead_mount};
+use crate::image::image_lock::explain_busy;
 use crate::image::unmount_status;
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, usage, warn};
 use crate::output::format::Shown;
@@ -95,8 +96,10 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
                 Err(failure(code, format!("{}: was detached already: {why}", dir.shown())))
             });
         }
-        let dir = args.dir.shown();
-        return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
+        // umount(8) also takes what is mounted.
+        let user = dir.is_file().then(|| explain_busy(&args.dir, &dir)).flatten();
+        let nothing = || format!("{}: not on an ivers mount: nothing to unmount", args.dir.shown());
+        return Err(failure(REFUSED, user.unwrap_or_else(nothing)));
     };
     let pid = mount["pid"]
         .as_i64()
