@@ -228,6 +228,27 @@ fn fat_says_what_it_cannot_store() {
     fails(path, "attr set user.x y @/Dir/sub/moved", 1, &["a FAT filesystem stores no extended attributes"]);
     ok(path, "rm -r @/Dir/sub");
     assert_eq!(ok(path, "ls @/Dir"), "");
+
+    // What is copied or unpacked: the rest is created.
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    std::fs::write(tree.join("a"), "hello").unwrap();
+    std::fs::hard_link(tree.join("a"), tree.join("b")).unwrap();
+    std::os::unix::fs::symlink("a", tree.join("soft")).unwrap();
+    let tar = dir.path().join("tree.tar");
+    let [tree, tar, path_text] = [&tree, &tar, path].map(|path| path.to_str().unwrap());
+    assert!(
+        ivers_oracle::output("tar", ["--sort=name", "-cf", tar, "-C", tree, "."]).unwrap().status.success()
+    );
+    let lacks = ["a FAT filesystem stores no symbolic links", "a FAT filesystem stores no hard links"];
+    fails(path, &format!("cp -a {tree} @/copied"), 1, &lacks);
+    ok(path, "mkdir @/unpacked");
+    fails(path, &format!("tar -x -f {tar} @/unpacked"), 1, &lacks);
+    for place in ["copied", "unpacked"] {
+        assert_eq!(ok(path, &format!("ls @/{place}")), "a\n");
+    }
+    fails(path, &format!("mkfs -q --type fat16 --force {path_text} --from {tree}"), 1, &lacks);
     fsck_fat(path).unwrap();
 }
 

@@ -14,6 +14,7 @@ use ivers_vfs::{
     WriteFlags, XattrMode,
 };
 
+use super::formats::explain_lack;
 use super::inode_handle::InodeHandle;
 use crate::archive::member::{Kind, Member};
 use crate::output::format;
@@ -244,9 +245,11 @@ impl Filler {
         let inherits = level.has_default_acl;
         let (vfs, dir) = (&self.vfs, &level.dir);
         match vfs.create(&self.cred, dir, name, &spec, false) {
-            Ok((inode, _)) => return Ok(Created { inode, existed: false, inherits, end: 0 }),
             Err(Error::Name(NameError::Exists)) => {}
-            Err(error) => return Err(error.into()),
+            created => {
+                let (inode, _) = explain_lack(vfs, format::special_files(kind), created)?;
+                return Ok(Created { inode, existed: false, inherits, end: 0 });
+            }
         }
         let mut found = vfs.lookup(&self.cred, dir, name)?;
         if kind == FileType::Directory && found.kind == FileType::Symlink && self.keeps_links {
@@ -347,7 +350,7 @@ impl Filler {
         let dir = &self.parent()?.dir;
         let linked = self.vfs.link(&self.cred, target, dir, name, false);
         if !matches!(linked, Err(Error::Name(NameError::Exists))) {
-            return Ok(linked.map(drop)?);
+            return explain_lack(&self.vfs, Some("hard links"), linked).map(drop);
         }
         let found = self.vfs.lookup(&self.cred, dir, name)?;
         if found.ino == target.ino {

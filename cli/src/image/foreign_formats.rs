@@ -119,8 +119,7 @@ fn mark(head: &[u8]) -> Option<&'static str> {
 /// Names the contents of a device that is not empty, without a hint.
 pub fn contents(device: &dyn Device) -> String {
     if let Ok(Some(format)) = formats::recognise(device) {
-        let article = if format.title.starts_with(['a', 'e', 'A', 'E']) { "an" } else { "a" };
-        return format!("{article} {}", format.title);
+        return format.in_words();
     }
     let found = recognise(device, "").unwrap_or_default();
     let what = found.split(':').next().unwrap_or_default();

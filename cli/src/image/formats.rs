@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
 use ivers_vfs::check::{Findings, Memory};
-use ivers_vfs::{DriverOptions, FileSystem, Result, Timestamp};
+use ivers_vfs::{DriverOptions, Error, FileSystem, NameError, Result, Timestamp, Vfs};
 
 use super::open_options::{ImageOptions, Owners};
+use crate::output::failure::{FAILED, failure};
 
 /// A supported format.
 pub struct Format {
@@ -39,6 +40,15 @@ type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
 
 /// Bytes of a device that a probe sees: a Rigid Disk Block is one of the first 16 sectors.
 const HEAD_BYTES: u64 = 16 * 512;
+
+impl Format {
+    /// Returns the name of a filesystem of this format with its article.
+    pub fn in_words(&self) -> String {
+        // "XFS" is spoken as letters.
+        let article = if self.title.starts_with(['a', 'e', 'A', 'E', 'X']) { "an" } else { "a" };
+        format!("{article} {}", self.title)
+    }
+}
 
 /// All formats. The first whose probe recognises a device opens it.
 pub const FORMATS: &[Format] = &[
@@ -94,6 +104,19 @@ pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS or XFS filesystem";
 /// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.names.contains(&name))
+}
+
+/// Says what the format lacks, if that explains an error. Only formats with owners store `what`; all store
+/// `None`.
+pub fn explain_lack<T>(vfs: &Vfs, what: Option<&str>, result: Result<T>) -> anyhow::Result<T> {
+    match (result, by_name(vfs.info().fs_type), what) {
+        (Err(Error::Name(NameError::NotSupported | NameError::NotPermitted)), Some(format), Some(what))
+            if !format.stores_owners =>
+        {
+            Err(failure(FAILED, format!("{} stores no {what}", format.in_words())))
+        }
+        (result, ..) => Ok(result?),
+    }
 }
 
 /// Returns all types of `-t` that select a format, for errors.
@@ -243,5 +266,8 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), all);
         assert!(by_name("vfat").is_some() && by_name(AUTO).is_none() && all_names().contains("ext4"));
+        let in_words = |name| by_name(name).unwrap().in_words();
+        let words = ["fat", "affs", "xfs"].map(in_words);
+        assert_eq!(words, ["a FAT filesystem", "an AmigaDOS volume", "an XFS filesystem"]);
     }
 }

@@ -63,6 +63,17 @@ pub fn kind_in_words(file: FileType) -> String {
     kind(file).replace('_', " ")
 }
 
+/// Returns the name of several files of a type, in a sentence. `None` for files and directories.
+pub fn special_files(kind: FileType) -> Option<&'static str> {
+    match kind {
+        FileType::Regular | FileType::Directory => None,
+        FileType::Symlink => Some("symbolic links"),
+        FileType::CharDevice | FileType::BlockDevice => Some("device nodes"),
+        FileType::Fifo => Some("FIFOs"),
+        FileType::Socket => Some("sockets"),
+    }
+}
+
 /// Formats a file name for a terminal: control characters and bytes that are not UTF-8 are escaped.
 pub fn name(bytes: &[u8]) -> String {
     ivers_block::printable(bytes)

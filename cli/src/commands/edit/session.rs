@@ -14,8 +14,7 @@ use crate::image::directory::entries;
 use crate::image::process::{BROKEN_PIPE, EditOutcome};
 use crate::image::{formats, glob};
 use crate::output::failure::{
-    FAILED, NOT_FOUND, Problems, StdoutError, code, failure, is_broken_pipe, reported, say_error, short_line,
-    usage,
+    FAILED, NOT_FOUND, Problems, StdoutError, code, is_broken_pipe, reported, say_error, short_line, usage,
 };
 use crate::output::format;
 use crate::output::format::Shown;
@@ -173,15 +172,7 @@ impl<'a> Session<'a> {
     /// Adds the name of a file to an error, and what the format lacks if that explains it: `what` is stored
     /// by formats with owners only.
     pub fn stored<T>(&self, path: &[u8], what: &str, result: ivers_vfs::Result<T>) -> Result<T> {
-        let format = formats::by_name(self.vfs.info().fs_type);
-        match (result, format) {
-            (Err(Error::Name(NameError::NotSupported | NameError::NotPermitted)), Some(format))
-                if !format.stores_owners =>
-            {
-                Err(failure(FAILED, format!("{}: a {} stores no {what}", self.name(path), format.title)))
-            }
-            (result, _) => self.at(path, result),
-        }
+        self.at(path, formats::explain_lack(self.vfs, Some(what), result))
     }
 
     /// Looks up a file. `follow`: follows a symbolic link at the end of the path.

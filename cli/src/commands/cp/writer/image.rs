@@ -12,6 +12,7 @@ use super::super::stream::{FileHeader, unpacked};
 use super::{Target, Xattrs, acls_missing_in};
 use crate::arguments::{join, last_name};
 use crate::image::directory::owned_as;
+use crate::image::formats::explain_lack;
 use crate::image::inode_handle::InodeHandle;
 use crate::output::failure::usage;
 use crate::output::format;
@@ -101,7 +102,8 @@ impl Image {
         let perm = if kind == FileType::Symlink { 0o777 } else { header.perm() & 0o777 };
         let spec =
             CreateSpec { rdev: header.rdev, target: header.target.clone(), ..CreateSpec::of(kind, perm) };
-        Ok(self.vfs.create(&Cred::root(), dir, name, &owned_as(dir, spec), false)?.0)
+        let created = self.vfs.create(&Cred::root(), dir, name, &owned_as(dir, spec), false);
+        Ok(explain_lack(&self.vfs, format::special_files(kind), created)?.0)
     }
 
     fn open_or_create(
@@ -241,8 +243,8 @@ impl Target for Image {
             Some(_) => drop(self.vfs.unlink(&cred, &dir, &name, false)?),
             None => {}
         }
-        self.vfs.link(&cred, &inode, &dir, &name, false)?;
-        Ok(())
+        let linked = self.vfs.link(&cred, &inode, &dir, &name, false);
+        explain_lack(&self.vfs, Some("hard links"), linked).map(drop)
     }
 
     fn existing(&self, name: Option<&[u8]>, below: &[Vec<u8>]) -> Option<FileType> {
