@@ -65,6 +65,20 @@ fn recipes_without_a_mount_make_an_image_and_look_into_it() {
     if ivers_oracle::have_programs(&["sfdisk"]) {
         let disk = code("Make a disk with partitions, without root");
         sh(dir, &format!("({disk}) > said; tail -n 3 said | grep -v lost+found | diff - <(ls tree)"));
+        // No system and no boot loader, but files in their places.
+        sh(
+            dir,
+            "mkdir -p root/boot; echo kernel > root/boot/vmlinuz-6.1; echo start > root/boot/initrd.img-6.1
+             tar -cf rootfs.tar -C root .; echo loader > systemd-bootx64.efi",
+        );
+        sh(dir, &code("Make a disk that boots, in a CI job"));
+        sh(
+            dir,
+            "test \"$(ivers cat boot.img@esp:/vmlinuz boot.img@esp:/initrd)\" = $'kernel\\nstart'
+             test \"$(ivers cat boot.img@esp:/EFI/BOOT/BOOTX64.EFI)\" = loader
+             ivers cat boot.img@esp:/loader/entries/linux.conf | grep -q '^options root=PARTLABEL=root'
+             ivers ls boot.img@root:/boot | diff - <(ls root/boot)",
+        );
     }
 }
 
