@@ -49,7 +49,7 @@ if [ -c /dev/fuse ]; then
 fi
 sed -e 's|/srv/[a-z]*.img|/tmp/disk.img|; /^state/d; /^metrics/d' -e '/^# Every user of/,$d' \
     /usr/share/doc/ivers/examples/serve.toml > serve.toml
-ivers serve --config serve.toml --state /tmp/served --listen 127.0.0.1:20499 2> log & server=$!
+ivers serve --config serve.toml --state /tmp/served --listen 127.0.0.1:0 2> log & server=$!
 while ! grep -q 'INFO: serving' log; do kill -0 $server || { cat log; exit 1; }; sleep 0.1; done
 kill $server; wait $server
 rm -rf /tmp/* /root/.local
