@@ -140,7 +140,7 @@ fn folders_with_modules(source: &Path, folder: &str, found: &mut Vec<String>) {
 
 /// Crates whose modules are ordered: each folder has an order here, from the lowest module to the highest, or
 /// is in [`NOT_YET_ORDERED`].
-const ORDERS: [(&str, &[(&str, &str)]); 9] = [
+const ORDERS: [(&str, &[(&str, &str)]); 10] = [
     (
         "serve/nfsd/src",
         &[
@@ -235,6 +235,14 @@ const ORDERS: [(&str, &[(&str, &str)]); 9] = [
     ),
     ("fs/fat/src", &[("mkfs", "options geometry")]),
     ("fs/affs/src", &[("check", "report")]),
+    (
+        "fs/nfs/src",
+        &[(
+            "",
+            "target identity status reply connection session exchange establish client lease attributes \
+             nodes listing open driver",
+        )],
+    ),
     (
         "fs/xfs/src",
         &[

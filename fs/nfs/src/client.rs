@@ -1,0 +1,455 @@
+//! Requests to a server: connects, recovers and repeats until there is an answer.
+//!
+//! A request keeps its slot while connections come and go, so the server executes it once. If the session is
+//! lost, the request is sent in the next one: all requests of this client only read.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::ops::v40::ClientOwner;
+use ivers_nfs4::ops::{Op, OpResult, number};
+use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{ClientId, Opaque, SessionId};
+use ivers_vfs::sync::{Condvar, RankedMutex, rank};
+use ivers_vfs::{Cred, Result, ServerError};
+
+use crate::connection::{Broken, Connection};
+use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
+use crate::exchange::{Exchange, Failure, Tried};
+use crate::identity::Identity;
+use crate::reply::{Compound, Results};
+use crate::session::{Acquired, Session, Slot};
+
+/// Returns a socket of [`connect`](crate::connect), within a time limit. Called by one thread at a time.
+/// [`NO_RECONNECTION`] as the kind of an error: it is no use to try again.
+pub type Dial = Box<dyn Fn(Duration) -> std::io::Result<TcpStream> + Send + Sync>;
+
+/// The kind of the error of a [`Dial`] that connects only once.
+pub const NO_RECONNECTION: std::io::ErrorKind = std::io::ErrorKind::Unsupported;
+
+/// How long requests wait for a server that does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// After this time without a reply, the connection is replaced and the request sent again.
+    pub reply: Duration,
+    /// After this time in all, a request fails. `None`: never (a "hard" mount).
+    pub request: Option<Duration>,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { reply: Duration::from_secs(60), request: None }
+    }
+}
+
+/// The shortest and the longest pause before something is tried again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The longest time that an attempt to connect takes.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Why the connections of a client that was stopped end.
+const STOPPED: &str = "the client was stopped";
+/// How long a thread waits before it looks at its time limit.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// A connection and a session on it.
+type Linked = (Arc<Connection>, Arc<Session>);
+
+/// The connection and the session that requests use.
+struct Link {
+    connection: Option<Arc<Connection>>,
+    session: Option<Arc<Session>>,
+    /// A connection on which a session is being made.
+    new: Option<Arc<Connection>>,
+    /// A thread is replacing one of them.
+    busy: bool,
+    /// There was a connection before.
+    connected_before: bool,
+    /// Not before this time. It moves with each connection, and back with the first reply on it.
+    next_dial: Instant,
+    pause: Duration,
+}
+
+/// When waiting ends; `None`: never.
+struct Limit(Option<Instant>);
+
+/// The results of a request.
+pub struct Outcome {
+    /// The status of the last operation that was executed.
+    pub status: NfsStat,
+    /// Its results, and those of the operations before it.
+    pub results: Vec<OpResult>,
+    /// When the request was sent: those that are sent later have a larger number.
+    pub sent: u64,
+}
+
+impl Outcome {
+    /// Returns the results and when the request was sent, or the error of the operation that failed.
+    pub fn ok(self, place: &str) -> Result<(Results, u64)> {
+        let Self { status, results, sent } = self;
+        Ok((Compound { status, results }.ok(place)?, sent))
+    }
+}
+
+/// A server, and the state that this client has on it.
+pub struct Client {
+    exchange: Exchange,
+    /// This client's name for itself.
+    owner: ClientOwner,
+    /// The client ID that the server assigned.
+    id: RankedMutex<rank::Leaf, Option<ClientId>>,
+    patience: Patience,
+    dial: Dial,
+    link: RankedMutex<rank::Driver<1>, Link>,
+    changed: Condvar,
+    stopped: AtomicBool,
+    sent: AtomicU64,
+    /// When the last request was answered, in milliseconds since `started`.
+    last_answer_ms: AtomicU64,
+    started: Instant,
+}
+
+impl Client {
+    /// Connects and makes a session. The first connection is not tried twice.
+    pub fn connect(name: String, dial: Dial, identity: Identity, patience: Patience) -> Result<Arc<Self>> {
+        let unique: u128 = rand::random();
+        let now = Instant::now();
+        let client = Arc::new(Self {
+            exchange: Exchange::new(name, identity, patience.reply),
+            owner: ClientOwner {
+                verifier: rand::random(),
+                id: Opaque(format!("ivers {unique:032x}").into_bytes()),
+            },
+            id: RankedMutex::default(),
+            patience,
+            dial,
+            link: RankedMutex::new(Link {
+                connection: None,
+                session: None,
+                new: None,
+                busy: false,
+                connected_before: false,
+                next_dial: now,
+                pause: PAUSES.0,
+            }),
+            changed: Condvar::new(),
+            stopped: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            last_answer_ms: AtomicU64::new(0),
+            started: now,
+        });
+        // A mount that cannot start must say so, however patient its requests are later.
+        client.linked(&client.limit_of(Some(patience.reply)))?;
+        Ok(client)
+    }
+
+    /// Returns the server in messages.
+    pub fn name(&self) -> &str {
+        &self.exchange.name
+    }
+
+    /// Returns which credentials requests carry.
+    pub fn identity(&self) -> &Identity {
+        &self.exchange.identity
+    }
+
+    fn limit_of(&self, time: Option<Duration>) -> Limit {
+        Limit(time.and_then(|time| Instant::now().checked_add(time)))
+    }
+
+    /// Returns the error for a wait that must end.
+    fn check(&self, limit: &Limit) -> Result<()> {
+        let over = limit.0.is_some_and(|end| Instant::now() >= end);
+        if over || self.stopped.load(Relaxed) { Err(ServerError::Timeout.into()) } else { Ok(()) }
+    }
+
+    /// Waits, unless the client is stopped.
+    fn rest(&self, time: Duration, limit: &Limit) -> Result<()> {
+        let end = Instant::now() + time;
+        let mut link = self.link.lock();
+        loop {
+            self.check(limit)?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            link.wait_for(&self.changed, left.min(SLICE));
+        }
+    }
+
+    /// From now on every wait fails, and no new one starts.
+    pub fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+        let connections = {
+            let mut link = self.link.lock();
+            [link.connection.take(), link.new.take()]
+        };
+        connections.iter().flatten().for_each(|it| drop(it.fail(STOPPED)));
+        self.changed.notify_all();
+    }
+
+    /// Returns whether [`Client::stop`] was called.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    /// Returns the time since the server last answered.
+    pub fn idle(&self) -> Duration {
+        self.started.elapsed().saturating_sub(Duration::from_millis(self.last_answer_ms.load(Relaxed)))
+    }
+
+    /// Returns the minor version of NFSv4 in use.
+    pub fn minor_version(&self) -> u32 {
+        self.exchange.minor.load(Relaxed)
+    }
+
+    /// Returns the number of requests so far.
+    pub fn requests(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+
+    /// Returns the current session.
+    pub fn session(&self) -> Result<Arc<Session>> {
+        Ok(self.linked(&self.limit_of(self.patience.request))?.1)
+    }
+
+    /// Returns the connection and the session in use. Replaces what is missing.
+    fn linked(&self, limit: &Limit) -> Result<Linked> {
+        loop {
+            let (connection, session, not_before, is_first) = {
+                let mut link = self.link.lock();
+                self.check(limit)?;
+                if link.busy {
+                    link.wait_for(&self.changed, SLICE);
+                    continue;
+                }
+                let connection = link.connection.take().filter(|it| it.is_usable());
+                let session = link.session.take().filter(|it| it.is_usable());
+                if let (Some(connection), Some(session)) = (&connection, &session) {
+                    (link.connection, link.session) = (Some(connection.clone()), Some(session.clone()));
+                    return Ok((connection.clone(), session.clone()));
+                }
+                link.busy = true;
+                (connection, session, link.next_dial, !link.connected_before)
+            };
+            let made = self.make_link(connection, session, not_before, limit);
+            let mut link = self.link.lock();
+            (link.busy, link.new) = (false, None);
+            self.changed.notify_all();
+            let why = match made {
+                Ok((connection, session)) => {
+                    (link.connection, link.session) = (Some(connection.clone()), Some(session.clone()));
+                    link.connected_before = true;
+                    drop(link);
+                    if self.stopped.load(Relaxed) {
+                        connection.fail(STOPPED);
+                    }
+                    return Ok((connection, session));
+                }
+                Err((session, failure)) => {
+                    link.session = session;
+                    match failure {
+                        Failure::Final(error) => return Err(error),
+                        Failure::Broken(Broken(why)) => why,
+                    }
+                }
+            };
+            drop(link);
+            if is_first {
+                return Err(self.exchange.error(&format!("cannot connect: {why}")));
+            }
+            log::warn!("{}: {why}; trying again", self.name());
+        }
+    }
+
+    /// Makes what is missing. On error returns the session that can still be used.
+    fn make_link(
+        &self,
+        connection: Option<Arc<Connection>>,
+        session: Option<Arc<Session>>,
+        not_before: Instant,
+        limit: &Limit,
+    ) -> std::result::Result<Linked, (Option<Arc<Session>>, Failure)> {
+        let connection = match connection {
+            Some(connection) => connection,
+            None => match self.dialled(not_before, limit) {
+                Ok(connection) => connection,
+                Err(failure) => return Err((session, failure)),
+            },
+        };
+        match session {
+            Some(session) => Ok((connection, session)),
+            None => match establish::session(&self.exchange, &self.owner, &connection, limit.0) {
+                Ok((session, id)) => {
+                    *self.id.lock() = Some(id);
+                    Ok((connection, Arc::new(session)))
+                }
+                Err(failure) => Err((None, failure)),
+            },
+        }
+    }
+
+    fn dialled(&self, not_before: Instant, limit: &Limit) -> Tried<Arc<Connection>> {
+        self.rest(not_before.saturating_duration_since(Instant::now()), limit)?;
+        let left = limit.0.map_or(DIAL_TIMEOUT, |end| end.saturating_duration_since(Instant::now()));
+        let connected = (self.dial)(left.clamp(Duration::from_millis(1), DIAL_TIMEOUT));
+        let mut link = self.link.lock();
+        link.pause = (link.pause * 2).min(PAUSES.1);
+        link.next_dial = Instant::now() + link.pause;
+        let stream = connected.map_err(|error| {
+            if error.kind() == NO_RECONNECTION {
+                return Failure::Final(self.exchange.error(&format!("the connection is lost: {error}")));
+            }
+            Failure::Broken(Broken(error.to_string()))
+        })?;
+        let connection = Arc::new(Connection::new(stream, REPLY_BYTES_MAX + RPC_REPLY_BYTES));
+        link.new = Some(connection.clone());
+        drop(link);
+        // Before or after `stop` looked for it.
+        self.check(limit)?;
+        Ok(connection)
+    }
+
+    /// Sends operations in the session and waits for their results. Repeats the request until the server
+    /// executed it.
+    pub fn call(&self, caller: &Cred, ops: &[Op]) -> Result<Outcome> {
+        self.call_within(caller, ops, self.patience.request)
+    }
+
+    /// As [`Client::call`], with a time limit of its own.
+    pub fn call_within(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
+        let (limit, auth) = (self.limit_of(time), self.identity().auth(caller));
+        let mut pause = PAUSES.0;
+        loop {
+            // Before the request, so that whatever happened on the server until here is in its results.
+            let sent = self.sent.fetch_add(1, Relaxed) + 1;
+            let (_, session) = self.linked(&limit)?;
+            let slot = match session.acquire(SLICE) {
+                Acquired::Slot(slot) => slot,
+                Acquired::Busy => {
+                    self.check(&limit)?;
+                    continue;
+                }
+                Acquired::Dead => continue,
+            };
+            let Compound { status, results } = match self.on_slot(slot, &session, &auth, ops, &limit)? {
+                Some(compound) => compound,
+                None => continue,
+            };
+            if !matches!(status, NfsStat::Delay | NfsStat::Grace) {
+                return Ok(Outcome { status, results, sent });
+            }
+            self.rest(pause, &limit)?;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Sends a request until it is answered. `None`: it must be sent again, on another slot or session.
+    fn on_slot(
+        &self,
+        slot: Slot<'_>,
+        session: &Session,
+        auth: &AuthSys,
+        ops: &[Op],
+        limit: &Limit,
+    ) -> Result<Option<Compound>> {
+        let mut pause = PAUSES.0;
+        loop {
+            let (connection, _) = self.linked(limit)?;
+            let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, limit.0);
+            let answer = match sent {
+                Ok(answer) => answer,
+                Err(Failure::Final(error)) => {
+                    slot.finish(false);
+                    return Err(error);
+                }
+                Err(Failure::Broken(Broken(why))) => {
+                    log::info!("{}: {why}", self.name());
+                    self.check(limit)?;
+                    continue;
+                }
+            };
+            let mut results = answer.results.into_iter();
+            let refused = match results.next() {
+                Some(OpResult::Sequence(Ok(ok))) if slot.accepts(&ok) => {
+                    self.answered();
+                    slot.finish(true);
+                    if answer.status == NfsStat::RetryUncachedRep {
+                        // It was executed and its reply is gone. Reading again is harmless.
+                        return Ok(None);
+                    }
+                    return Ok(Some(Compound { status: answer.status, results: results.collect() }));
+                }
+                Some(OpResult::Sequence(Ok(_))) => {
+                    connection.fail("a reply for another slot");
+                    continue;
+                }
+                _ => answer.status,
+            };
+            match refused {
+                NfsStat::Delay => {
+                    self.rest(pause, limit)?;
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+                NfsStat::ConnNotBoundToSession => {
+                    self.rest(PAUSES.0, limit)?;
+                    establish::bind(&self.exchange, &connection, session, limit.0)?;
+                }
+                NfsStat::ReqTooBig | NfsStat::RepTooBig | NfsStat::TooManyOps => {
+                    slot.finish(false);
+                    return Err(crate::status::error(refused, self.name()));
+                }
+                other => {
+                    log::info!("{}: the session is lost: {}", self.name(), other.name());
+                    session.kill();
+                    slot.finish(false);
+                    // A server that refuses every session must not be asked without a pause.
+                    self.rest(PAUSES.0, limit)?;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Notes that the server answers: a connection that breaks later is replaced at once.
+    fn answered(&self) {
+        self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        if let Some(mut link) = self.link.try_lock()
+            && link.pause > PAUSES.0
+        {
+            (link.pause, link.next_dial) = (PAUSES.0, Instant::now());
+        }
+    }
+
+    /// Leaves the server, within a time limit. What it does not hear of, it forgets when the lease ends.
+    pub fn leave(&self, time: Duration) {
+        let limit = self.limit_of(Some(time));
+        let left = self.linked(&limit).and_then(|(connection, session)| {
+            session.kill();
+            self.goodbye(&connection, session.id, &limit)
+        });
+        if let Err(error) = left {
+            log::info!("{}: left without notice: {error}", self.name());
+        }
+        self.stop();
+    }
+
+    fn goodbye(&self, connection: &Connection, session: SessionId, limit: &Limit) -> Result<()> {
+        let mut ops = vec![Op::DestroySession(session)];
+        ops.extend(self.id.lock().map(Op::DestroyClientId));
+        for op in &ops {
+            match self.exchange.outside(connection, std::slice::from_ref(op), limit.0) {
+                Ok(Compound { status: NfsStat::Ok, .. }) => {}
+                Ok(Compound { status, .. }) => {
+                    let name = number::name(op.number()).unwrap_or_default();
+                    log::info!("{}: {name}: {}", self.name(), status.name());
+                }
+                Err(Failure::Broken(_)) => return Err(ServerError::Timeout.into()),
+                Err(Failure::Final(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

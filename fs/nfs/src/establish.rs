@@ -1,0 +1,182 @@
+//! Making a session: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE (RFC 8881, 18.35, 18.36, 18.51).
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::ops::v40::ClientOwner;
+use ivers_nfs4::ops::v41::*;
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::ClientId;
+use ivers_nfs4::xdr::List;
+use ivers_vfs::{Cred, Error};
+
+use crate::connection::{Broken, Connection};
+use crate::exchange::{Exchange, Failure, Tried};
+use crate::reply::Compound;
+use crate::session::{Acquired, Session};
+
+/// Longest reply that is asked for: a MiB of data, and what stands before it.
+pub const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
+/// Allowance for the header of an RPC reply.
+pub const RPC_REPLY_BYTES: usize = 1024;
+/// Longest request: all of them only read.
+const REQUEST_BYTES_MAX: u32 = 32 << 10;
+/// Requests in flight.
+const SLOTS: u32 = 32;
+/// Operations in a request.
+const OPERATIONS: u32 = 16;
+/// The least that this client works with: replies and requests in bytes, and operations.
+const LEAST: (u32, u32, u32) = (8192, 2048, 8);
+/// The minor versions, the best first.
+const MINORS: [u32; 2] = [2, 1];
+
+/// Sends one operation outside of a session.
+type Outside<'a> = dyn Fn(Op) -> Tried<Compound> + 'a;
+
+/// Makes a session on a connection.
+pub fn session(
+    exchange: &Exchange,
+    owner: &ClientOwner,
+    connection: &Connection,
+    limit: Option<Instant>,
+) -> Tried<(Session, ClientId)> {
+    let outside = |op: Op| exchange.outside(connection, &[op], limit);
+    let (client, sequence) = announce(exchange, owner, &outside)?;
+    let session = create_session(exchange, client, sequence, &outside)?;
+    match end_reclaim(exchange, connection, &session, limit)? {
+        NfsStat::Ok | NfsStat::CompleteAlready => Ok((session, client)),
+        status => Err(refused(exchange, "RECLAIM_COMPLETE", status)),
+    }
+}
+
+fn refused(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
+    let why = format!("{operation}: {}", status.name());
+    match status {
+        NfsStat::Delay | NfsStat::StaleClientid | NfsStat::Badsession | NfsStat::SeqMisordered => {
+            Failure::Broken(Broken(why))
+        }
+        _ => Failure::Final(exchange.error(&why)),
+    }
+}
+
+/// Sends EXCHANGE_ID in the best minor version that the server has.
+fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> Tried<(ClientId, u32)> {
+    let args = ExchangeIdArgs {
+        owner: owner.clone(),
+        flags: 0,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    };
+    let known = exchange.minor.load(Relaxed);
+    let minors: &[u32] = if known == 0 { &MINORS } else { &[known] };
+    for minor in minors {
+        exchange.minor.store(*minor, Relaxed);
+        let mut compound = outside(Op::ExchangeId(args.clone()))?;
+        match (compound.status, compound.results.pop()) {
+            (NfsStat::Ok, Some(OpResult::ExchangeId(Ok(ok)))) => return Ok((ok.clientid, ok.sequenceid)),
+            (NfsStat::MinorVersMismatch, _) => exchange.minor.store(0, Relaxed),
+            (status, _) => return Err(refused(exchange, "EXCHANGE_ID", status)),
+        }
+    }
+    let why = "the server has neither NFSv4.2 nor NFSv4.1, and NFSv4.0 is not supported";
+    Err(Error::Incompatible(format!("{}: {why}", exchange.name)).into())
+}
+
+fn create_session(
+    exchange: &Exchange,
+    client: ClientId,
+    sequence: u32,
+    outside: &Outside<'_>,
+) -> Tried<Session> {
+    let asked = ChannelAttrs {
+        header_pad_size: 0,
+        max_request: REQUEST_BYTES_MAX,
+        max_response: REPLY_BYTES_MAX as u32,
+        max_response_cached: 4096,
+        max_operations: OPERATIONS,
+        max_requests: SLOTS,
+        rdma_ird: List(Vec::new()),
+    };
+    let args = CreateSessionArgs {
+        clientid: client,
+        sequence,
+        // No backchannel: this client has no state that could be recalled.
+        flags: 0,
+        fore: asked.clone(),
+        back: ChannelAttrs { max_requests: 1, max_request: 4096, max_response: 4096, ..asked },
+        callback_program: ivers_nfs4::callback::CALLBACK_PROGRAM,
+        security: List(vec![CallbackSecurity::None]),
+    };
+    let mut compound = outside(Op::CreateSession(args))?;
+    let granted = match (compound.status, compound.results.pop()) {
+        (NfsStat::Ok, Some(OpResult::CreateSession(Ok(granted)))) => granted,
+        (status, _) => return Err(refused(exchange, "CREATE_SESSION", status)),
+    };
+    let fore = granted.fore;
+    let (replies, requests, operations) = LEAST;
+    if fore.max_response < replies
+        || fore.max_request < requests
+        || fore.max_operations < operations
+        || fore.max_requests == 0
+    {
+        let why = format!(
+            "the session that the server grants is too small: {} requests of {} operations and {} bytes, \
+             with replies of {} bytes",
+            fore.max_requests, fore.max_operations, fore.max_request, fore.max_response
+        );
+        return Err(Error::Incompatible(format!("{}: {why}", exchange.name)).into());
+    }
+    Ok(Session::new(
+        granted.sessionid,
+        // The server may say more than was asked for; this client counts on no more.
+        fore.max_requests.min(SLOTS) as usize,
+        fore.max_request.min(REQUEST_BYTES_MAX) as usize,
+        (fore.max_response as usize).min(REPLY_BYTES_MAX),
+        fore.max_operations.min(OPERATIONS) as usize,
+    ))
+}
+
+/// Sends RECLAIM_COMPLETE, the first request of a session, and returns its status.
+fn end_reclaim(
+    exchange: &Exchange,
+    connection: &Connection,
+    session: &Session,
+    limit: Option<Instant>,
+) -> Tried<NfsStat> {
+    let Acquired::Slot(slot) = session.acquire(Duration::ZERO) else {
+        return Err(Failure::Broken(Broken("a session without slots".into())));
+    };
+    let auth = exchange.identity.auth(&Cred::system());
+    let ops = [Op::ReclaimComplete(false)];
+    let answer = exchange.in_slot(connection, (session, &slot), &auth, &ops, limit)?;
+    match answer.results.first() {
+        Some(OpResult::Sequence(Ok(ok))) if slot.accepts(ok) => slot.finish(true),
+        Some(OpResult::Sequence(Ok(_))) => {
+            return Err(Failure::Broken(connection.fail("a reply for another slot")));
+        }
+        _ => return Err(Failure::Broken(Broken(format!("a new session: {}", answer.status.name())))),
+    }
+    Ok(answer.status)
+}
+
+/// Binds a connection to a session that the server does not find on it.
+pub fn bind(
+    exchange: &Exchange,
+    connection: &Connection,
+    session: &Session,
+    limit: Option<Instant>,
+) -> ivers_vfs::Result<()> {
+    const FORE: u32 = 1;
+    let bind = BindConn { sessionid: session.id, direction: FORE, rdma: false };
+    match exchange.outside(connection, &[Op::BindConnToSession(bind)], limit) {
+        Ok(compound) if compound.status == NfsStat::Ok => {}
+        Ok(compound) => {
+            connection.fail(format!("BIND_CONN_TO_SESSION: {}", compound.status.name()));
+        }
+        // The request is sent again on another connection.
+        Err(Failure::Broken(_)) => {}
+        Err(Failure::Final(error)) => return Err(error),
+    }
+    Ok(())
+}

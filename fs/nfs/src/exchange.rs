@@ -1,0 +1,131 @@
+//! One request and its reply on one connection.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::rpc::{AuthSys, CallHeader, OpaqueAuth};
+use ivers_nfs4::xdr::Encoder;
+use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
+use ivers_vfs::{Cred, Error, NameError};
+
+use crate::connection::{Broken, Connection};
+use crate::identity::Identity;
+use crate::reply::{self, Answer, Compound};
+use crate::session::{Session, Slot};
+
+/// The tag of all requests.
+const TAG: &[u8] = b"ivers";
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// Another try can succeed.
+    Broken(Broken),
+    /// No other try can succeed.
+    Final(Error),
+}
+
+impl From<Broken> for Failure {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// Result of a request that is sent once.
+pub type Tried<T> = std::result::Result<T, Failure>;
+
+/// What all requests have in common.
+pub struct Exchange {
+    /// The server in messages.
+    pub name: String,
+    /// Which credentials requests carry.
+    pub identity: Identity,
+    /// The minor version; 0 before the first reply.
+    pub minor: AtomicU32,
+    /// How long a reply may take.
+    pub patience: Duration,
+    xid: AtomicU32,
+}
+
+impl Exchange {
+    /// Nothing was sent yet.
+    pub fn new(name: String, identity: Identity, patience: Duration) -> Self {
+        Self { name, identity, minor: AtomicU32::new(0), patience, xid: AtomicU32::new(rand::random()) }
+    }
+
+    /// Returns an error that names the server.
+    pub fn error(&self, why: &str) -> Error {
+        Error::Io(format!("{}: {why}", self.name).into())
+    }
+
+    fn deadline(&self, limit: Option<Instant>) -> Instant {
+        let patience = Instant::now() + self.patience;
+        limit.map_or(patience, |end| end.min(patience))
+    }
+
+    /// Sends operations outside of a session, with the credentials of this process.
+    pub fn outside(&self, connection: &Connection, ops: &[Op], limit: Option<Instant>) -> Tried<Compound> {
+        let auth = self.identity.auth(&Cred::system());
+        self.send(connection, &auth, || ops.iter(), usize::MAX, limit)
+    }
+
+    /// Sends operations in a slot. The results start with that of SEQUENCE.
+    pub fn in_slot(
+        &self,
+        connection: &Connection,
+        (session, slot): (&Session, &Slot<'_>),
+        auth: &AuthSys,
+        ops: &[Op],
+        limit: Option<Instant>,
+    ) -> Tried<Compound> {
+        let sequence = Op::Sequence(slot.sequence(false));
+        let all = || std::iter::once(&sequence).chain(ops);
+        self.send(connection, auth, all, session.request_bytes_max, limit)
+    }
+
+    fn send<'a, I: Iterator<Item = &'a Op>>(
+        &self,
+        connection: &Connection,
+        auth: &AuthSys,
+        ops: impl Fn() -> I,
+        request_bytes_max: usize,
+        limit: Option<Instant>,
+    ) -> Tried<Compound> {
+        let xid = self.xid.fetch_add(1, Relaxed);
+        let mut record = Encoder::with_capacity(512);
+        // Room for the record mark.
+        record.word(0);
+        let header = CallHeader {
+            xid,
+            program: NFS_PROGRAM,
+            version: NFS_V4,
+            procedure: PROC_COMPOUND,
+            cred: OpaqueAuth::sys(auth),
+            verf: OpaqueAuth::NONE,
+        };
+        header.put(&mut record);
+        record.opaque(TAG);
+        record.word(self.minor.load(Relaxed));
+        record.word(ops().count() as u32);
+        ops().for_each(|op| op.put(&mut record));
+        if record.len() - 4 > request_bytes_max {
+            return Err(Error::from(NameError::NameTooLong).into());
+        }
+        let message = connection.call(xid, record.into_bytes(), self.deadline(limit))?;
+        let numbers: Vec<u32> = ops().map(Op::number).collect();
+        match reply::decode(&message, xid, &numbers, TAG) {
+            Ok(Answer::Compound(compound)) => Ok(compound),
+            Ok(Answer::Refused(why)) => {
+                Err(self.error(&format!("the server refuses the request: {why:?}")).into())
+            }
+            Err(malformed) => Err(Failure::Broken(connection.fail(malformed.to_string()))),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! An NFSv4.1 and 4.2 client: a filesystem whose files are on a server. It reads only; see `docs/nfs.md`.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`target`] | names of servers and files: `nfs://server[:port]/path` |
+//! | [`identity`] | credentials of requests |
+//! | `status` | errors of the server as errors of the VFS |
+//! | `reply` | replies, checked against their request |
+//! | `connection` | a TCP connection and the threads that wait for replies |
+//! | `session` | slots and sequence IDs |
+//! | `exchange` | one request and its reply |
+//! | `establish` | making a session |
+//! | `client` | requests: connects, recovers, repeats |
+//! | `lease` | the thread that renews the lease |
+//! | `attributes` | attributes of files |
+//! | `nodes` | numbers and filehandles, and what is known of each file |
+//! | `listing` | READDIR |
+//! | `open` | finding the exported directory and the facts of its filesystem |
+//! | `driver` | the interface to the VFS |
+//!
+//! Each reply is hostile: its size is bounded, and it is decoded against the request.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod client;
+mod connection;
+mod driver;
+mod establish;
+mod exchange;
+pub mod identity;
+mod lease;
+mod listing;
+mod nodes;
+mod open;
+mod reply;
+mod session;
+mod status;
+pub mod target;
+
+pub use client::{Dial, NO_RECONNECTION, Patience};
+pub use connection::connect;
+pub use driver::Nfs;
+pub use open::NfsOptions;

@@ -1,0 +1,335 @@
+//! Numbers and filehandles, and what is known of each file.
+//!
+//! A number is one filehandle as long as anyone can use it (N6). It is the file's `fileid` if no other
+//! filehandle has that number, so that users see what they expect. Otherwise it is one above 2^63.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::types::{FileHandle, Verifier};
+use ivers_vfs::sync::{Condvar, RankedMutex, rank};
+use ivers_vfs::{CacheHandle, Cause, Ino};
+
+use crate::attributes::FileAttributes;
+
+/// The first number that the table assigns.
+const ASSIGNED: u64 = 1 << 63;
+/// Callers of whom a file's access is remembered.
+const CALLERS_MAX: usize = 4;
+
+/// What the newest reply said.
+#[derive(Default)]
+struct Known {
+    /// When its request was sent; 0 before the first.
+    sent: u64,
+    /// The change attribute.
+    change: u64,
+    /// The attributes count as current until then.
+    fresh_until: Option<Instant>,
+    /// A thread passes a reply to the cache.
+    applying: bool,
+    /// What ACCESS granted, until when, the newest caller last.
+    access: Vec<(AuthSys, u32, Instant)>,
+    /// Who opened the file, the newest last.
+    openers: Vec<AuthSys>,
+    /// The cookie verifier of the newest READDIR.
+    verifier: Verifier,
+}
+
+/// A file of the server.
+pub struct Node {
+    /// Its number in this mount.
+    pub ino: Ino,
+    /// Its filehandle.
+    pub handle: FileHandle,
+    /// A hash of the filehandle.
+    pub generation: u32,
+    /// The number of a directory's parent when it was last looked up; 0 if unknown. Only for `..` in
+    /// listings.
+    pub parent: AtomicU64,
+    known: RankedMutex<rank::Driver<6>, Known>,
+    applied: Condvar,
+}
+
+struct Row {
+    node: Arc<Node>,
+    /// The inodes in memory, and replies on their way to becoming one.
+    users: usize,
+}
+
+#[derive(Default)]
+struct Table {
+    rows: HashMap<Ino, Row>,
+    numbers: HashMap<FileHandle, Ino>,
+    assigned: u64,
+}
+
+/// The files that the VFS knows by number.
+#[derive(Default)]
+pub struct Nodes(RankedMutex<rank::Driver<5>, Table>);
+
+/// What an inode keeps: its file, which the table keeps too as long as this is not released.
+pub struct Held {
+    nodes: Arc<Nodes>,
+    /// The file.
+    pub node: Arc<Node>,
+    counted: AtomicBool,
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+impl Table {
+    fn number(&self, handle: &FileHandle, fileid: Option<u64>) -> Option<Ino> {
+        let fileid = Ino(fileid.filter(|fileid| *fileid != 0)?);
+        let is_free = self.rows.get(&fileid).is_none_or(|row| row.node.handle == *handle);
+        is_free.then_some(fileid)
+    }
+
+    fn assign(&mut self) -> Ino {
+        loop {
+            let ino = Ino(ASSIGNED | self.assigned);
+            self.assigned = self.assigned.wrapping_add(1) & !ASSIGNED;
+            if !self.rows.contains_key(&ino) {
+                return ino;
+            }
+        }
+    }
+}
+
+impl Nodes {
+    /// Returns the file with this filehandle, and keeps it.
+    pub fn hold(self: &Arc<Self>, handle: &FileHandle, fileid: Option<u64>) -> Held {
+        let mut table = self.0.lock();
+        let known = table.numbers.get(handle).copied();
+        let ino = known.or_else(|| table.number(handle, fileid)).unwrap_or_else(|| table.assign());
+        if known.is_none() {
+            table.numbers.insert(handle.clone(), ino);
+        }
+        let row = table.rows.entry(ino).or_insert_with(|| Row { node: Node::new(ino, handle), users: 0 });
+        row.users += 1;
+        Held { nodes: self.clone(), node: row.node.clone(), counted: AtomicBool::new(true) }
+    }
+
+    /// Returns the file with this number, and keeps it.
+    pub fn hold_number(self: &Arc<Self>, ino: Ino) -> Option<Held> {
+        let mut table = self.0.lock();
+        let row = table.rows.get_mut(&ino)?;
+        row.users += 1;
+        Some(Held { nodes: self.clone(), node: row.node.clone(), counted: AtomicBool::new(true) })
+    }
+
+    /// Returns the file with this filehandle, if the table has it.
+    pub fn find(&self, handle: &FileHandle) -> Option<Arc<Node>> {
+        let table = self.0.lock();
+        let ino = table.numbers.get(handle)?;
+        table.rows.get(ino).map(|row| row.node.clone())
+    }
+
+    /// The VFS uses the number no more. Nothing happens if another reply has brought the file back meanwhile.
+    pub fn release(&self, ino: Ino) {
+        let mut table = self.0.lock();
+        if table.rows.get(&ino).is_some_and(|row| row.users == 0)
+            && let Some(row) = table.rows.remove(&ino)
+        {
+            table.numbers.remove(&row.node.handle);
+        }
+    }
+
+    /// Returns the number of files in the table.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.0.lock().rows.len()
+    }
+}
+
+impl Held {
+    /// The inode leaves memory.
+    pub fn let_go(&self) {
+        if self.counted.swap(false, Relaxed)
+            && let Some(row) = self.nodes.0.lock().rows.get_mut(&self.node.ino)
+        {
+            row.users -= 1;
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Node {
+    fn new(ino: Ino, handle: &FileHandle) -> Arc<Self> {
+        Arc::new(Self {
+            ino,
+            handle: handle.clone(),
+            generation: hash(&handle.0),
+            parent: AtomicU64::new(0),
+            known: RankedMutex::default(),
+            applied: Condvar::new(),
+        })
+    }
+
+    /// Takes over a reply, unless one whose request was sent later came first (N5). Returns whether the
+    /// change attribute moved.
+    pub fn apply(
+        &self,
+        file: &FileAttributes,
+        sent: u64,
+        timeout: Duration,
+        cache: Option<&CacheHandle>,
+    ) -> bool {
+        let mut known = self.known.lock();
+        // One thread at a time, or the older reply could reach the cache last. No lock is held meanwhile.
+        while known.applying {
+            known.wait(&self.applied);
+        }
+        if sent <= known.sent {
+            return false;
+        }
+        let moved = known.sent != 0 && known.change != file.change;
+        if moved {
+            known.access.clear();
+        }
+        (known.sent, known.change, known.applying) = (sent, file.change, true);
+        drop(known);
+        if let Some(cache) = cache {
+            cache.update(self.ino, file.attr.clone(), file.change, Cause::Unknown);
+        }
+        let mut known = self.known.lock();
+        // After the cache has it: until then another thread must not count on it.
+        known.fresh_until = Instant::now().checked_add(timeout);
+        known.applying = false;
+        self.applied.notify_all();
+        moved
+    }
+
+    /// Returns whether the attributes count as current.
+    pub fn is_fresh(&self) -> bool {
+        self.known.lock().fresh_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns the change attribute of the newest reply.
+    pub fn change(&self) -> u64 {
+        self.known.lock().change
+    }
+
+    /// Returns what ACCESS granted this caller, if that still counts.
+    pub fn access_of(&self, caller: &AuthSys) -> Option<u32> {
+        let known = self.known.lock();
+        let found = known.access.iter().find(|(who, _, until)| who == caller && Instant::now() < *until);
+        found.map(|(_, granted, _)| *granted)
+    }
+
+    /// Remembers what ACCESS granted. `change`: the change attribute in the same reply.
+    pub fn note_access(&self, caller: AuthSys, granted: u32, change: u64, timeout: Duration) {
+        let mut known = self.known.lock();
+        let Some(until) = Instant::now().checked_add(timeout).filter(|_| known.change == change) else {
+            return;
+        };
+        known.access.retain(|(who, ..)| *who != caller);
+        if known.access.len() == CALLERS_MAX {
+            known.access.remove(0);
+        }
+        known.access.push((caller, granted, until));
+    }
+
+    /// Remembers who opened the file: reads through an open come without the opener's groups.
+    pub fn note_opener(&self, opener: AuthSys) {
+        let mut known = self.known.lock();
+        known.openers.retain(|who| who.uid != opener.uid);
+        if known.openers.len() == CALLERS_MAX {
+            known.openers.remove(0);
+        }
+        known.openers.push(opener);
+    }
+
+    /// Returns the credentials with which this user opened the file.
+    pub fn opener(&self, uid: u32) -> Option<AuthSys> {
+        self.known.lock().openers.iter().find(|who| who.uid == uid).cloned()
+    }
+
+    /// Returns the cookie verifier of the newest READDIR.
+    pub fn verifier(&self) -> Verifier {
+        self.known.lock().verifier
+    }
+
+    /// Remembers the cookie verifier of a READDIR.
+    pub fn note_verifier(&self, verifier: Verifier) {
+        self.known.lock().verifier = verifier;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Identity;
+    use ivers_vfs::{Cred, FileType, NewInode, Timestamp};
+
+    fn handle(name: &str) -> FileHandle {
+        ivers_nfs4::types::Opaque(name.as_bytes().to_vec())
+    }
+
+    fn file(change: u64) -> FileAttributes {
+        let attr = NewInode::new(FileType::Regular, Timestamp::default()).attr(1);
+        FileAttributes { attr, change, fileid: None }
+    }
+
+    const LONG: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn a_number_is_one_filehandle_as_long_as_it_is_used() {
+        let nodes = Arc::new(Nodes::default());
+        let first = nodes.hold(&handle("a"), Some(7));
+        assert_eq!(first.node.ino, Ino(7));
+        let reused = nodes.hold(&handle("b"), Some(7));
+        assert!(reused.node.ino.0 >= ASSIGNED && reused.node.generation != first.node.generation);
+        assert!(nodes.hold(&handle("c"), None).node.ino != reused.node.ino);
+        assert!(nodes.hold(&handle("d"), Some(0)).node.ino.0 >= ASSIGNED);
+        let again = nodes.hold(&handle("a"), Some(7));
+        assert!(Arc::ptr_eq(&again.node, &first.node));
+
+        // An inode leaves memory while a reply brings its file back.
+        first.let_go();
+        nodes.release(Ino(7));
+        assert!(nodes.hold_number(Ino(7)).is_some());
+        drop((first, again));
+        nodes.release(Ino(7));
+        assert!(nodes.hold_number(Ino(7)).is_none() && nodes.find(&handle("a")).is_none());
+        assert_eq!(nodes.hold(&handle("e"), Some(7)).node.ino, Ino(7));
+        assert_eq!(nodes.len(), 4);
+    }
+
+    #[test]
+    fn a_reply_to_an_earlier_request_does_not_count() {
+        let nodes = Arc::new(Nodes::default());
+        let node = nodes.hold(&handle("a"), Some(1)).node.clone();
+        assert!(!node.is_fresh());
+        assert!(!node.apply(&file(5), 2, LONG, None), "nothing was known");
+        assert!(!node.apply(&file(4), 1, LONG, None) && node.change() == 5);
+        assert!(node.apply(&file(6), 3, Duration::ZERO, None) && node.change() == 6);
+        assert!(!node.is_fresh());
+    }
+
+    #[test]
+    fn what_a_caller_may_do_is_known_until_the_file_changes() {
+        let nodes = Arc::new(Nodes::default());
+        let node = nodes.hold(&handle("a"), Some(1)).node.clone();
+        let caller = |uid| Identity::of(Cred::user(uid, uid)).auth(&Cred::system());
+        node.apply(&file(5), 1, LONG, None);
+        (0..6).for_each(|uid| node.note_access(caller(uid), uid, 5, LONG));
+        assert_eq!(node.access_of(&caller(1)), None, "too many callers");
+        assert_eq!(node.access_of(&caller(5)), Some(5));
+        node.note_access(caller(9), 1, 4, LONG);
+        assert_eq!(node.access_of(&caller(9)), None, "of an older file");
+        node.apply(&file(6), 2, LONG, None);
+        assert_eq!(node.access_of(&caller(5)), None);
+    }
+}

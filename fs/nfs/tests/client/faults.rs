@@ -1,0 +1,200 @@
+//! Broken connections, restarts of the server, and servers that do not answer.
+
+use super::*;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use ivers_vfs::{Error, ServerError};
+
+/// What the proxy does with replies.
+#[derive(Default)]
+struct Plan {
+    /// Connections are cut after this many more bytes of replies; 0: never.
+    cut_after: AtomicUsize,
+    /// Replies disappear.
+    swallow: AtomicBool,
+    cuts: AtomicUsize,
+}
+
+/// Forwards connections to a server.
+fn proxy(server: SocketAddr) -> (SocketAddr, Arc<Plan>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, plan) = (listener.local_addr().unwrap(), Arc::new(Plan::default()));
+    let theirs = plan.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, Ok(server)) = (client.unwrap(), TcpStream::connect(server)) else { continue };
+            let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Both);
+            });
+            let plan = theirs.clone();
+            std::thread::spawn(move || replies(server, client, &plan));
+        }
+    });
+    (address, plan)
+}
+
+fn replies(mut server: TcpStream, mut client: TcpStream, plan: &Plan) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = server.read(&mut buffer) {
+        if plan.swallow.load(Relaxed) {
+            continue;
+        }
+        let left = plan.cut_after.load(Relaxed);
+        if left > 0 && left <= len {
+            plan.cut_after.store(0, Relaxed);
+            plan.cuts.fetch_add(1, Relaxed);
+            let _ = client.write_all(&buffer[..left - 1]);
+            break;
+        }
+        if left > 0 {
+            plan.cut_after.store(left - len, Relaxed);
+        }
+        if client.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+}
+
+/// [`N1`] A connection that is cut anywhere in a reply, also before its first byte, costs a repetition.
+#[test]
+fn lost_replies_are_asked_for_again() {
+    let served = Served::new(mem());
+    let root = served.root();
+    let file = served.file(&root, b"f", b"");
+    (0..50).for_each(|nth| drop(served.file(&root, format!("n{nth}").as_bytes(), b"")));
+    let (address, plan) = proxy(served.address());
+    let client = mount(address, &options()).unwrap();
+    let cuts = [1, 2, 5, 30, 60, 100, 150, 200, 300, 1000, 5000, 100_000, 150_000];
+    for (round, cut) in cuts.into_iter().enumerate() {
+        let bytes: Vec<u8> = (0..200_000).map(|at| ((at + round) % 253) as u8).collect();
+        served.write(&file, &bytes);
+        plan.cut_after.store(cut, Relaxed);
+        assert_eq!(client.names("/").unwrap().len(), 53, "cut after {cut}");
+        assert_eq!(client.contents("/f").unwrap(), bytes, "cut after {cut}");
+        assert_eq!(plan.cuts.load(Relaxed), round + 1, "cut after {cut}: nothing was cut");
+    }
+    client.vfs.unmount().unwrap();
+}
+
+#[test]
+fn threads_share_a_connection_that_breaks_again_and_again() {
+    let served = Served::new(mem());
+    let root = served.root();
+    let contents = |nth: usize| vec![nth as u8; 10_000 + nth];
+    (0..40).for_each(|nth| drop(served.file(&root, format!("f{nth}").as_bytes(), &contents(nth))));
+    let (address, plan) = proxy(served.address());
+    let client = mount(address, &options()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let client = &client;
+            scope.spawn(move || {
+                for nth in (0..40).cycle().skip(thread * 5).take(60) {
+                    assert_eq!(client.contents(&format!("/f{nth}")).unwrap(), contents(nth));
+                }
+            });
+        }
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(40));
+            plan.cut_after.store(777, Relaxed);
+        }
+    });
+    assert!(plan.cuts.load(Relaxed) > 0);
+}
+
+#[test]
+fn a_restarted_server_is_used_again() {
+    let Served { vfs, mut server, state } = Served::new(ext4());
+    let (root, cred) = (vfs.root().unwrap(), Cred::root());
+    let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+    let address = server.addresses()[0];
+    let client = mount(address, &options()).unwrap();
+    let here = client.find("/f").unwrap();
+    let mut last = client.vfs.change(&here).unwrap();
+    for round in 0..4 {
+        if round % 2 == 0 {
+            server.stop().unwrap();
+        } else {
+            // As by a crash.
+            drop(server);
+        }
+        let text = format!("round {round}");
+        vfs.write(&cred, &file, 0, text.as_bytes(), WriteFlags::empty()).unwrap();
+        server = serve_at(state.path(), &vfs, ",no_root_squash", address);
+        assert_eq!(client.contents("/f").unwrap(), text.as_bytes());
+        let change = client.vfs.change(&here).unwrap();
+        assert!(change > last);
+        last = change;
+    }
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_silent_client_keeps_its_lease() {
+    let served = Served::new(mem());
+    served.file(&served.root(), b"f", b"x");
+    let client = mount(served.address(), &options()).unwrap();
+    let before = client.nfs.requests();
+    // The lease is 3 s.
+    std::thread::sleep(Duration::from_millis(4500));
+    assert!(client.nfs.requests() > before, "renewed");
+    assert_eq!(client.contents("/f").unwrap(), b"x");
+}
+
+/// [`N4`]
+#[test]
+fn an_unmount_ends_when_the_server_does_not_answer() {
+    let served = Served::new(mem());
+    served.file(&served.root(), b"f", b"x");
+    let (address, plan) = proxy(served.address());
+    let client = mount(address, &options()).unwrap();
+    let file = client.find("/f").unwrap();
+    plan.swallow.store(true, Relaxed);
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| client.vfs.get_attr(&Cred::root(), &file))).collect();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(readers.iter().all(|reader| !reader.is_finished()), "a patient client waits");
+        client.vfs.stop_waiting();
+        for reader in readers {
+            let result = reader.join().unwrap();
+            assert!(matches!(result, Err(Error::Server(ServerError::Timeout))), "{result:?}");
+        }
+    });
+    drop(file);
+    let _ = client.vfs.unmount();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+
+    plan.swallow.store(false, Relaxed);
+    let client = mount(address, &options()).unwrap();
+    plan.swallow.store(true, Relaxed);
+    let started = Instant::now();
+    client.vfs.unmount().unwrap();
+    assert!(
+        started.elapsed() < Duration::from_secs(8),
+        "without being told to stop: {:?}",
+        started.elapsed()
+    );
+}
+
+#[test]
+fn an_impatient_client_gives_up() {
+    let served = Served::new(mem());
+    served.file(&served.root(), b"f", b"x");
+    let (address, plan) = proxy(served.address());
+    let client = mount(address, &NfsOptions { patience: impatient(), ..options() }).unwrap();
+    let file = client.find("/f").unwrap();
+    plan.swallow.store(true, Relaxed);
+    let started = Instant::now();
+    let result = client.vfs.get_attr(&Cred::root(), &file);
+    assert!(matches!(result, Err(Error::Server(ServerError::Timeout))), "{result:?}");
+    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    plan.swallow.store(false, Relaxed);
+    assert_eq!(client.contents("/f").unwrap(), b"x", "the server is back");
+}
