@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use ivers_nfs::target::{SCHEME, is_target};
 
 use crate::output::failure::usage;
 use crate::output::format;
@@ -90,9 +91,12 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// Parses `IMAGE:/path`. Anything else is a path of the host. So is a word that is an existing file or a
-    /// partition of one, and a word whose IMAGE is a directory.
+    /// Parses `IMAGE:/path`, or the name of a file on a server. Anything else is a path of the host. So is a
+    /// word that is an existing file or a partition of one, and a word whose IMAGE is a directory.
     pub fn parse(word: &Path) -> Self {
+        if let Some((image, path)) = split_server(word) {
+            return Operand::Image { image, path };
+        }
         let bytes = word.as_os_str().as_bytes();
         let is_partition = ImageName::parse(word).partition.is_some_and(|name| !name.contains(":/"));
         if !is_partition && std::fs::symlink_metadata(word).is_err() {
@@ -133,6 +137,23 @@ impl Operand {
     }
 }
 
+/// Returns whether an operand names a server, or a file of one, instead of an image.
+pub fn is_server(image: &Path) -> bool {
+    is_target(image.as_os_str().as_bytes())
+}
+
+/// Splits `nfs://server[:port]/path` into the server, which takes the place of an image, and the path.
+fn split_server(word: &Path) -> Option<(PathBuf, Vec<u8>)> {
+    if !is_server(word) {
+        return None;
+    }
+    let bytes = word.as_os_str().as_bytes();
+    let slash = bytes[SCHEME.len()..].iter().position(|&byte| byte == b'/');
+    let (server, path) = bytes.split_at(slash.map_or(bytes.len(), |at| SCHEME.len() + at));
+    let path = if path.is_empty() { b"/" } else { path };
+    Some((OsStr::from_bytes(server).into(), path.to_vec()))
+}
+
 /// Returns whether a name of an image names an existing file.
 fn names_file(image: &Path) -> bool {
     ImageName::parse(image).file.exists()
@@ -153,7 +174,8 @@ pub fn with_missing_slash(word: &Path) -> Option<String> {
 
 /// Returns the bytes of `IMAGE:/path`.
 pub fn image_path_bytes(image: &Path, path: &[u8]) -> Vec<u8> {
-    [image.as_os_str().as_bytes(), b":", path].concat()
+    let separator: &[u8] = if is_server(image) { b"" } else { b":" };
+    [image.as_os_str().as_bytes(), separator, path].concat()
 }
 
 /// Formats `IMAGE:/path` for messages.
@@ -322,6 +344,18 @@ mod tests {
         assert_eq!(with_partition(&word(""), Some("3")), word("@3"));
         assert_eq!(with_partition(&word("@3"), Some("3")), word("@3"));
         assert_eq!(with_partition(&word("@2"), None), word("@2"));
+    }
+
+    #[test]
+    fn a_server_takes_the_place_of_an_image() {
+        let parsed = |word: &str| match Operand::parse_image(Path::new(word)) {
+            Operand::Image { image, path } => Some((image_path(&image, &path), image, path)),
+            Operand::Host(_) => None,
+        };
+        let file = ("nfs://h:1/a:/b".into(), "nfs://h:1".into(), b"/a:/b".to_vec());
+        assert_eq!(parsed("nfs://h:1/a:/b"), Some(file));
+        assert_eq!(parsed("nfs://h"), Some(("nfs://h/".into(), "nfs://h".into(), b"/".to_vec())));
+        assert!(!is_server(Path::new("disk.img")) && !is_server(Path::new("nfs:/h")));
     }
 
     #[test]

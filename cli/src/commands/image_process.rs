@@ -20,12 +20,13 @@ use super::cp::writer::{self, WriteOptions};
 use super::edit::job::Job;
 use super::measure;
 use super::mkfs::{fill, spec};
-use crate::arguments::{image_path_bytes, last_name};
+use crate::arguments::{image_path_bytes, is_server, last_name};
 use crate::image::channel::Channel;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{
     CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, adopt_device, descriptor,
 };
+use crate::image::server::ServerConnection;
 use crate::image::{glob, open, partitions, sandbox};
 use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
@@ -65,8 +66,12 @@ fn serve(channel: &Channel) -> Result<()> {
                 failure::print_json_about(operands);
             }
             let image = PathBuf::from(OsString::from_vec(image));
-            let device = adopt_device(file, &image, options.open_mode(), range)?;
-            serve_image(channel, device, image, &options)
+            let source = if is_server(&image) {
+                Source::Server(ServerConnection::adopt(&image, file.into())?)
+            } else {
+                Source::Image(adopt_device(file, &image, options.open_mode(), range)?)
+            };
+            serve_image(channel, source, image, &options)
         }
         Request::FindPartition { image, wanted, sandbox } => {
             let image = PathBuf::from(OsString::from_vec(image));
@@ -81,7 +86,13 @@ fn serve(channel: &Channel) -> Result<()> {
     }
 }
 
-fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &ImageOptions) -> Result<()> {
+/// What a process opens.
+enum Source {
+    Image(FileDevice),
+    Server(ServerConnection),
+}
+
+fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &ImageOptions) -> Result<()> {
     if options.read_only {
         // A reader has nothing to close. If the command ends during a long walk, the lock on the image must
         // not stay.
@@ -92,7 +103,10 @@ fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &
     let budget = process::metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
-    let vfs = open::open_on(Some(device), &image, options, mount_options)?;
+    let vfs = match source {
+        Source::Image(device) => open::open_on(Some(device), &image, options, mount_options)?,
+        Source::Server(connection) => connection.open_for_command(&[], options, mount_options)?,
+    };
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));
     }
@@ -109,7 +123,9 @@ fn serve_image(channel: &Channel, device: FileDevice, image: PathBuf, options: &
     let served = jobs.run();
     let written = jobs.end_copy();
     // Unmount also on error, so that earlier writes reach the image.
-    let closed = if options.read_only { Ok(()) } else { vfs.unmount() };
+    // A server is told that the client leaves.
+    let has_end = !options.read_only || is_server(&jobs.image);
+    let closed = if has_end { vfs.unmount() } else { Ok(()) };
     served?;
     written?;
     closed.with_context(|| format!("{}: cannot close the image", jobs.image.shown()))

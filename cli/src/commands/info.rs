@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::Vfs;
 use serde_json::{Value, json};
 
+use crate::arguments::{Operand, is_server};
 use crate::file_info;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::Images;
@@ -25,6 +26,7 @@ type_id, name, uuid, fs (null if it is not supported), contents, problem (why it
 
 Examples:
   ivers info disk.img
+  ivers info nfs://server/export
   ivers info disk-with-partitions.img@2
   ivers info mnt";
 
@@ -43,11 +45,17 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let mut info = if args.target.is_dir() {
         mount_info(args)?
     } else {
-        let mut images = Images::open([args.target.as_path()], &args.image.options()?)?;
-        if let Some(disk) = images.disk(&args.target)? {
+        let (image, path) = match Operand::parse(&args.target) {
+            // The path chooses the filesystem of a server.
+            Operand::Image { image, path } if is_server(&image) => (image, path),
+            _ => (args.target.clone(), Vec::new()),
+        };
+        let mut images = Images::open([image.as_path()], &args.image.options()?)?;
+        images.note_path(&image, &path);
+        if let Some(disk) = images.disk(&image)? {
             return if json { print::json_line(&disk.json()) } else { print_disk(&disk, &args.target) };
         }
-        image_info(images.get(&args.target)?.as_ref())?
+        image_info(images.get(&image)?.as_ref())?
     };
     // FAT has no table of files, and so no number of them.
     if info["files"] == 0 {

@@ -32,6 +32,7 @@ Examples:
   ivers ls disk-with-partitions.img@2:/boot
   ivers ls -lhS disk.img:/var/log
   ivers ls 'disk.img:/etc/*.conf'
+  ivers ls -l nfs://server/export
   ivers ls -o offset=1048576 disk-with-partitions.img:/boot";
 
 /// Options of `ls`.

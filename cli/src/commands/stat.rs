@@ -68,6 +68,11 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         .collect::<Vec<_>>()
         .into_iter();
     let mut images = Images::open(operands.iter().filter_map(Operand::image), &options)?;
+    for operand in &operands {
+        if let Operand::Image { image, path } = operand {
+            images.note_path(image, path);
+        }
+    }
     let mut problems = Problems::default();
     for operand in &operands {
         let shown = match operand {

@@ -112,7 +112,9 @@ impl Tree<'_> {
 pub fn run(args: &Args, json: bool) -> Result<()> {
     Colours::of_stdout();
     let (image, path) = parse_image_path(&args.path)?;
-    let vfs = Images::open([image.as_path()], &args.image.options()?)?.get(&image)?;
+    let mut images = Images::open([image.as_path()], &args.image.options()?)?;
+    images.note_path(&image, &path);
+    let vfs = images.get(&image)?;
     let mut problems = Problems::default();
     for path in glob::expand(&vfs, &image, &path)? {
         show(&vfs, &image, &path, args, json, &mut problems)?;

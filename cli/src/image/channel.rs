@@ -41,6 +41,11 @@ impl Channel {
         Ok(Self(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
 
+    /// Uses an end that another process sent.
+    pub fn adopt(end: OwnedFd) -> Self {
+        Self(end)
+    }
+
     /// Sends a message and descriptors.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let text = serde_json::to_vec(message)?;

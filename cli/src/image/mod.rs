@@ -12,7 +12,8 @@
 //! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
 //! | [`cycle_guard`], [`sorted_names`], [`directory`] | walks over damaged trees; sorted listings |
 //! | [`glob`] | patterns in paths of an image |
-//! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
+//! | [`channel`], [`server`] | messages between processes; connections to NFS servers |
+//! | [`process`] | the image process as its command sees it |
 //! | [`open`] | opening an image file and the filesystem in it |
 //! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
 
@@ -31,5 +32,6 @@ pub mod open_options;
 pub mod partitions;
 pub mod process;
 pub mod sandbox;
+pub mod server;
 pub mod sorted_names;
 pub mod unmount_status;

@@ -24,8 +24,9 @@ use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, ImageOptions};
 use super::partitions::Disk;
 use super::process::{ImageProcess, PartitionPlace};
+use super::server::{self, ServerConnection};
 use super::{foreign_formats, glob, partitions, sandbox};
-use crate::arguments::{ImageName, Operand, partition_of, with_missing_slash, with_partition};
+use crate::arguments::{ImageName, Operand, is_server, partition_of, with_missing_slash, with_partition};
 use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, code, failure, usage, warn};
 use crate::output::format::Shown;
 use crate::process::metered_budget;
@@ -63,6 +64,7 @@ pub fn open_to_format(image: &Path) -> Result<FileDevice> {
 /// Returns the device, and true if it is the whole disk. It is for a partition of a Rigid Disk Block: the
 /// Amiga driver reads that block itself and keeps to the partition.
 fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, bool)> {
+    server::refuse(image)?;
     let ImageName { file, partition } = ImageName::parse(image);
     let wanted = match (partition, &options.partition) {
         (Some(one), Some(other)) if one != *other => {
@@ -365,6 +367,8 @@ pub struct Images {
 
 enum State {
     Opened(Option<FileDevice>),
+    /// A server, and a path whose filesystem decides what is said of the change attribute.
+    Connected(Option<ServerConnection>, Vec<u8>),
     Parsed(Arc<Vfs>),
     /// It could not be parsed; the exit code.
     Refused(u8),
@@ -376,7 +380,12 @@ impl Images {
         let mut all = Self { options: options.clone(), images: Vec::new() };
         for image in images {
             if !all.images.iter().any(|(other, _)| other == image) {
-                all.images.push((image.to_owned(), State::Opened(Some(open_image(image, options)?))));
+                let state = if is_server(image) {
+                    State::Connected(Some(ServerConnection::open(image, options)?), Vec::new())
+                } else {
+                    State::Opened(Some(open_image(image, options)?))
+                };
+                all.images.push((image.to_owned(), state));
             }
         }
         if !all.images.is_empty() {
@@ -385,11 +394,24 @@ impl Images {
         Ok(all)
     }
 
+    /// The command looks at this file: see [`State::Connected`]. Only the first one of a server counts.
+    pub fn note_path(&mut self, image: &Path, path: &[u8]) {
+        for (other, state) in &mut self.images {
+            if let State::Connected(_, noted) = state
+                && other == image
+                && noted.is_empty()
+            {
+                *noted = path.to_vec();
+            }
+        }
+    }
+
     /// Parses operands that must name files of images, opens the images, and expands patterns.
     pub fn of_operands(words: &[PathBuf], args: &ImageArgs) -> Result<(Vec<ImagePath>, Self)> {
         let paths: Vec<_> = words.iter().map(|word| parse_image_path(word)).collect::<Result<_>>()?;
         let mut images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
         let mut expanded = Vec::new();
+        paths.iter().for_each(|(image, path)| images.note_path(image, path));
         for (image, path) in paths {
             if glob::is_pattern(&path) {
                 let vfs = images.get(&image)?;
@@ -427,19 +449,35 @@ impl Images {
     pub fn get(&mut self, image: &Path) -> Result<Arc<Vfs>> {
         let state = self.images.iter_mut().find(|(other, _)| other == image);
         let (_, state) = state.with_context(|| format!("{} is not open", image.shown()))?;
-        match state {
-            State::Parsed(vfs) => Ok(vfs.clone()),
-            State::Opened(device) => {
-                let mount_options = MountOptions { background: false, ..MountOptions::default() };
-                let opened = open_on(device.take(), image, &self.options, mount_options);
-                *state = match &opened {
-                    Ok(vfs) => State::Parsed(vfs.clone()),
-                    Err(error) => State::Refused(code(error)),
-                };
-                opened
-            }
+        let mount_options = MountOptions { background: false, ..MountOptions::default() };
+        let opened = match state {
+            State::Parsed(vfs) => return Ok(vfs.clone()),
             State::Refused(code) => {
-                Err(failure(*code, format!("{} was not opened: see the first error", image.shown())))
+                return Err(failure(*code, format!("{} was not opened: see the first error", image.shown())));
+            }
+            State::Opened(device) => open_on(device.take(), image, &self.options, mount_options),
+            State::Connected(connection, path) => {
+                let connection = connection.take().context("a server is opened once")?;
+                connection.open_for_command(path, &self.options, mount_options)
+            }
+        };
+        *state = match &opened {
+            Ok(vfs) => State::Parsed(vfs.clone()),
+            Err(error) => State::Refused(code(error)),
+        };
+        opened
+    }
+}
+
+/// A server is told that the client leaves. Images that were only read need no end.
+impl Drop for Images {
+    fn drop(&mut self) {
+        for (image, state) in &self.images {
+            if let State::Parsed(vfs) = state
+                && is_server(image)
+            {
+                // It logs its errors, and the command has done what it was asked for.
+                let _ = vfs.unmount();
             }
         }
     }

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::channel::Channel;
 use super::open_options::ImageOptions;
+use super::server::ServerConnection;
 use crate::archive::member::NewOwners;
 use crate::arguments::{ImageName, partition_of};
 use crate::output::failure::{self, FAILED, failure_with_list};
@@ -35,7 +36,7 @@ const PATHS_MAX: usize = 100_000;
 /// A request to an image process. Those that read or write a stream carry its descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Open the image; with its descriptor.
+    /// Open the image, or the server; with its descriptor.
     Open {
         /// The path of the image, for errors.
         image: Vec<u8>,
@@ -270,6 +271,25 @@ impl ImageProcess {
             json: failure::json_operands(),
         };
         process.request(&request, device.lend())?;
+        Ok(process)
+    }
+
+    /// Starts a process for a server.
+    pub fn start_for_server(
+        connection: &ServerConnection,
+        image: &Path,
+        options: &ImageOptions,
+        output: Stdio,
+    ) -> Result<Self> {
+        let mut process = Self::spawn(output)?;
+        let request = Request::Open {
+            image: image.as_os_str().as_bytes().to_vec(),
+            options: options.clone(),
+            range: None,
+            quiet: progress::is_silent(),
+            json: failure::json_operands(),
+        };
+        process.request(&request, connection.lend())?;
         Ok(process)
     }
 

@@ -40,6 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ivers-fuse",
             "ivers-ima",
             "ivers-mem",
+            "ivers-nfs",
             "ivers-nfsd",
             "ivers-partitions",
             "ivers-sandbox",

@@ -194,7 +194,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 10] = [
             (
                 "image",
                 "open_options formats foreign_formats partitions mount_options sandbox unmount_status \
-                 image_lock cycle_guard sorted_names directory glob channel process open inode_handle filler",
+                 image_lock cycle_guard sorted_names directory glob channel server process open \
+                 inode_handle filler",
             ),
             (
                 "commands",

@@ -16,16 +16,18 @@ pub mod reader;
 pub mod stream;
 pub mod writer;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{PipeWriter, pipe};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
-use crate::arguments::{Operand, STANDARD, image_path, is_stream, last_name, with_missing_slash};
+use crate::arguments::{
+    Operand, STANDARD, image_path, image_path_bytes, is_server, is_stream, last_name, with_missing_slash,
+};
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
@@ -34,6 +36,7 @@ use crate::image::open_options::ImageOptions;
 use crate::image::process::{
     CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy, is_same, protocol_error,
 };
+use crate::image::server::{self, ServerConnection};
 use crate::output::failure::{reported, usage};
 use crate::output::format::Shown;
 use crate::output::print;
@@ -74,7 +77,8 @@ Examples:
   ivers cp -a old.img:/. new.img:/
   ivers cp --dry-run -a tree/. disk.img:/srv
   ivers cp - disk.img:/etc/motd < motd
-  ivers cp disk.img:/backup.tar - | tar -t";
+  ivers cp disk.img:/backup.tar - | tar -t
+  ivers cp -r nfs://server/export/src .";
 
 /// Options of `cp`.
 #[derive(Debug, Clone, clap::Args)]
@@ -118,6 +122,7 @@ impl Processes {
     fn open(&mut self, args: &Args, to: &Operand, options: &ImageOptions) -> Result<()> {
         let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
         if let Operand::Image { image, .. } = to {
+            server::refuse(image)?;
             let options = options.clone();
             wanted.push((image.clone(), if args.dry_run { options } else { options.for_editing()? }));
         }
@@ -130,6 +135,11 @@ impl Processes {
         }
         let prints = args.verbose || args.dry_run;
         let open = |(image, options): (PathBuf, ImageOptions)| -> Result<(PathBuf, ImageProcess)> {
+            if is_server(&image) {
+                let connection = ServerConnection::open(&image, &options)?;
+                let process = ImageProcess::start_for_server(&connection, &image, &options, Stdio::null())?;
+                return Ok((image, process));
+            }
             let device = open_image(&image, &options)?;
             // Only the process that writes prints.
             let writes = to.image().is_some_and(|to| is_same(to, &image));
@@ -160,10 +170,7 @@ impl Processes {
                         if !path.starts_with(b"/") || path.contains(&0) {
                             return Err(protocol_error("a path that is none"));
                         }
-                        let mut word = image.clone().into_os_string();
-                        word.push(":");
-                        word.push(OsStr::from_bytes(&path));
-                        all.push(word.into());
+                        all.push(OsString::from_vec(image_path_bytes(&image, &path)).into());
                     }
                 }
                 _ => all.push(word.clone()),

@@ -33,13 +33,14 @@ use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::arguments::{ImageName, escape_option, with_partition};
+use crate::arguments::{ImageName, escape_option, is_server, with_partition};
 use crate::file_info::{self, is_dead_mount};
 use crate::image::channel::Channel;
 use crate::image::image_lock::kernel_writes;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
 use crate::image::process::sent_range;
+use crate::image::server::{ConnectionMaker, ServerConnection};
 use crate::image::unmount_status::{LostData, StatusServer};
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
 use crate::output::format::Shown;
@@ -68,7 +69,12 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
         )));
     }
     let name = ImageName::parse(&args.image);
-    if args.fs_type != "mem" {
+    if is_server(&args.image) {
+        if options.measure.policy.is_some() || options.measure.appraise {
+            let image = args.image.shown();
+            return Err(failure(REFUSED, format!("{image}: files of a server cannot be measured")));
+        }
+    } else if args.fs_type != "mem" {
         // The processes of the mount have another current directory.
         args.image = name.canonicalize().with_context(|| format!("cannot open {}", args.image.shown()))?;
         // The worker cannot see which part of the name is the file.
@@ -216,10 +222,17 @@ fn supervise(args: &Args, options: Options, ready: impl FnOnce(MountStatus)) -> 
     let (attached, mut worker) = attach(args, &fuse, worker)?;
     let handle = signals.handle();
     let on_signal = attached.clone();
+    let to_worker =
+        is_server(&args.image).then(|| worker.channel.duplicate()).transpose()?.map(Channel::adopt);
     let watcher = std::thread::Builder::new().name("ivers-signals".into()).spawn(move || {
-        for signal in signals.forever() {
+        for (nth, signal) in signals.forever().enumerate() {
             log::info!("signal {signal}: unmounting");
             unmount(&on_signal);
+            // Programs that wait for the server keep the mount. The second signal lets them go.
+            if let Some(worker) = to_worker.as_ref().filter(|_| nth > 0) {
+                log::warn!("another signal: giving up the server");
+                let _ = worker.send(&Request::GiveUp, &[]);
+            }
         }
     })?;
     let status_server = StatusServer::listen()
@@ -258,6 +271,9 @@ fn unexpected_event() -> anyhow::Error {
 
 /// Opens the image in a worker. Returns also why it is read-only, if that was not requested.
 fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<String>)> {
+    if is_server(&args.image) {
+        return open_server_in_worker(args, options);
+    }
     let (device, only_readable) = open_device_or_fall_back(&args.fs_type, &args.image, &options.image)?;
     if let Some(why) = &only_readable {
         check_writable(args, options, why)?;
@@ -266,7 +282,7 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
     let image = with_partition(&args.image, options.image.partition.as_deref());
     let measure = (!options.measure.is_none()).then(|| measurement::open(&options.measure, &image));
     let measure = measure.transpose()?;
-    let mut worker = Worker::start(args)?;
+    let worker = Worker::start(args)?;
     if let Some(Opened { setup, files }) = measure {
         worker.channel.send(&Request::Measure(setup), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
@@ -275,6 +291,26 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
     worker.channel.send(&request, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // From here on the worker holds the lock on the image.
     drop(device);
+    opened_in(worker, args, options, only_readable)
+}
+
+/// Opens the server in a worker. This process makes its connections.
+fn open_server_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<String>)> {
+    let connection = ServerConnection::open(&args.image, &options.image)?;
+    let worker = Worker::start(args)?;
+    let (maker, theirs) = ConnectionMaker::new(&args.image)?;
+    worker.channel.send(&Request::OpenServer, &[connection.lend(), theirs.as_fd()])?;
+    maker.start()?;
+    opened_in(worker, args, options, None)
+}
+
+/// Waits until the worker has opened what it serves.
+fn opened_in(
+    mut worker: Worker,
+    args: &Args,
+    options: &Options,
+    only_readable: Option<String>,
+) -> Result<(Worker, Option<String>)> {
     let Event::Opened { read_only } = worker.receive()? else { return Err(unexpected_event()) };
     let because = only_readable.or(read_only.filter(|_| !options.image.read_only));
     if let Some(why) = &because {

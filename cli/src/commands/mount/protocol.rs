@@ -16,6 +16,10 @@ pub enum Request {
         /// The partition that the device is limited to: see `image::process::sent_range`.
         range: Option<(u64, u64)>,
     },
+    /// Open the server; with a connection to it, and with the channel that more come from.
+    OpenServer,
+    /// Wait for the server no longer: the last message of a mount of one.
+    GiveUp,
     /// Serve the mount; with the descriptors of `ivers_fuse::MountChannels`.
     Serve {
         /// The thread IDs of the connection.

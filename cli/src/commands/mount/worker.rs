@@ -3,12 +3,15 @@
 //! descriptors that the supervisor opened.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ivers_fuse::{FuseOptions, MountChannels, Server};
-use ivers_vfs::Vfs;
+use ivers_vfs::{MountOptions, Vfs};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::args::Args;
@@ -17,10 +20,15 @@ use super::protocol::{Event, Request};
 use crate::image::channel::Channel;
 use crate::image::mount_options::Options;
 use crate::image::open::open_on;
+use crate::image::open_options::ImageOptions;
 use crate::image::process::adopt_device;
+use crate::image::server::{self, ServerConnection};
 use crate::output::format::Shown;
 use crate::output::{failure, log as output_log};
 use crate::process;
+
+/// How long requests of a mount that has ended may wait for a server.
+const TIME_TO_ANSWER: Duration = Duration::from_secs(3);
 
 /// Runs the worker.
 pub fn run(args: &Args, options: Options) -> Result<()> {
@@ -48,8 +56,12 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
         measure = Some((setup, fds));
         request = channel.receive()?;
     }
-    let Some((Request::Open { read_only, range }, fds)) = request else {
-        bail!("a worker is started by a supervisor only")
+    let (read_only, range, fds) = match request {
+        Some((Request::Open { read_only, range }, fds)) => (read_only, range, fds),
+        Some((Request::OpenServer, fds)) => {
+            return serve_server(args, &image_options, vfs, fuse, channel, fds);
+        }
+        _ => bail!("a worker is started by a supervisor only"),
     };
     image_options.read_only |= read_only;
     let image = fds.into_iter().next();
@@ -57,14 +69,10 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
     let image = image.transpose()?;
     // Opened before the sandbox. A filesystem in memory is larger than its caches.
     vfs.budget = image.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));
-    let needs = ivers_sandbox::Needs { give_way: fuse.caller_affinity, ..Default::default() };
-    let sandbox = image_options.sandbox.then(|| ivers_sandbox::enter_with(&needs));
-    if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
-        log::warn!("{}: the kernel supports only part of the sandbox: {sandbox}", args.dir.shown());
-    }
+    let sandbox = enter_sandbox(args, image_options.sandbox, &fuse);
     vfs.observer = measure.map(|(setup, fds)| measurement::observer(setup, fds)).transpose()?;
     let vfs = open_on(image, &args.image, &image_options, vfs)?;
-    let served = serve(channel, vfs.clone(), fuse, sandbox.map(|sandbox| sandbox.to_string()));
+    let served = serve(channel, vfs.clone(), fuse, sandbox);
     // Unmount also on error, so that earlier writes reach the image.
     let closed = vfs.unmount();
     let lost_files = served?;
@@ -72,15 +80,88 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
     Ok(lost_files)
 }
 
+/// Serves the files of a server. Returns the number of files that lack data that programs wrote.
+fn serve_server(
+    args: &Args,
+    image_options: &ImageOptions,
+    mut vfs: MountOptions,
+    fuse: FuseOptions,
+    channel: &Channel,
+    fds: Vec<OwnedFd>,
+) -> Result<u64> {
+    let mut fds = fds.into_iter();
+    let (Some(stream), Some(maker)) = (fds.next(), fds.next()) else { bail!("a connection is missing") };
+    let connection = ServerConnection::adopt(&args.image, stream)?;
+    let maker = Channel::adopt(maker);
+    server::limit_asking(&maker)?;
+    vfs.budget = process::metered_budget(image_options.cache_bytes);
+    let sandbox = enter_sandbox(args, image_options.sandbox, &fuse);
+    let vfs = connection.open_for_mount(maker, image_options, vfs)?;
+    let served = serve(channel, vfs.clone(), fuse, sandbox);
+    let closed = vfs.unmount();
+    let lost_files = served?;
+    closed.with_context(|| format!("{}: cannot leave the server", args.image.shown()))?;
+    Ok(lost_files)
+}
+
+/// Enters the sandbox, if wanted. Returns which parts of it are in force.
+fn enter_sandbox(args: &Args, wanted: bool, fuse: &FuseOptions) -> Option<String> {
+    let needs = ivers_sandbox::Needs { give_way: fuse.caller_affinity, ..Default::default() };
+    let sandbox = wanted.then(|| ivers_sandbox::enter_with(&needs))?;
+    if !sandbox.is_whole() {
+        log::warn!("{}: the kernel supports only part of the sandbox: {sandbox}", args.dir.shown());
+    }
+    Some(sandbox.to_string())
+}
+
+/// Gives up the server when the supervisor says so, and once the mount has ended and requests still wait.
+/// Otherwise the mount would end only when the server answers. `device` is the FUSE device.
+fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd, ended: Arc<AtomicBool>) -> Result<()> {
+    const STEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let channel = Channel::adopt(channel.duplicate()?);
+    let told = Arc::downgrade(vfs);
+    std::thread::Builder::new().name("ivers-told".into()).spawn(move || {
+        // The end of the supervisor is the end of this process.
+        if let Ok(Some((Request::GiveUp, _))) = channel.receive()
+            && let Some(vfs) = told.upgrade()
+        {
+            vfs.stop_waiting();
+        }
+    })?;
+    let vfs = Arc::downgrade(vfs);
+    std::thread::Builder::new().name("ivers-end".into()).spawn(move || {
+        while !ended.load(Relaxed) {
+            // The kernel reports an error on the device when the mount is gone.
+            let mut device = [PollFd::new(&device, PollFlags::empty())];
+            let polled = rustix::event::poll(&mut device, Some(&STEP));
+            if polled.is_ok_and(|ready| ready > 0) {
+                std::thread::sleep(TIME_TO_ANSWER);
+                if let Some(vfs) = vfs.upgrade().filter(|_| !ended.load(Relaxed)) {
+                    log::warn!("the mount has ended, and the server does not answer: giving it up");
+                    vfs.stop_waiting();
+                }
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
 fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<u64> {
     channel.send(&Event::Opened { read_only: vfs.health().read_only }, &[])?;
     // Without a request the supervisor failed to mount, and there is nothing to serve.
     let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(0) };
+    let ended = Arc::new(AtomicBool::new(false));
+    if vfs.fs().server().is_some() {
+        let device = fds.first().context("an incomplete connection")?.try_clone()?;
+        give_up_in_time(&vfs, channel, device, ended.clone())?;
+    }
     let connection = MountChannels::from_parts(fds, thread_ids).context("an incomplete connection")?;
     let served = ivers_fuse::serve(vfs.clone(), connection, fuse, Server { pid, sandbox })?;
     channel.send(&Event::Serving, &[])?;
-    let ended = served.wait();
+    let result = served.wait();
+    ended.store(true, Relaxed);
     channel.send(&Event::Ended, &[])?;
-    ended?;
+    result?;
     Ok(served.report_lost_data(&vfs))
 }

@@ -1,0 +1,222 @@
+//! Servers that operands name: `nfs://server[:port]/path`.
+//!
+//! A process that parses replies is in the sandbox and cannot connect. A command connects once, before it
+//! enters the sandbox. A mount gets each connection from its supervisor: see [`ConnectionMaker`].
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ivers_nfs::identity::Identity;
+use ivers_nfs::target::Target;
+use ivers_nfs::{Dial, NO_RECONNECTION, Nfs, NfsOptions, Patience};
+use ivers_vfs::{Cred, MountOptions, Vfs};
+
+use super::channel::Channel;
+use super::open_options::ImageOptions;
+use crate::arguments::is_server;
+use crate::output::failure::{REFUSED, failure, usage};
+use crate::output::format::Shown;
+
+/// How long an attempt to connect takes at most.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the worker of a mount waits for a connection: several addresses of the server may not answer.
+const MAKE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a command waits for a server that does not answer.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
+
+fn target(image: &Path) -> Result<Target> {
+    Target::parse(image.as_os_str().as_bytes()).map_err(|error| usage(format!("{}: {error}", image.shown())))
+}
+
+/// Refuses a command that works on images only.
+pub fn refuse(image: &Path) -> Result<()> {
+    if !is_server(image) {
+        return Ok(());
+    }
+    let what =
+        "is on a server: ls, cat, tree, du, stat, info, cp and mount read it, and no command changes it";
+    Err(failure(REFUSED, format!("{} {what}", image.shown())))
+}
+
+/// Refuses options that are for images.
+fn check_options(image: &Path, options: &ImageOptions) -> Result<()> {
+    let given = [
+        (options.partition.is_some(), "partition"),
+        (options.offset_bytes > 0, "offset"),
+        (options.owners_given, "uid, gid, masks and utc_offset"),
+        (options.no_replay, "norecovery"),
+        (options.appraise, "appraise"),
+        (options.format.is_some(), "type"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        Some((_, name)) => {
+            Err(usage(format!("option {name}: not for the server {}; remove it", image.shown())))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A connection to a server, and the user whose credentials are sent. Made outside of the sandbox.
+pub struct ServerConnection {
+    target: Target,
+    stream: TcpStream,
+    own: Cred,
+}
+
+/// Returns the user of this process.
+fn own() -> Cred {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Cred { groups: groups.into_iter().map(|group| group.as_raw()).collect(), ..Cred::user(uid, gid) }
+}
+
+impl ServerConnection {
+    /// Connects to a server.
+    pub fn open(image: &Path, options: &ImageOptions) -> Result<Self> {
+        let target = target(image)?;
+        check_options(image, options)?;
+        let stream = connect(&target).with_context(|| format!("{}: cannot connect", target.server))?;
+        Ok(Self { target, stream, own: own() })
+    }
+
+    /// Takes over a connection of another process.
+    pub fn adopt(image: &Path, stream: OwnedFd) -> Result<Self> {
+        Ok(Self { target: target(image)?, stream: stream.into(), own: own() })
+    }
+
+    /// Returns the descriptor, to pass it to another process.
+    pub fn lend(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Opens the server's root for a command. `facts_of`: a path whose filesystem decides what the command
+    /// says of the change attribute.
+    pub fn open_for_command(
+        self,
+        facts_of: &[u8],
+        options: &ImageOptions,
+        mount_options: MountOptions,
+    ) -> Result<Arc<Vfs>> {
+        let first = Mutex::new(Some(self.stream));
+        let dial: Dial = Box::new(move |_| {
+            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
+        });
+        let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
+        let nfs =
+            NfsOptions { patience, facts_of: facts_of.to_vec(), ..NfsOptions::new(Identity::of(self.own)) };
+        mount(&self.target, dial, &nfs, options, mount_options)
+    }
+
+    /// Opens the target for a mount. More connections come from `maker`.
+    pub fn open_for_mount(
+        self,
+        maker: Channel,
+        options: &ImageOptions,
+        mount_options: MountOptions,
+    ) -> Result<Arc<Vfs>> {
+        let first = Mutex::new(Some(self.stream));
+        let dial: Dial =
+            Box::new(move |_| match first.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                Some(stream) => Ok(stream),
+                None => ask_for_connection(&maker),
+            });
+        // Only root may send the user of each caller.
+        let as_caller = self.own.uid == 0;
+        let identity = Identity { as_caller, ..Identity::of(self.own) };
+        let nfs = NfsOptions { root: self.target.path.clone(), ..NfsOptions::new(identity) };
+        mount(&self.target, dial, &nfs, options, mount_options)
+    }
+}
+
+fn connect(target: &Target) -> std::io::Result<TcpStream> {
+    ivers_nfs::connect(&target.server, CONNECT_TIMEOUT)
+}
+
+fn mount(
+    target: &Target,
+    dial: Dial,
+    nfs: &NfsOptions,
+    options: &ImageOptions,
+    mut mount_options: MountOptions,
+) -> Result<Arc<Vfs>> {
+    mount_options.read_only |= options.read_only;
+    mount_options.cache_bytes = options.cache_bytes;
+    let name = target.server.to_string();
+    let fs = Nfs::open(&name, dial, nfs)?;
+    Vfs::mount(fs, mount_options).context(name)
+}
+
+/// Makes connections to one server for a process in the sandbox. It runs in another process.
+pub struct ConnectionMaker {
+    target: Target,
+    channel: Channel,
+}
+
+/// The time limit of [`ask_for_connection`] must be set before the sandbox is entered.
+pub fn limit_asking(maker: &Channel) -> Result<()> {
+    maker.set_timeout(MAKE_TIMEOUT)
+}
+
+fn ask_for_connection(maker: &Channel) -> std::io::Result<TcpStream> {
+    let lost = |why: &str| std::io::Error::other(why.to_owned());
+    maker.send(&(), &[]).map_err(|error| lost(&error.to_string()))?;
+    match maker.receive::<Option<String>>() {
+        Ok(Some((None, fds))) => {
+            let stream = fds.into_iter().next().ok_or_else(|| lost("a reply without a connection"))?;
+            Ok(stream.into())
+        }
+        Ok(Some((Some(why), _))) => Err(lost(&why)),
+        Ok(None) => Err(std::io::Error::new(NO_RECONNECTION, "the supervisor has ended")),
+        Err(error) => Err(lost(&error.to_string())),
+    }
+}
+
+impl ConnectionMaker {
+    /// Returns a maker for the server of `image`, and the other end for the process that asks.
+    pub fn new(image: &Path) -> Result<(Self, OwnedFd)> {
+        let (channel, theirs) = Channel::pair()?;
+        Ok((Self { target: target(image)?, channel }, theirs))
+    }
+
+    /// Starts a thread that connects whenever it is asked to, until the other process ends.
+    pub fn start(self) -> Result<()> {
+        let thread = std::thread::Builder::new().name("ivers-connect".into());
+        thread.spawn(move || {
+            while let Ok(Some(((), _))) = self.channel.receive() {
+                let sent = match connect(&self.target) {
+                    Ok(stream) => self.channel.send(&None::<String>, &[stream.as_fd()]),
+                    Err(error) => self.channel.send(&Some(error.to_string()), &[]),
+                };
+                if sent.is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_on_images_refuses_a_server() {
+        assert!(refuse(Path::new("disk.img")).is_ok());
+        assert!(refuse(Path::new("nfs://h")).unwrap_err().to_string().contains("nfs://h is on a server"));
+    }
+
+    #[test]
+    fn options_for_images_are_refused() {
+        let image = Path::new("nfs://h");
+        let options = ImageOptions { offset_bytes: 1, ..ImageOptions::default() };
+        assert!(check_options(image, &options).unwrap_err().to_string().contains("option offset"));
+        assert!(check_options(image, &ImageOptions::default()).is_ok());
+    }
+}

@@ -1,0 +1,230 @@
+//! Files of an NFS server: commands and mounts on `nfs://server:port/path`.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::served::{Server, export};
+use common::*;
+use ivers_oracle::{Image, have_programs};
+use rustix::process::Signal;
+
+fn can_serve() -> bool {
+    have_programs(&["mkfs.ext4", "e2fsck"])
+}
+
+/// An export `/photos` with a tree, and the tree on the host that it was made of.
+struct Exported {
+    image: Image,
+    tree: PathBuf,
+    server: Server,
+}
+
+impl Exported {
+    fn new() -> Self {
+        let image = Image::new("ext4", 64 << 20, &[]).unwrap();
+        let tree = image.dir().join("tree");
+        fs::create_dir_all(tree.join("sub/deeper")).unwrap();
+        fs::write(tree.join("hello"), "hello over the wire\n").unwrap();
+        let big: Vec<u8> = (0..2_500_000_u32).map(|at| (at % 251) as u8).collect();
+        fs::write(tree.join("sub/big"), big).unwrap();
+        std::os::unix::fs::symlink("../hello", tree.join("sub/link")).unwrap();
+        (0..300).for_each(|nth| fs::write(tree.join(format!("sub/deeper/n{nth}")), "x").unwrap());
+        let (from, to) = (format!("{}/.", tree.display()), format!("{}:/", image.path().display()));
+        works(&["cp", "-a", &from, &to]);
+        let flag = format!("photos={}", export(&image, "no_root_squash"));
+        let server = Server::start(&image.dir().join("state"), ["--export".to_owned(), flag]);
+        Self { image, tree, server }
+    }
+
+    fn name(&self, path: &str) -> String {
+        format!("nfs://{}/photos{path}", self.server.address())
+    }
+}
+
+/// Asserts that two trees have the same files and contents. Access times and ctimes are not compared.
+fn assert_same(one: &Path, other: &Path) {
+    let list = |root: &Path| {
+        let mut found = Vec::new();
+        let mut left = vec![PathBuf::new()];
+        while let Some(dir) = left.pop() {
+            for entry in fs::read_dir(root.join(&dir)).unwrap() {
+                let path = dir.join(entry.unwrap().file_name());
+                if path.as_os_str() == "lost+found" {
+                    continue;
+                }
+                let meta = fs::symlink_metadata(root.join(&path)).unwrap();
+                let contents = match meta.file_type() {
+                    kind if kind.is_file() => fs::read(root.join(&path)).unwrap(),
+                    kind if kind.is_symlink() => {
+                        fs::read_link(root.join(&path)).unwrap().into_os_string().into_encoded_bytes()
+                    }
+                    _ => {
+                        left.push(path.clone());
+                        Vec::new()
+                    }
+                };
+                found.push((path, meta.mode(), meta.uid(), meta.mtime(), meta.mtime_nsec(), contents));
+            }
+        }
+        found.sort();
+        found
+    };
+    let (one, other) = (list(one), list(other));
+    assert!(!one.is_empty() && one == other, "{} and {} files", one.len(), other.len());
+}
+
+#[test]
+fn commands_read_files_of_a_server() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let name = |path: &str| exported.name(path);
+    assert_eq!(works(&["cat", &name("/hello")]), "hello over the wire\n");
+    let listed = works(&["ls", "-l", &name("/sub")]);
+    assert!(listed.contains("link -> ../hello") && listed.contains("2500000"), "{listed}");
+    let root = format!("nfs://{}", exported.server.address());
+    assert_eq!(works(&["ls", &root]), "photos\n", "the server's root");
+    let tree = works(&["tree", &name("")]);
+    assert!(tree.contains("deeper") && tree.contains("303 files"), "{tree}");
+    assert_eq!(works(&["ls", &name("/sub/deeper/n1[01]")]).lines().count(), 2, "patterns");
+
+    let shown = works(&["stat", "--json", &name("/hello")]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["path"], name("/hello"));
+    assert_eq!((&shown["size"], &shown["semantics"]["persistent"]), (&20.into(), &true.into()), "{shown}");
+    assert!(shown["change"].as_str().is_some_and(|change| change.parse::<u64>().is_ok()), "{shown}");
+    let info = works(&["info", &name("")]);
+    assert!(info.contains("nfs") && info.contains("NFSv4.2"), "{info}");
+
+    let copy = exported.image.dir().join("copy");
+    works(&["cp", "-a", &format!("{}/.", name("")), copy.to_str().unwrap()]);
+    fs::remove_dir_all(copy.join("lost+found")).unwrap();
+    assert_same(&exported.tree, &copy);
+    works(&["cp", &name("/sub/deeper/n2*"), copy.to_str().unwrap()]);
+    assert!(copy.join("n299").exists());
+}
+
+#[test]
+fn what_a_server_cannot_do_is_refused() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let name = |path: &str| exported.name(path);
+    let refused = |words: &[&str], code: i32, has: &str| {
+        let output = ivers(words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", said(&output));
+        assert!(said(&output).contains(has), "{words:?}: {}", said(&output));
+    };
+    refused(&["cat", &name("/none")], 3, "no such file");
+    refused(&["rm", &name("/hello")], 4, "is on a server");
+    refused(&["mkdir", &name("/new")], 4, "is on a server");
+    let file = exported.tree.join("hello");
+    refused(&["cp", file.to_str().unwrap(), &name("/new")], 4, "is on a server");
+    // As fsck(8) ends when it cannot run.
+    refused(&["check", &name("")], 8, "is on a server");
+    refused(&["ls", "-o", "partition=1", &name("")], 2, "option partition");
+    refused(&["ls", "nfs://127.0.0.1:1/x"], 1, "cannot connect");
+    refused(&["ls", "nfs://:7/x"], 2, "write nfs://server[:port]/path");
+    assert_eq!(works(&["cat", &name("/hello")]), "hello over the wire\n", "nothing changed");
+}
+
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn mount(exported: &Exported, name: &str, words: &[&str]) -> Mounted {
+    let dir = exported.image.dir().join(name);
+    fs::create_dir(&dir).unwrap();
+    let log = exported.image.dir().join("log");
+    let output = Command::new(IVERS)
+        .args(["mount", "--log"])
+        .arg(&log)
+        .args(words)
+        .arg(exported.name(""))
+        .arg(&dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    Mounted(dir)
+}
+
+fn unmount(mounted: &Mounted) {
+    works(&["unmount", mounted.0.to_str().unwrap()]);
+}
+
+#[test]
+fn a_mount_shows_the_server_and_follows_it() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let mounted = mount(&exported, "mnt", &["-o", "ro"]);
+    let other = mount(&exported, "other", &[]);
+    for dir in [&mounted.0, &other.0] {
+        assert_same(&exported.tree, dir);
+    }
+    let hello = mounted.0.join("hello");
+    assert_eq!(change(&hello), change(&other.0.join("hello")), "the server's value");
+    let error = fs::write(&hello, "x").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let sandbox = about(&mounted.0)["sandbox"].to_string();
+    assert!(sandbox.contains("seccomp"), "{sandbox}");
+    unmount(&mounted);
+    unmount(&other);
+}
+
+/// The supervisor makes the connections: the worker cannot.
+#[test]
+fn a_mount_survives_a_restart_of_its_server() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let Exported { image, tree, server } = Exported::new();
+    let address = server.address();
+    let exported = Exported { image, tree, server };
+    let mounted = mount(&exported, "mnt", &["-o", "ro"]);
+    assert_eq!(fs::read(mounted.0.join("hello")).unwrap(), b"hello over the wire\n");
+    let Exported { image, tree, server } = exported;
+    server.kill();
+    let flag = format!("photos={}", export(&image, "no_root_squash"));
+    let mut command = Command::new(IVERS);
+    command.args(["serve", "--json", "--listen", &address.to_string(), "--export", &flag, "--state"]);
+    let server = Server::of(command.arg(image.dir().join("state")));
+    assert_same(&tree, &mounted.0);
+    unmount(&mounted);
+    drop((server, tree));
+}
+
+/// A server that is stopped answers nothing: the mount can be taken away.
+#[test]
+fn an_unmount_ends_although_the_server_hangs() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let mounted = mount(&exported, "mnt", &["-o", "ro"]);
+    let pid = i32::try_from(about(&mounted.0)["pid"].as_i64().unwrap()).unwrap();
+    signal(exported.server.pid(), Signal::STOP);
+    let mut reader = Command::new("cat").arg(mounted.0.join("hello")).stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(reader.try_wait().unwrap().is_none(), "it waits for the server");
+    signal(pid, Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(runs(pid) && reader.try_wait().unwrap().is_none(), "the mount is detached, and in use");
+    signal(pid, Signal::TERM);
+    wait_until("the processes of the mount end", || !runs(pid));
+    assert!(!reader.wait().unwrap().success());
+    assert!(mount_line(&mounted.0).is_none());
+    signal(exported.server.pid(), Signal::CONT);
+}
