@@ -10,7 +10,29 @@ use std::path::Path;
 
 /// The smallest image with all features of mkfs.xfs 6.1, with two groups.
 const BYTES: u64 = 40 << 20;
-const ARGS: &str = "--unsupported -q -f -K -d agcount=2 -l size=13m -m rmapbt=1 -i nrext64=1";
+const ARGS: &str = "--unsupported -q -f -K -d agcount=2 -l size=13m -m rmapbt=1";
+
+/// The images: their name, further arguments of mkfs.xfs, what more is in them, and whether the log is
+/// dirty.
+const KINDS: [(&str, &str, &str, bool); 3] = [
+    ("xfs", "-i nrext64=1", "", false),
+    ("xfs_dirty", "-i nrext64=1", "", true),
+    ("xfs_small_blocks", "-b size=1024 -n size=4096", SHARED, true),
+];
+
+/// Shared, unwritten and freed blocks, and an extent tree with inner nodes.
+const SHARED: &str = r#"
+head -c 60000 /dev/zero | tr '\0' z > large
+cp --reflink=always large clone
+xfs_io -c 'pwrite -q 4096 1024' -c 'pwrite -q 20000 1' clone
+cp --reflink=always clone shorter; truncate -s 30000 shorter
+xfs_io -f -c 'falloc 0 64k' -c 'pwrite -q 30000 3000' unwritten
+for i in $(seq 0 2 500); do echo "pwrite -q $((i * 1024)) 100"; done | xfs_io -f tree
+sync
+for i in $(seq 1 4 500); do echo "pwrite -q $((i * 1024)) 100"; done | xfs_io tree
+sync
+rm leaf/*7* node/*3* large; rmdir leaf/below; truncate -s 100k tree; mv block few/moved
+"#;
 
 const FILL: &str = r#"
 set -e
@@ -25,8 +47,8 @@ truncate -s 8m fragments
 for i in $(seq 0 2 120); do echo text | dd of=fragments bs=4096 seek=$i conv=notrunc status=none; done
 "#;
 
-fn fill(root: &Path) -> Result<()> {
-    ivers_oracle::run("sh", ["-c", &format!("cd {}; {FILL}", root.display())])?;
+fn fill(root: &Path, more: &str) -> Result<()> {
+    ivers_oracle::run("sh", ["-c", &format!("cd {}; {FILL}{more}", root.display())])?;
     for number in 0..300 {
         xattr::set(root.join("node"), format!("user.{number}"), &vec![number as u8; number % 60])?;
     }
@@ -37,15 +59,15 @@ fn fill(root: &Path) -> Result<()> {
 
 fn main() -> Result<()> {
     let to = Path::new(env!("CARGO_MANIFEST_DIR")).join("bases");
-    for name in ["xfs", "xfs_dirty"] {
+    for (name, args, more, is_dirty) in KINDS {
         let dir = tempfile::tempdir()?;
         let image = dir.path().join("image");
         std::fs::File::create(&image)?.set_len(BYTES)?;
         let path = image.to_str().unwrap_or_default();
-        ivers_oracle::run("mkfs.xfs", ARGS.split(' ').chain([path]))?;
+        ivers_oracle::run("mkfs.xfs", ARGS.split(' ').chain(args.split(' ')).chain([path]))?;
         let mounted = LoopMount::new(&image, "")?;
-        fill(mounted.path())?;
-        if name == "xfs_dirty" {
+        fill(mounted.path(), more)?;
+        if is_dirty {
             let root = mounted.path().to_str().unwrap_or_default();
             ivers_oracle::run("xfs_io", ["-x", "-c", "shutdown -f", root])?;
         }

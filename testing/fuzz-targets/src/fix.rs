@@ -1,11 +1,13 @@
 //! Corrects checksums of damaged structures, so that the damage gets past them.
 
 use crate::base::Base;
+use crate::damage::Sealed;
 use crate::place::{Class, Place, le16, le32};
 use ivers_block::{ByteOffset, Device};
 use ivers_ext4::layout::csum::crc32c;
 use ivers_ext4::layout::group::desc_csum;
 use ivers_ext4::layout::inode::{inode_seed, seal_slot};
+use std::collections::HashMap;
 
 fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -13,8 +15,17 @@ fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Corrects the checksum of the structure at `place`.
-pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
+impl Sealed<Class> for Base {
+    fn places(&self) -> &HashMap<Class, Vec<Place>> {
+        &self.places
+    }
+
+    fn seal(&self, device: &dyn Device, class: Class, place: &Place) {
+        fix(self, device, class, place);
+    }
+}
+
+fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
     let sb = &base.superblock;
     let put =
         |at: u64, bytes: &[u8]| device.write_at(ByteOffset(at), bytes).expect("places lie in the image");

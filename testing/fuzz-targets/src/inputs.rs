@@ -1,13 +1,15 @@
 //! Generated fuzz inputs: for each target some that reach every structure of every base unchanged, and some
 //! with damage.
 
-use crate::Target;
 use crate::base::BASES;
 use crate::input::Patch;
-use crate::journal;
+use crate::place::Place;
+use crate::{Structures, Target, journal, xfs};
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::epoch::EpochRecord;
 use ivers_vfs::raises::Raises;
+use std::collections::HashMap;
+use std::hash::Hash;
 
 /// Appends calls of every kind, each on another inode.
 pub(crate) fn all_calls(out: &mut Vec<u8>) {
@@ -23,14 +25,18 @@ fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
 }
 
 /// Adds inputs that patch each structure with its own first bytes, as a start for the mutator.
-fn of_images(target: &Target, inputs: &mut Vec<Vec<u8>>) {
-    for (number, base) in BASES.iter().enumerate() {
-        for (class_number, class) in target.classes.iter().enumerate() {
-            let Some(places) = base.places.get(class) else { continue };
+fn of_images<'a, C: Copy + Eq + Hash + 'a>(
+    bases: impl Iterator<Item = (&'a dyn Device, &'a HashMap<C, Vec<Place>>)>,
+    classes: &[C],
+    inputs: &mut Vec<Vec<u8>>,
+) {
+    for (number, (device, all)) in bases.enumerate() {
+        for (class_number, class) in classes.iter().enumerate() {
+            let Some(places) = all.get(class) else { continue };
             let step = places.len().div_ceil(6);
             for (index, place) in places.iter().enumerate().step_by(step) {
                 let mut input = vec![number as u8, if index == 0 { 8 } else { 0 }, 1];
-                let bytes = read(&*base.device, place.at, place.len.min(96));
+                let bytes = read(device, place.at, place.len.min(96));
                 let patch =
                     Patch { class: class_number as u8, place: index as u16, offset: 0, bytes: &bytes };
                 patch.encode(&mut input);
@@ -44,8 +50,15 @@ fn of_images(target: &Target, inputs: &mut Vec<Vec<u8>>) {
 /// Returns the generated inputs of a target.
 pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
     let mut inputs = Vec::new();
-    if !target.classes.is_empty() {
-        of_images(target, &mut inputs);
+    match target.structures {
+        Structures::Ext4(classes) => {
+            of_images(BASES.iter().map(|base| (&*base.device, &base.places)), classes, &mut inputs);
+        }
+        Structures::Xfs(classes) => {
+            let bases = xfs::BASES.iter().map(|base| (&*base.device, &base.places));
+            of_images(bases, classes, &mut inputs);
+        }
+        Structures::None => {}
     }
     match target.name {
         // The first byte selects one of the two forms.
@@ -74,7 +87,6 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
             }
         }
         "affs" => inputs.extend(crate::affs::inputs()),
-        "xfs" | "check_xfs" => inputs.extend(crate::xfs::inputs()),
         "partitions" => inputs.extend(crate::partitions::inputs()),
         "saved_state" => inputs.extend(crate::plain::states()),
         "measure" => inputs.extend(crate::measure::inputs()),

@@ -12,6 +12,7 @@
 
 mod affs;
 pub mod base;
+mod damage;
 mod fat;
 mod fix;
 pub mod input;
@@ -23,7 +24,7 @@ mod partitions;
 pub mod place;
 mod plain;
 mod work;
-mod xfs;
+pub mod xfs;
 
 use place::Class;
 
@@ -35,37 +36,61 @@ pub struct Target {
     pub max_len: usize,
     /// Runs one input.
     pub run: fn(&[u8]),
-    /// Structures that the inputs overwrite; empty if the input is the structure.
-    pub classes: &'static [Class],
+    /// Structures of the base images that the inputs overwrite.
+    pub structures: Structures,
+}
+
+/// Structures of base images.
+#[derive(Debug, Clone, Copy)]
+pub enum Structures {
+    /// The input is the structure, or the target has images of its own.
+    None,
+    /// Of ext2, ext3 and ext4 images.
+    Ext4(&'static [Class]),
+    /// Of XFS images.
+    Xfs(&'static [xfs::Class]),
 }
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
-    Target { name: "superblock", max_len: 2048, run: plain::superblock, classes: SUPERBLOCK },
-    Target { name: "inode", max_len: 1024, run: |input| work::run(input, INODE), classes: INODE },
-    Target { name: "extent", max_len: 1024, run: |input| work::run(input, EXTENT), classes: EXTENT },
-    Target { name: "directory", max_len: 1024, run: |input| work::run(input, DIRECTORY), classes: DIRECTORY },
-    Target { name: "xattr", max_len: 1024, run: |input| work::run(input, XATTR), classes: XATTR },
-    Target { name: "journal", max_len: 4096, run: journal::run, classes: JOURNAL },
-    Target { name: "epoch", max_len: 256, run: plain::epoch, classes: &[] },
-    Target {
-        name: "mount_walk",
-        max_len: 4096,
-        run: |input| work::run(input, Class::ALL),
-        classes: Class::ALL,
-    },
-    Target { name: "check", max_len: 4096, run: |input| work::check(input, Class::ALL), classes: Class::ALL },
-    Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
-    Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
-    Target { name: "xfs", max_len: 2048, run: xfs::run, classes: &[] },
-    Target { name: "check_xfs", max_len: 2048, run: xfs::check, classes: &[] },
-    Target { name: "partitions", max_len: 4096, run: partitions::run, classes: &[] },
-    Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
-    Target { name: "measure", max_len: 4096, run: measure::run, classes: &[] },
-    Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
-    Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },
-    Target { name: "nfs_session", max_len: 1200, run: nfs::session::run, classes: &[] },
+    ext4("superblock", 2048, plain::superblock, SUPERBLOCK),
+    ext4("inode", 1024, |input| work::run(input, INODE), INODE),
+    ext4("extent", 1024, |input| work::run(input, EXTENT), EXTENT),
+    ext4("directory", 1024, |input| work::run(input, DIRECTORY), DIRECTORY),
+    ext4("xattr", 1024, |input| work::run(input, XATTR), XATTR),
+    ext4("journal", 4096, journal::run, JOURNAL),
+    other("epoch", 256, plain::epoch),
+    ext4("mount_walk", 4096, |input| work::run(input, Class::ALL), Class::ALL),
+    ext4("check", 4096, |input| work::check(input, Class::ALL), Class::ALL),
+    other("fat", 1024, fat::run),
+    other("affs", 2048, affs::run),
+    xfs("xfs", |input| xfs::run(input, xfs::Class::ALL), xfs::Class::ALL),
+    xfs("check_xfs", |input| xfs::check(input, xfs::Class::ALL), xfs::Class::ALL),
+    xfs("xfs_heads", |input| xfs::run(input, XFS_HEADS), XFS_HEADS),
+    xfs("xfs_inodes", |input| xfs::run(input, XFS_INODES), XFS_INODES),
+    xfs("xfs_trees", |input| xfs::run(input, XFS_TREES), XFS_TREES),
+    xfs("xfs_directories", |input| xfs::run(input, XFS_DIRECTORIES), XFS_DIRECTORIES),
+    xfs("xfs_attributes", |input| xfs::run(input, XFS_ATTRIBUTES), XFS_ATTRIBUTES),
+    xfs("xfs_log", |input| xfs::run(input, XFS_LOG), XFS_LOG),
+    other("partitions", 4096, partitions::run),
+    other("saved_state", 4096, plain::saved_state),
+    other("measure", 4096, measure::run),
+    other("nfs_wire", 1200, nfs::wire::run),
+    other("nfs_compound", 1200, nfs::compound::run),
+    other("nfs_session", 1200, nfs::session::run),
 ];
+
+const fn other(name: &'static str, max_len: usize, run: fn(&[u8])) -> Target {
+    Target { name, max_len, run, structures: Structures::None }
+}
+
+const fn ext4(name: &'static str, max_len: usize, run: fn(&[u8]), classes: &'static [Class]) -> Target {
+    Target { name, max_len, run, structures: Structures::Ext4(classes) }
+}
+
+const fn xfs(name: &'static str, run: fn(&[u8]), classes: &'static [xfs::Class]) -> Target {
+    Target { name, max_len: 2048, run, structures: Structures::Xfs(classes) }
+}
 
 pub(crate) const SUPERBLOCK: &[Class] = &[Class::Superblock];
 const INODE: &[Class] = &[Class::GroupDescriptor, Class::InodeSlot, Class::Bitmap];
@@ -73,6 +98,15 @@ const EXTENT: &[Class] = &[Class::SlotMap, Class::MapNode];
 const DIRECTORY: &[Class] = &[Class::DirBlock, Class::DirSlot];
 const XATTR: &[Class] = &[Class::SlotBody, Class::XattrBlock, Class::EaInode];
 pub(crate) const JOURNAL: &[Class] = &[Class::Journal];
+
+const XFS_HEADS: &[xfs::Class] = &[xfs::Class::Head];
+const XFS_INODES: &[xfs::Class] = &[xfs::Class::Inode, xfs::Class::Forks, xfs::Class::LinkTarget];
+const XFS_TREES: &[xfs::Class] = &[xfs::Class::Tree];
+const XFS_DIRECTORIES: &[xfs::Class] =
+    &[xfs::Class::Directory, xfs::Class::HashNode, xfs::Class::ShortDirectory];
+const XFS_ATTRIBUTES: &[xfs::Class] =
+    &[xfs::Class::Attributes, xfs::Class::HashNode, xfs::Class::ShortAttributes];
+const XFS_LOG: &[xfs::Class] = &[xfs::Class::LogOperation, xfs::Class::LogHead];
 
 /// Returns the target of a name.
 pub fn target(name: &str) -> Option<&'static Target> {

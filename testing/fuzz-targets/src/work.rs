@@ -1,10 +1,10 @@
 //! Damages a base image, mounts and walks it, and makes the calls of the input.
 
-use crate::base::{BASES, Base};
-use crate::fix::fix;
+use crate::base::BASES;
+use crate::damage::damage;
 use crate::input::{Call, Flags, Input};
 use crate::place::Class;
-use ivers_block::{Budget, ByteOffset, Device, OverlayDevice};
+use ivers_block::{Budget, Device, OverlayDevice};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::check::Memory;
 use ivers_vfs::*;
@@ -24,7 +24,7 @@ pub fn run(input: &[u8], classes: &[Class]) {
     let base = &BASES[usize::from(rest.byte()) % BASES.len()];
     let flags = Flags(rest.byte());
     let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &device, classes, flags, &mut rest);
+    damage(base, &*device, classes, flags, &mut rest);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
@@ -40,7 +40,7 @@ pub fn check(input: &[u8], classes: &[Class]) {
     let base = &BASES[usize::from(rest.byte()) % BASES.len()];
     let flags = Flags(rest.byte());
     let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &device, classes, flags, &mut rest);
+    damage(base, &*device, classes, flags, &mut rest);
     let _ = ivers_ext4::check::check(device, memory(), "image");
 }
 
@@ -60,22 +60,6 @@ pub(crate) fn mount_twice(flags: Flags, calls: &[Call], mount: impl Fn(Flags) ->
     {
         session(&vfs, &[]);
         let _ = vfs.unmount();
-    }
-}
-
-fn damage(base: &Base, device: &Arc<dyn Device>, classes: &[Class], flags: Flags, rest: &mut Input<'_>) {
-    let mut hit = Vec::new();
-    for patch in rest.patches() {
-        let class = classes[usize::from(patch.class) % classes.len()];
-        let Some(places) = base.places.get(&class) else { continue };
-        let place = places[usize::from(patch.place) % places.len()];
-        let offset = usize::from(patch.offset) % place.len;
-        let bytes = &patch.bytes[..patch.bytes.len().min(place.len - offset)];
-        device.write_at(ByteOffset(place.at + offset as u64), bytes).expect("places lie in the image");
-        hit.push((class, place));
-    }
-    if !flags.keep_checksums() {
-        hit.iter().for_each(|(class, place)| fix(base, &**device, *class, place));
     }
 }
 
@@ -243,6 +227,18 @@ fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usi
         }
         7 => {
             let _ = vfs.link(&cred, &inode, &seen[usize::from(call.arg) % seen.len()].dir, &fresh, false);
+            None
+        }
+        9 | 19 if call.what & 0x80 != 0 => {
+            let other = seen[usize::from(call.arg) % seen.len()].inode.clone();
+            let block = u64::from(vfs.stat_fs().map_or(1024, |figures| figures.block_size));
+            let (from, to, len) = (u64::from(call.arg >> 12), u64::from(call.arg >> 8 & 15), call.arg & 31);
+            let (from, to, len) = (from * block, to * block, u64::from(len) * block);
+            if call.what % 24 == 9 {
+                let _ = vfs.clone_range(&cred, &inode, from, &other, to, len);
+            } else {
+                let _ = vfs.copy_range(&cred, &inode, from, &other, to, len + 1);
+            }
             None
         }
         8 | 9 => {
