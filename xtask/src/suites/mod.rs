@@ -4,9 +4,14 @@ use ivers_affs::check::report;
 use ivers_oracle::affs::Amitools;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::target_dir;
+
+mod trees;
+mod xfs;
+
+pub(crate) use xfs::suites_xfs;
 
 const TOOLS: [&str; 2] = ["pjdfstest@0.2.2", "fsx@0.3.2"];
 
@@ -51,9 +56,11 @@ const FSX_SEEDS: [&str; 3] = ["1", "2", "3"];
 /// FAT stores times in steps of two seconds: the tests must wait longer.
 const FAT_NAP: (&str, &str) = ("naptime = 0.02", "naptime = 2.1");
 
-/// The tests of pjdfstest that FAT cannot pass, by reason. Patterns are parts of test names; `^` and `$` mark
-/// the beginning and the end.
-const FAT_EXCLUDED: [(&str, &[&str]); 7] = [
+/// Tests of pjdfstest that a format cannot pass, by reason. Patterns are parts of test names; `^` and `$`
+/// mark the beginning and the end.
+type Exclusions = [(&'static str, &'static [&'static str])];
+
+const FAT_EXCLUDED: &Exclusions = &[
     (
         "files of other kinds than files and directories",
         &[
@@ -110,22 +117,6 @@ const IMAGES: [&[&str]; 5] = [
     &["-t", "ext4", "-b", "1024", "-O", "inline_data"],
 ];
 
-/// Options of mkfs.xfs. fsx runs its full length on the first ones.
-const XFS_IMAGES: [&[&str]; 11] = [
-    &[],
-    &["-m", "rmapbt=1"],
-    &["-b", "size=1024"],
-    &["-m", "reflink=0"],
-    &["-m", "rmapbt=1", "-i", "nrext64=1"],
-    &["-b", "size=2048", "-i", "size=1024"],
-    &["-n", "size=16384"],
-    &["-i", "sparse=0"],
-    &["-m", "finobt=0"],
-    &["-m", "bigtime=0,inobtcount=0"],
-    &["-s", "size=4096"],
-];
-const XFS_FULL_LENGTH: usize = 4;
-
 /// A mount of ours; detached when dropped after a failure.
 struct Mount<'a> {
     ivers: &'a Path,
@@ -177,6 +168,8 @@ struct Volume<'a> {
     make: &'a dyn Fn(&Path) -> bool,
     is_clean: &'a dyn Fn(&Path) -> bool,
     has_holes: bool,
+    /// What pjdfstest cannot pass.
+    excluded: &'a Exclusions,
     /// The length of a run of fsx.
     operations: &'a str,
 }
@@ -188,6 +181,7 @@ fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
         make,
         is_clean: &is_clean,
         has_holes: true,
+        excluded: &[],
         operations: FSX_OPERATIONS,
     }
 }
@@ -208,32 +202,33 @@ fn fat() -> Volume<'static> {
         make: &make_fat,
         is_clean: &is_clean_fat,
         has_holes: false,
+        excluded: FAT_EXCLUDED,
         operations: FSX_OPERATIONS,
     }
 }
 
 /// Returns the reason why a test is excluded.
-fn excluded(test: &str) -> Option<&'static str> {
+fn excluded(test: &str, exclusions: &Exclusions) -> Option<&'static str> {
     let is_meant = |pattern: &&str| match (pattern.strip_prefix('^'), pattern.strip_suffix('$')) {
         (Some(begin), _) => test.starts_with(begin),
         (_, Some(end)) => test.ends_with(end),
         _ => test.contains(*pattern),
     };
-    FAT_EXCLUDED.iter().find(|(_, patterns)| patterns.iter().any(is_meant)).map(|(reason, _)| *reason)
+    exclusions.iter().find(|(_, patterns)| patterns.iter().any(is_meant)).map(|(reason, _)| *reason)
 }
 
 /// Compares pjdfstest's results with the exclusions. A reason that excludes no failing test is a failure too.
-fn fails_only_where_excluded(said: &str) -> bool {
+fn fails_only_where_excluded(said: &str, exclusions: &Exclusions) -> bool {
     let ended = |how: &str| -> Vec<&str> {
         said.lines().filter_map(|line| line.strip_suffix(how)).map(str::trim_end).collect()
     };
     let failed = ended(" FAILED");
-    let wrong: Vec<_> = failed.iter().filter(|test| excluded(test).is_none()).collect();
+    let wrong: Vec<_> = failed.iter().filter(|test| excluded(test, exclusions).is_none()).collect();
     let passed = ended(" ok").len();
     println!("{passed} passed, {} failed", failed.len());
     let mut needed = true;
-    for (reason, _) in FAT_EXCLUDED {
-        let count = failed.iter().filter(|test| excluded(test) == Some(reason)).count();
+    for &(reason, _) in exclusions {
+        let count = failed.iter().filter(|test| excluded(test, exclusions) == Some(reason)).count();
         println!("{count:4} excluded: {reason}");
         needed &= count > 0;
     }
@@ -257,10 +252,10 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>) ->
     println!("== pjdfstest on {}", volume.name);
     let mut suite = Command::new(tools.join("pjdfstest"));
     suite.arg("-c").arg(&config).arg("-p").arg(&mounts[0].dir).arg("-s").arg(&mounts[1].dir);
-    let passed = if is_fat {
-        fails_only_where_excluded(&String::from_utf8_lossy(&suite.output().ok()?.stdout))
-    } else {
+    let passed = if volume.excluded.is_empty() {
         succeeds(&mut suite)
+    } else {
+        fails_only_where_excluded(&String::from_utf8_lossy(&suite.output().ok()?.stdout), volume.excluded)
     };
     let unmounted = mounts.into_iter().all(Mount::unmount);
     Some(passed && unmounted && (volume.is_clean)(&scratch.join("first.img")))
@@ -281,6 +276,7 @@ fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache:
         },
         is_clean: &|image| fs::read(image).is_ok_and(|bytes| report(&bytes, 512).closed().is_ok()),
         has_holes: false,
+        excluded: &[],
         operations: FSX_OPERATIONS,
     };
     fsx(tools, ivers, scratch, &volume, cache)
@@ -327,11 +323,14 @@ fn with_setup(all: fn(&Setup) -> Option<bool>) -> bool {
         let target = target_dir();
         let root = target.join("tools");
         let install = ["install", "--locked", "--root", root.to_str()?, TOOLS[0], TOOLS[1]];
+        // A program that exists already saves the release build.
+        let given = std::env::var_os("IVERS_PROGRAM").map(PathBuf::from);
         let built = crate::run("test suites", "cargo", &install, &[])
-            && crate::run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[]);
+            && (given.is_some() || crate::run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[]));
+        let ivers = given.unwrap_or_else(|| target.join("release/ivers"));
         let scratch = std::env::temp_dir().join(format!("ivers-suites-{}", std::process::id()));
         fs::create_dir_all(&scratch).ok()?;
-        built.then_some(Setup { tools: root.join("bin"), ivers: target.join("release/ivers"), scratch })
+        built.then_some(Setup { tools: root.join("bin"), ivers, scratch })
     };
     let Some(setup) = prepared() else {
         eprintln!("xtask: cannot set up the test suites");
@@ -358,6 +357,7 @@ pub(crate) fn suites() -> bool {
             make: &nothing,
             is_clean: &nothing,
             has_holes: true,
+            excluded: &[],
             operations: FSX_OPERATIONS,
         };
         let on_ext = |options: &'static [&'static str], cache: Option<&str>| {
@@ -378,37 +378,6 @@ pub(crate) fn suites() -> bool {
                             .iter()
                             .all(|variant| fsx_on_affs(tools, ivers, scratch, variant, cache) == Some(true))
                         && fsx(tools, ivers, scratch, &fat(), cache) == Some(true)
-                }),
-        )
-    })
-}
-
-/// Runs pjdfstest and fsx on XFS. `ivers check` and xfs_repair judge each image.
-pub(crate) fn suites_xfs() -> bool {
-    with_setup(|Setup { tools, ivers, scratch }| {
-        let is_clean = |image: &Path| {
-            succeeds(
-                Command::new("xfs_repair").arg("-n").arg(image).stdout(Stdio::null()).stderr(Stdio::null()),
-            ) && succeeds(Command::new(ivers).arg("check").arg(image))
-        };
-        let on = |index: usize, run: &dyn Fn(&Volume<'_>) -> Option<bool>| {
-            let options = XFS_IMAGES[index];
-            run(&Volume {
-                name: format!("xfs {}", options.join(" ")),
-                kind: "xfs",
-                make: &|image| make_image("mkfs.xfs", &["-q", "-f"], options, image),
-                is_clean: &is_clean,
-                has_holes: true,
-                operations: if index < XFS_FULL_LENGTH { FSX_OPERATIONS } else { FSX_FEWER_OPERATIONS },
-            })
-        };
-        let posix = |volume: &Volume<'_>| pjdfstest(tools, ivers, scratch, volume);
-        Some(
-            (0..XFS_FULL_LENGTH).all(|index| on(index, &posix) == Some(true))
-                && (0..XFS_IMAGES.len()).all(|index| {
-                    CACHES.iter().all(|cache| {
-                        on(index, &|volume| fsx(tools, ivers, scratch, volume, cache)) == Some(true)
-                    })
                 }),
         )
     })
