@@ -5,7 +5,7 @@
 mod common;
 
 use anyhow::Context;
-use ivers_block::{Device, MemDevice};
+use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::may_loop_mount;
@@ -24,30 +24,34 @@ use std::sync::Arc;
 struct Kind {
     name: &'static str,
     block_size: u32,
+    sector_size: u32,
+    inode_size: u32,
     features: &'static str,
-    bytes: u64,
 }
 
+/// The size of an image in bytes.
+const IMAGE_BYTES: u64 = 36 << 20;
+
+const XFS: Kind = Kind { name: "xfs", block_size: 4096, sector_size: 512, inode_size: 512, features: "" };
+
 const KINDS: &[Kind] = &[
-    Kind { name: "xfs", block_size: 4096, features: "", bytes: 36 << 20 },
-    Kind { name: "xfs, 1 KiB blocks", block_size: 1024, features: "", bytes: 36 << 20 },
+    XFS,
+    Kind { name: "xfs, 1 KiB blocks", block_size: 1024, ..XFS },
+    Kind { name: "xfs, as mkfs.xfs 6.1 makes it", features: "^rmapbt,^nrext64", ..XFS },
+    Kind { name: "xfs, as mkfs.xfs 7.2 makes it", features: "parent,exchange", ..XFS },
+    Kind { name: "xfs, parent pointers, 1 KiB blocks", block_size: 1024, features: "parent,exchange", ..XFS },
+    Kind { name: "xfs, 4 KiB sectors", sector_size: 4096, ..XFS },
     Kind {
-        name: "xfs, as mkfs.xfs 6.1 makes it",
-        block_size: 4096,
-        features: "^rmapbt,^nrext64",
-        bytes: 36 << 20,
+        name: "xfs, without options",
+        features: "^finobt,^sparse,^reflink,^rmapbt,^nrext64,^bigtime",
+        ..XFS
     },
-    Kind {
-        name: "xfs, as mkfs.xfs 7.2 makes it",
-        block_size: 4096,
-        features: "parent,exchange",
-        bytes: 36 << 20,
-    },
+    Kind { name: "xfs, 2 KiB inodes, parent pointers", inode_size: 2048, features: "parent,exchange", ..XFS },
 ];
 
 /// Checks an image with our checker.
 fn our_check(image: &Path) -> anyhow::Result<()> {
-    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
+    let device = Arc::new(FileDevice::open(image, OpenMode::ReadOnly)?);
     let found = ivers_xfs::check::check(device, Memory::unlimited(), "test image")?;
     anyhow::ensure!(found.is_clean(), "ivers check: {:?}", found.kept());
     Ok(())
@@ -60,13 +64,15 @@ impl Target for Kind {
 
     fn format(&self) -> anyhow::Result<MemDevice> {
         // Blocks that mkfs does not write keep these bytes, and no workload writes such bytes.
-        let device = MemDevice::from_bytes(&vec![0xa6; self.bytes as usize]);
+        let device = MemDevice::from_bytes(&vec![0xa6; IMAGE_BYTES as usize]);
         let features = match self.features {
             "" => Features::default(),
             list => Features::parse(list).map_err(anyhow::Error::msg)?,
         };
         let options = MkfsOptions {
             block_size: self.block_size,
+            sector_size: self.sector_size,
+            inode_size: self.inode_size,
             features,
             uuid: [7; 16],
             timestamp: 1_763_766_000,
@@ -156,6 +162,8 @@ fn explore(workloads: impl Fn(u64) -> Vec<Workload>) {
     }
     let states = env("IVERS_CRASH_STATES").unwrap_or(60);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    // Recovery by the kernel first, and checks in between, are as many times rarer.
+    let check_every = env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
     for (nth, kind) in (0..).zip(KINDS) {
@@ -172,9 +180,10 @@ fn explore(workloads: impl Fn(u64) -> Vec<Workload>) {
             workloads,
             whole,
             most_states: states,
-            kernel_first_every: 20,
-            fsck_first_every: 40,
-            check_every: env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4),
+            kernel_first_every: check_every * 5,
+            fsck_first_every: check_every * 10,
+            fresh_every: check_every * 2,
+            check_every,
             ..Explorer::new(*kind, seed)
         };
         let summary = explorer.run().expect("the explorer itself works");

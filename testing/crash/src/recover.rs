@@ -1,16 +1,17 @@
 //! Recovery and check of one crash state.
 
-use crate::history::{Worker, bytes_of, mount_options, read_tree};
+use crate::history::{Worker, mount_options, read_tree};
 use crate::kernel_view;
 use crate::second_crash;
 use crate::states::{Kind, State};
 use crate::target::{Repaired, Target};
 use crate::verify;
-use ivers_block::{Device, FaultDevice, MemDevice, OverlayDevice};
+use ivers_block::{ByteOffset, Device, FaultDevice, MemDevice, OverlayDevice};
 use ivers_vfs::Vfs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -173,7 +174,7 @@ impl Checker<'_> {
         if !plan.check {
             return Ok(Ok(()));
         }
-        fs::write(self.scratch, bytes_of(&*device)?)?;
+        copy_to_file(&*device, self.scratch)?;
         let checked = self.target.check(self.scratch);
         Ok(checked.map_err(|error| format!("fsck complains after recovery: {error:#}")))
     }
@@ -223,7 +224,7 @@ impl Checker<'_> {
                 return Ok(Err(what));
             }
             counts.fresh += 1;
-            fs::write(self.scratch, bytes_of(&**device)?)?;
+            copy_to_file(&**device, self.scratch)?;
             if let Err(error) = self.target.check(self.scratch) {
                 return Ok(Err(format!("fsck complains directly after recovery: {error:#}")));
             }
@@ -254,7 +255,7 @@ impl Checker<'_> {
         counts: &mut Counts,
     ) -> anyhow::Result<ByOthers> {
         let target = self.target;
-        fs::write(self.scratch, bytes_of(image)?)?;
+        copy_to_file(image, self.scratch)?;
         if let Err(error) = target.raw_check(self.scratch) {
             return Ok(ByOthers::Failed(format!("fsck complains before recovery: {error:#}")));
         }
@@ -292,6 +293,25 @@ impl Checker<'_> {
         }
         Ok(Ok(Arc::new(stop_at_random(&device, rng)?.1)))
     }
+}
+
+/// Copies a device to a file. It writes only what differs: most states of one workload are almost equal.
+fn copy_to_file(device: &dyn Device, path: &Path) -> anyhow::Result<()> {
+    const PIECE: usize = 64 << 10;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let size = device.size_bytes();
+    file.set_len(size)?;
+    let (mut wanted, mut present) = ([0; PIECE], [0; PIECE]);
+    for at in (0..size).step_by(PIECE) {
+        let len = (size - at).min(PIECE as u64) as usize;
+        let (wanted, present) = (&mut wanted[..len], &mut present[..len]);
+        device.read_at(ByteOffset(at), wanted)?;
+        file.read_exact_at(present, at)?;
+        if wanted != present {
+            file.write_all_at(wanted, at)?;
+        }
+    }
+    Ok(())
 }
 
 /// Mounts a state with the driver under test.

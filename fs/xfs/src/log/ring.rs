@@ -115,8 +115,12 @@ impl<'a> Ring<'a> {
 
     /// Returns the header of a record that starts at a sector, if there is a valid one.
     pub(super) fn head(&self, sector: u32) -> Result<Option<RawLogRecord>> {
-        let first = self.read(sector, 1)?;
-        Ok(read::<RawLogRecord>(&first, 0).filter(|head| self.is_valid(head, sector)))
+        Ok(self.head_in(&self.read(sector, 1)?, sector))
+    }
+
+    /// Returns the header of a record in the bytes of a sector, if there is a valid one.
+    pub(super) fn head_in(&self, bytes: &[u8], sector: u32) -> Option<RawLogRecord> {
+        read::<RawLogRecord>(bytes, 0).filter(|head| self.is_valid(head, sector))
     }
 
     /// Returns the record that starts at a sector, if there is a valid one.

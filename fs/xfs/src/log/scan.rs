@@ -2,7 +2,7 @@
 
 use super::refusal::damaged;
 use super::ring::{Lsn, Record, Ring};
-use super::wire::{IN_FLIGHT, op};
+use super::wire::{IN_FLIGHT, SECTOR, op};
 use crate::layout::bytes::number;
 use crate::layout::raw::RawLogOp;
 use ivers_vfs::Result;
@@ -10,6 +10,8 @@ use std::mem::{offset_of, size_of};
 
 /// Sectors that are searched for the last record.
 const SEARCHED: u32 = 2 * IN_FLIGHT + 1024;
+/// Sectors of one read of the search.
+const PIECE: u32 = 256;
 
 /// What is in the log.
 pub(super) struct Found {
@@ -56,11 +58,22 @@ fn guess_head(ring: &Ring<'_>) -> Result<Guess> {
 
 /// Returns a valid record before a sector.
 fn record_before(ring: &Ring<'_>, head: u32, guess: &Guess) -> Result<Option<Record>> {
-    for back in 1..=SEARCHED.min(ring.len) {
-        let sector = (head + ring.len - back) % ring.len;
-        let least = guess.least_cycle(sector);
-        if let Some(record) = ring.record(sector)?.filter(|record| record.lsn.cycle >= least) {
-            return Ok(Some(record));
+    let most = SEARCHED.min(ring.len);
+    let mut back = 0;
+    while back < most {
+        let count = PIECE.min(most - back);
+        back += count;
+        let first = (head + ring.len - back) % ring.len;
+        let bytes = ring.read(first, count)?;
+        for (index, bytes) in (0..count).zip(bytes.chunks_exact(SECTOR)).rev() {
+            let sector = (first + index) % ring.len;
+            if ring.head_in(bytes, sector).is_none() {
+                continue;
+            }
+            let least = guess.least_cycle(sector);
+            if let Some(record) = ring.record(sector)?.filter(|record| record.lsn.cycle >= least) {
+                return Ok(Some(record));
+            }
         }
     }
     Ok(None)
