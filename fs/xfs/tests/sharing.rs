@@ -162,6 +162,55 @@ fn a_clone_takes_no_space_and_changes_alone() {
     }
 }
 
+/// A file may lose its part of shared blocks in a change that no commit made durable yet. Then a crash gives
+/// it the blocks back, with what they had.
+#[test]
+fn a_crash_shows_no_bytes_of_another_file() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    for (name, args) in KINDS {
+        mkfs(&image, args, None);
+        let vfs = mount_writable(&image);
+        let len = 8 * vfs.info().block_size as usize;
+        let [old, theirs, ours] = [1, 2, 3].map(|seed| pattern(len, seed << 6));
+        let direct = |file: &InodeRef, data: &[u8]| {
+            assert_eq!(vfs.write(&Cred::root(), file, 0, data, WriteFlags::DIRECT).unwrap(), len);
+        };
+        for how in ["truncated", "rewritten", "removed"] {
+            let source = create(&vfs, how, &old);
+            let other = create(&vfs, &format!("clone of {how}"), b"");
+            clone(&vfs, &source, 0, &other, 0, 0).unwrap();
+            vfs.sync().unwrap();
+            match how {
+                "truncated" => {
+                    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+                    vfs.set_attr(&Cred::root(), &source, &empty).unwrap();
+                }
+                "rewritten" => direct(&source, &ours),
+                _ => {
+                    drop(source);
+                    vfs.unlink(&Cred::root(), &vfs.root().unwrap(), how.as_bytes(), false).unwrap();
+                }
+            }
+            direct(&other, &theirs);
+            copy_image(&image, &copy);
+            let crashed = mount(&copy);
+            let found = crashed
+                .resolve(&Cred::root(), format!("/{how}"), false)
+                .map_or(Vec::new(), |source| read_all(&crashed, &source).unwrap());
+            assert!(found.is_empty() || found == old || found == ours, "{name}: {how}");
+            crashed.unmount().unwrap();
+        }
+        vfs.unmount().unwrap();
+        drop(vfs);
+        repair_finds_nothing(&image, name);
+        assert_clean(&image, name);
+    }
+}
+
 /// Overwrites what follows some text in its block on an image that is not mounted.
 fn spoil_after(image: &Path, text: &[u8], block: usize) {
     let mut bytes = std::fs::read(image).unwrap();

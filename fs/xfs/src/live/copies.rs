@@ -1,6 +1,6 @@
 //! Copy on write: the contents of shared blocks go to new blocks, which then take their place in the file.
 
-use super::{Edited, core_of, private_of};
+use super::{Edited, core_of, journal_error, private_of};
 use crate::fork::Mapping;
 use crate::layout::dinode::EXTENT_MAX;
 use crate::volume::Xfs;
@@ -12,6 +12,9 @@ use std::ops::Range;
 impl Xfs {
     /// What a file has at a block, up to `end` and up to where other files begin or end to share it. The
     /// second value says whether they do. The write-back lock keeps both so, but others may end sharing it.
+    ///
+    /// If another file shared it until a change that is not durable, that change is committed: after a crash
+    /// that file would show what is written now.
     pub(super) fn mapping_to_change(
         &self,
         inode: &Inode,
@@ -22,9 +25,12 @@ impl Xfs {
         mapping.len = mapping.len.min(end - at);
         let may_share = core_of(inode).may_share();
         let Some(block) = mapping.block.filter(|_| may_share) else { return Ok((mapping, false)) };
-        let space = &self.session()?.space;
-        let (len, shared) = space.while_still(|| self.sharing(block, mapping.len))?;
+        let session = self.session()?;
+        let (len, shared) = session.space.while_still(|| self.sharing(block, mapping.len))?;
         mapping.len = len;
+        if !shared && session.space.may_be_shared_again(block, len) {
+            session.commits.commit().map_err(journal_error)?;
+        }
         Ok((mapping, shared))
     }
 

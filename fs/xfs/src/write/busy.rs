@@ -1,11 +1,11 @@
-//! Busy runs: blocks that were freed, while a crash could still bring their old use back.
+//! Busy runs: blocks that lost an owner, while a crash could still bring it back.
 
 use super::free_space::FreeExtent;
 use ivers_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A run that a transaction freed.
+/// A run that a transaction freed, or left with one owner.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Freed {
     pub ag: u32,
@@ -25,7 +25,7 @@ struct Runs {
     blocks: u64,
 }
 
-/// All busy runs.
+/// All busy runs of one sort.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Busy(Arc<Mutex<Runs>>);
 
@@ -44,7 +44,7 @@ impl Busy {
         freed.iter().map(&mut add).collect()
     }
 
-    /// The transaction that freed them is durable.
+    /// The transaction that changed their owners is durable.
     pub(super) fn remove(&self, keys: &[Key]) {
         let mut runs = self.0.lock();
         for key in keys {

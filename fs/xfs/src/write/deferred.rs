@@ -4,10 +4,11 @@
 //! further ones. Between two transactions each remaining work has an intent in the log, so that after a crash
 //! the rest is done too.
 
+use super::busy::Freed;
 use super::free_space::FreeExtent;
 use super::intents::{Intent, done_record};
 use super::refcount::CountChange;
-use super::space::{Freed, journal_error};
+use super::space::journal_error;
 use super::tx::{Publish, Tx};
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;

@@ -3,6 +3,7 @@
 //! Blocks for copy on write that no file has yet have records of their own, in the upper half of the keys:
 //! after a crash the next mount frees them.
 
+use super::busy::Freed;
 use super::free_space::FreeExtent;
 use super::tree::{Tree, field};
 use super::tx::Tx;
@@ -131,7 +132,7 @@ impl Tx<'_> {
     pub(super) fn change_counts(&mut self, ag: u32, blocks: FreeExtent, change: CountChange) -> Result<u32> {
         let (records, end) = self.records_near(ag, blocks)?;
         let part = FreeExtent { start: blocks.start, len: end - blocks.start };
-        let mut free = Vec::new();
+        let (mut free, mut unshared) = (Vec::new(), Vec::new());
         let changed = runs_of(&records, part).into_iter().filter_map(|run| {
             let count = match (change, run.count) {
                 (_, COUNT_MAX) => COUNT_MAX,
@@ -141,6 +142,9 @@ impl Tx<'_> {
             if count == 0 {
                 free.push(run.blocks);
                 return None;
+            }
+            if count == 1 {
+                unshared.push(Freed { ag, extent: run.blocks });
             }
             Some(Counted { count, ..run })
         });
@@ -167,6 +171,7 @@ impl Tx<'_> {
         for run in free {
             self.defer_free_in_group(ag, run);
         }
+        self.unshared.extend(unshared);
         Ok(part.len)
     }
 

@@ -1,7 +1,6 @@
 //! What all transactions share.
 
 use super::busy::Busy;
-pub(super) use super::busy::Freed;
 use super::tx::Tx;
 use super::windows::GroupWindow;
 use crate::layout::superblock::{Counts, Superblock};
@@ -36,8 +35,11 @@ pub(crate) struct Space {
     pub(crate) journal: Journal,
     /// Charges of what the journal logs.
     pub(super) costs: Costs,
+    /// Blocks that were freed.
     pub(super) busy: Busy,
     pub(crate) windows: ReservationWindows<GroupWindow>,
+    /// Blocks that two files shared, and one has now.
+    pub(super) unshared: Busy,
     groups: RankedMutex<GroupsRank, Groups>,
     /// The number of the next intent. Nothing but its uniqueness matters: all accesses are relaxed.
     next_intent: AtomicU64,
@@ -73,6 +75,7 @@ impl Space {
             costs,
             busy: Busy::default(),
             windows: ReservationWindows::default(),
+            unshared: Busy::default(),
             groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
             next_intent: AtomicU64::new(1),
             works_a_roll: AtomicU32::new(WORKS_A_ROLL),
@@ -110,6 +113,13 @@ impl Space {
     /// Blocks that were freed and are not free durably: a commit makes them available to files.
     pub(crate) fn busy_blocks(&self) -> u64 {
         self.busy.blocks()
+    }
+
+    /// Whether a crash could give some of these blocks of one group, which one file has, to another file too.
+    pub(crate) fn may_be_shared_again(&self, start: BlockNo, len: u64) -> bool {
+        let (ag, first) = self.sb.ag_of_device(start);
+        let end = first.saturating_add(u32::try_from(len).unwrap_or(u32::MAX));
+        !self.unshared.in_range(ag, first, end).is_empty()
     }
 
     /// Begins a transaction that may log `credits`.

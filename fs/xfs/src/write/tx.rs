@@ -1,7 +1,8 @@
 //! Transactions: changes that nobody sees until all of them are made.
 
+use super::busy::{Busy, Freed};
 use super::deferred::Deferred;
-use super::space::{Freed, GroupsGuard, Space, journal_error};
+use super::space::{GroupsGuard, Space, journal_error};
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::volume::{self, Whose};
 use ivers_block::{BlockNo, Buffer, BufferRead, Unit};
@@ -35,6 +36,8 @@ pub(crate) struct Tx<'s> {
     objects: Vec<Arc<dyn LogObject>>,
     /// Runs that were freed since the last roll.
     pub(super) freed: Vec<Freed>,
+    /// Runs that are no longer shared since the last roll.
+    pub(super) unshared: Vec<Freed>,
     pub(super) deferred: Deferred,
 }
 
@@ -69,6 +72,7 @@ impl<'s> Tx<'s> {
             forgotten: BTreeSet::new(),
             objects: Vec::new(),
             freed: Vec::new(),
+            unshared: Vec::new(),
             deferred: Deferred::default(),
         }
     }
@@ -253,13 +257,19 @@ impl<'s> Tx<'s> {
         for (id, record) in self.deferred.take_done() {
             self.handle.finish_object(id, Some(record));
         }
-        let freed = std::mem::take(&mut self.freed);
-        if !freed.is_empty() {
-            let busy = self.space.busy.clone();
-            let keys = busy.add(&freed);
+        self.keep_busy(&self.space.busy, &self.freed);
+        self.keep_busy(&self.space.unshared, &self.unshared);
+        self.freed.clear();
+        self.unshared.clear();
+        Ok(())
+    }
+
+    /// Keeps runs busy until the transaction is durable.
+    fn keep_busy(&self, busy: &Busy, runs: &[Freed]) {
+        if !runs.is_empty() {
+            let (keys, busy) = (busy.add(runs), busy.clone());
             self.handle.on_commit(Box::new(move || busy.remove(&keys)));
         }
-        Ok(())
     }
 
     fn publish_unit(&self, changed: &Changed) -> Result<()> {
