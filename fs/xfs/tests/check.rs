@@ -6,6 +6,7 @@ use common::fill::fill;
 use common::*;
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::can_loop_mount;
+use ivers_vfs::{CreateSpec, Cred};
 
 #[test]
 fn clean_images_have_no_findings() {
@@ -32,6 +33,31 @@ fn images_that_the_kernel_filled_have_no_findings() {
         let mounted = LoopMount::new(&image, "").unwrap();
         fill(mounted.path());
         mounted.unmount().unwrap();
+        assert_clean(&image, name);
+    }
+}
+
+/// The system stops while a removed directory is in use: its `..` no longer counts.
+#[test]
+fn a_removed_directory_in_use_is_no_finding() {
+    if !have_xfsprogs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    for (name, args) in V5 {
+        mkfs(&image, args, None);
+        let vfs = mount_writable(&image);
+        let root = vfs.root().unwrap();
+        let spec = CreateSpec::directory(0o755);
+        let used = vfs.create(&Cred::root(), &root, b"used", &spec, false).unwrap().0;
+        vfs.rmdir(&Cred::root(), &root, b"used", false).unwrap();
+        vfs.sync().unwrap();
+        copy_image(&image, &copy);
+        assert_clean(&copy, name);
+        drop((used, root));
+        vfs.unmount().unwrap();
+        drop(vfs);
         assert_clean(&image, name);
     }
 }

@@ -76,10 +76,13 @@ impl Checker {
         }
     }
 
-    /// Counts the links of a directory to itself and to its parent.
+    /// Counts the links of a directory to itself and to its parent. A removed directory that was in use when
+    /// the system stopped still names its parent, whose count no longer includes it.
     pub(super) fn count_dots(&mut self, dir: u64, dotdot: u64) {
         self.count_link(dir);
-        self.count_link(dotdot);
+        if self.kind(dir) & kind::ORPHAN == 0 {
+            self.count_link(dotdot);
+        }
         if let Some(found) = self.dir_mut(dir) {
             found.dotdot = dotdot;
         }
