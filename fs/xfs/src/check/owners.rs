@@ -89,9 +89,43 @@ impl Checker {
         Ok(())
     }
 
-    fn is_pending(&self, ag: u32, start: u32, len: u32) -> bool {
-        let first = u64::from(ag) * u64::from(self.sb.ag_blocks) + u64::from(start);
-        self.pending.find(first, len.into(), true).is_some()
+    /// The parts of a run of a group that no unfinished intent has. The others are not judged: an intent can
+    /// have a part of a run.
+    fn settled(&self, ag: u32, start: u32, len: u32) -> Vec<(u32, u32)> {
+        let base = u64::from(ag) * u64::from(self.sb.ag_blocks);
+        let (mut at, end) = (base + u64::from(start), base + u64::from(start) + u64::from(len));
+        let mut parts = Vec::new();
+        while let Some(first) = self.pending.find(at, end - at, false) {
+            let last = self.pending.find(first, end - first, true).unwrap_or(end);
+            parts.push(((first - base) as u32, (last - first) as u32));
+            at = last;
+        }
+        parts
+    }
+
+    fn settled_mappings(&mut self, ag: u32, runs: Vec<Mapping>) -> Result<Vec<Mapping>> {
+        let mut settled = Vec::with_capacity(runs.len());
+        for run in runs {
+            let part = |(start, len): (u32, u32)| Mapping {
+                start,
+                len,
+                owner: run.owner.after((start - run.start).into()),
+            };
+            settled.extend(self.settled(ag, run.start, run.len).into_iter().map(part));
+            // Runs that overlap, on a damaged image, can have many parts each.
+            self.charge(settled.capacity() * size_of::<Mapping>())?;
+        }
+        Ok(settled)
+    }
+
+    fn settled_counts(&mut self, ag: u32, runs: Vec<Count>) -> Result<Vec<Count>> {
+        let mut settled = Vec::with_capacity(runs.len());
+        for (start, len, references) in runs {
+            let parts = self.settled(ag, start, len);
+            settled.extend(parts.into_iter().map(|(start, len)| (start, len, references)));
+            self.charge(settled.capacity() * size_of::<Count>())?;
+        }
+        Ok(settled)
     }
 
     fn compare_reverse_map(&mut self, ag: u32, agf: &RawAgf) -> Result<()> {
@@ -121,6 +155,7 @@ impl Checker {
         let mut owned = std::mem::take(&mut self.groups[ag as usize].owned);
         join(&mut stored);
         join(&mut owned);
+        let (stored, owned) = (self.settled_mappings(ag, stored)?, self.settled_mappings(ag, owned)?);
         let (mut left, mut right) = (stored.iter().peekable(), owned.iter().peekable());
         loop {
             let order = match (left.peek(), right.peek()) {
@@ -145,9 +180,6 @@ impl Checker {
 
     fn reverse_map_differs(&mut self, ag: u32, mapping: &Mapping, why: &str) {
         let Mapping { start, len, owner } = *mapping;
-        if self.is_pending(ag, start, len) {
-            return;
-        }
         let first = u64::from(ag) * u64::from(self.sb.ag_blocks) + u64::from(start);
         let mut place = Place::group(ag).at(first);
         let whose = if owner.is_inode() {
@@ -176,8 +208,8 @@ impl Checker {
         let mut walk = Walk::again(TreeKind::Refcounts, ag, &mut visit);
         walk.walk(self, agf.agf_refcount_root.get(), agf.agf_refcount_level.get())?;
         let extents = std::mem::take(&mut self.groups[ag as usize].shared);
-        let counted = counts_of(extents);
-        let mut stored = joined(stored);
+        let counted = self.settled_counts(ag, counts_of(extents))?;
+        let mut stored = self.settled_counts(ag, joined(stored))?;
         stored.sort_unstable();
         let mut differing: Vec<(Count, bool)> = Vec::new();
         let (mut left, mut right) = (stored.into_iter().peekable(), counted.into_iter().peekable());
@@ -199,9 +231,6 @@ impl Checker {
             }
         }
         for ((start, len, references), is_stored) in differing {
-            if self.is_pending(ag, start, len) {
-                continue;
-            }
             let first = u64::from(ag) * u64::from(self.sb.ag_blocks) + u64::from(start);
             let what = if is_stored {
                 format!("{len} blocks are stored with {references} references, counted differently")
