@@ -57,8 +57,8 @@ struct Replay<'a> {
     overlay: &'a OverlayDevice,
     sb: &'a Superblock,
     cancelled: Cancelled,
-    /// Changed buffers by sector, with their length and their LSN.
-    buffers: BTreeMap<u64, (u64, Lsn)>,
+    /// Changed buffers by sector, with their length and the LSN that they had; 0 if none was valid.
+    buffers: BTreeMap<u64, (u64, u64)>,
     /// Changed inodes by offset.
     inodes: BTreeSet<u64>,
     /// Intents without a done item, by type and id.
@@ -359,14 +359,20 @@ impl Replay<'_> {
         }
         // A buffer takes the place of those that overlap it.
         let lowest = sector.saturating_sub(BUFFER_SECTORS_MAX);
-        let overlaps = |(at, (len, _)): (&u64, &(u64, Lsn))| (at + len > sector).then_some(*at);
+        let overlaps = |(at, (len, _)): (&u64, &(u64, u64))| (at + len > sector).then_some(*at);
         let old: Vec<u64> = self.buffers.range(lowest..sector + sectors).filter_map(overlaps).collect();
+        let mut had = in_place.unwrap_or(0);
         for at in old {
-            self.buffers.remove(&at);
+            let before = self.buffers.remove(&at);
+            if let Some((len, lsn)) = before.filter(|_| at == sector)
+                && len == sectors
+            {
+                had = lsn;
+            }
         }
         // A buffer without a type is a part of a larger one. It was logged with the right checksum.
         if item.has_type {
-            self.buffers.insert(sector, (sectors, lsn));
+            self.buffers.insert(sector, (sectors, had));
         }
         Ok(())
     }
@@ -496,17 +502,19 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Computes the checksums of what changed.
+    /// Computes the checksums of what changed. Buffers keep the LSN that they had. A crash during their write
+    /// can leave the first sectors new and the others old: Linux would trust a new LSN in the first one, and
+    /// not replay the rest.
     fn seal(&self) -> Result<()> {
         let device = |stop: Stop| match stop {
             Stop::Damaged(what) => Error::Io(what.into()),
             Stop::Other(error) => error,
         };
-        for (&sector, &(sectors, lsn)) in &self.buffers {
+        for (&sector, &(sectors, had)) in &self.buffers {
             let at = sector * SECTOR as u64;
             let mut bytes = self.read_at(at, sectors as usize * SECTOR).map_err(device)?;
             if let Some(kind) = SelfDescription::of(&bytes) {
-                kind.seal(&mut bytes, lsn.raw());
+                kind.seal(&mut bytes, had);
                 self.write_at(at, &bytes).map_err(device)?;
             }
         }

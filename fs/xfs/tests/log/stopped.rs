@@ -20,9 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const THREADS: usize = 8;
-/// Filesystems that are stopped, for each kind, and those with intents that are looked at.
+/// Filesystems that are stopped for each kind, and those with intents that are looked at.
 const STOPS: usize = 60;
 const WANTED: usize = 3;
+/// Filesystems that are stopped at most: a slow machine seldom stops at such a moment.
+const MOST_STOPS: usize = 600;
 /// Power cuts while ivers recovers one of them.
 const CUTS: usize = 6;
 
@@ -87,6 +89,16 @@ fn stop(
     opened.intents.iter().filter(|intent| intent.name() == intents).count()
 }
 
+/// Compares trees, without the times of the last change: Linux gives an inode with an attribute intent the
+/// time of the recovery.
+fn assert_same_contents(ours: &Tree, theirs: &Tree, what: &str) {
+    let without = |tree: &Tree| -> Tree {
+        let cut = |line: &String| line.rfind(", (").map_or(line.clone(), |at| line[..at].to_owned());
+        tree.iter().map(|(path, line)| (path.clone(), cut(line))).collect()
+    };
+    assert_same(&without(ours), &without(theirs), what);
+}
+
 /// The tree after Linux recovered.
 fn recovered_by_linux(image: &Path) -> Tree {
     let copy = image.with_extension("linux");
@@ -122,7 +134,7 @@ fn cut_recovery(image: &Path, expected: &Tree, judge: fn(&Path, &str), random: &
             0 => mount_writable(&copy).unmount().unwrap(),
             _ => LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap(),
         }
-        assert_same(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
+        assert_same_contents(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
         judge(&copy, &what);
         std::fs::remove_file(&copy).unwrap();
     }
@@ -138,7 +150,10 @@ fn parent_pointers_that_linux_left_are_completed() {
     for kind in &crate::common::parents::KINDS[..3] {
         let mut random = StdRng::seed_from_u64(7);
         let mut found = 0;
-        for _ in 0..STOPS {
+        for nth in 0..MOST_STOPS {
+            if found == WANTED || (found > 0 && nth >= STOPS) {
+                break;
+            }
             kind.make(&image);
             let intents = stop(&image, change_names, "attribute", &mut random);
             if intents == 0 {
@@ -149,17 +164,14 @@ fn parent_pointers_that_linux_left_are_completed() {
             assert_clean(&image, &format!("{what}, before recovery"));
             let expected = recovered_by_linux(&image);
             // A reader completes nothing: users do not see parent pointers.
-            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
+            assert_same_contents(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
             if found == 0 {
                 cut_recovery(&image, &expected, crate::common::parents::judge, &mut random, &what);
             }
             mount_writable(&image).unmount().unwrap();
-            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
+            assert_same_contents(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
             crate::common::parents::judge(&image, &what);
             found += 1;
-            if found == WANTED {
-                break;
-            }
         }
         assert!(found > 0, "{}: no log has attribute intents", kind.name);
     }
@@ -186,7 +198,10 @@ fn mappings_that_linux_left_are_completed() {
     for (name, args) in kinds {
         let mut random = StdRng::seed_from_u64(7);
         let mut found = 0;
-        for _ in 0..STOPS {
+        for nth in 0..MOST_STOPS {
+            if found == WANTED || (found > 0 && nth >= STOPS) {
+                break;
+            }
             mkfs(&image, args, None);
             let intents = stop(&image, copy_on_write, "mapping", &mut random);
             if intents == 0 {
@@ -206,9 +221,6 @@ fn mappings_that_linux_left_are_completed() {
             assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
             judge(&image, &what);
             found += 1;
-            if found == WANTED {
-                break;
-            }
         }
         assert!(found > 0, "{name}: no log has intents of mappings");
     }
