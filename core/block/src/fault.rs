@@ -113,6 +113,20 @@ impl FaultDevice {
         self.state.lock().log.clone()
     }
 
+    /// Returns how often a program waited for the medium: flushes with something to flush, and durable
+    /// writes.
+    pub fn waits(&self) -> (u32, u32) {
+        let (mut flushes, mut durable, mut is_dirty) = (0, 0, false);
+        for op in &self.state.lock().log {
+            match op {
+                Recorded::Write { fua: true, .. } => durable += 1,
+                Recorded::Flush => flushes += u32::from(std::mem::take(&mut is_dirty)),
+                _ => is_dirty = true,
+            }
+        }
+        (flushes, durable)
+    }
+
     /// Returns the device after the first `prefix` recorded operations.
     pub fn image(&self, prefix: usize) -> Result<OverlayDevice> {
         self.image_where(prefix, |_| true)

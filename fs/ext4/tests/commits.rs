@@ -87,15 +87,7 @@ fn waits(short_session: bool, also: &dyn Fn(&Vfs, &InodeRef)) -> (u32, u32) {
     vfs.create(&Cred::root(), &root, b"d", &CreateSpec::of(FileType::Directory, 0o755), false).unwrap();
     also(&vfs, &root);
     vfs.unmount().unwrap();
-    let (mut flushes, mut durable, mut is_dirty) = (0, 0, false);
-    for op in device.record() {
-        match op {
-            Recorded::Write { fua: true, .. } => durable += 1,
-            Recorded::Flush => flushes += u32::from(std::mem::take(&mut is_dirty)),
-            _ => is_dirty = true,
-        }
-    }
-    (flushes, durable)
+    device.waits()
 }
 
 #[test]

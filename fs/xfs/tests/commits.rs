@@ -1,6 +1,6 @@
 //! How often a session waits for the medium.
 
-use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
+use ivers_block::{Device, FaultDevice, MemDevice};
 use ivers_vfs::*;
 use ivers_xfs::mkfs::{MkfsOptions, mkfs};
 use ivers_xfs::{OpenOptions, Xfs};
@@ -18,15 +18,7 @@ fn waits(change: impl Fn(&Vfs, &InodeRef)) -> (u32, u32) {
     let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
     change(&vfs, &vfs.root().unwrap());
     vfs.unmount().unwrap();
-    let (mut flushes, mut durable, mut is_dirty) = (0, 0, false);
-    for op in device.record() {
-        match op {
-            Recorded::Write { fua: true, .. } => durable += 1,
-            Recorded::Flush => flushes += u32::from(std::mem::take(&mut is_dirty)),
-            _ => is_dirty = true,
-        }
-    }
-    (flushes, durable)
+    device.waits()
 }
 
 #[test]
