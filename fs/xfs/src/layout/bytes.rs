@@ -18,6 +18,11 @@ pub(crate) fn read<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8], at: usi
     Some(T::read_from_prefix(bytes.get(at..)?).ok()?.0)
 }
 
+/// Reads some bytes at an offset, such as those of a little-endian number.
+pub(crate) fn array<const LEN: usize>(bytes: &[u8], at: usize) -> Option<[u8; LEN]> {
+    bytes.get(at..at.checked_add(LEN)?)?.try_into().ok()
+}
+
 /// Reads a big-endian number of up to 8 bytes at an offset.
 pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     let end = at.checked_add(len)?;

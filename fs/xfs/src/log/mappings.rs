@@ -10,6 +10,7 @@
 //! | 44 | 4 | `me_flags`: the operation in the lowest byte, the fork, the state |
 
 use crate::fork::{Extent, Which};
+use crate::layout::bytes::array;
 use crate::layout::dinode::{EXTENT_MAX, FILE_BLOCKS_END};
 use crate::layout::superblock::FsBlock;
 use ivers_block::FileBlock;
@@ -37,14 +38,8 @@ impl MappingIntent {
     pub(crate) fn decode(regions: &[Vec<u8>]) -> Result<Self, String> {
         let cut = || "an intent of a mapping is too short".to_owned();
         let [region] = regions else { return Err("an intent of a mapping has several regions".into()) };
-        let word = |at: usize| {
-            let bytes = region.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-            bytes.map(u32::from_le_bytes).ok_or_else(cut)
-        };
-        let long = |at: usize| {
-            let bytes = region.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-            bytes.map(u64::from_le_bytes).ok_or_else(cut)
-        };
+        let word = |at| array(region, at).map(u32::from_le_bytes).ok_or_else(cut);
+        let long = |at| array(region, at).map(u64::from_le_bytes).ok_or_else(cut);
         let (ino, start, at) = (long(16)?, long(24)?, long(32)?);
         let (len, flags) = (word(40)?, word(44)?);
         let is_whole = at.checked_add(len.into()).is_some_and(|end| end <= FILE_BLOCKS_END);

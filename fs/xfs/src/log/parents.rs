@@ -12,6 +12,7 @@
 //! Names follow, and then values, in a region each.
 
 use crate::layout::attribute::flags;
+use crate::layout::bytes::array;
 
 /// Operations on attributes of users, on which only kernels for developers log intents.
 const USERS: [u32; 3] = [1, 2, 3];
@@ -40,19 +41,15 @@ pub(crate) struct ParentIntent<'a> {
     pub new: Option<Pointer<'a>>,
 }
 
-fn field<const LEN: usize>(head: &[u8], at: usize) -> Option<[u8; LEN]> {
-    head.get(at..at + LEN)?.try_into().ok()
-}
-
 impl<'a> ParentIntent<'a> {
     /// Decodes the regions of an attribute intent; `None` if it changes an attribute of a user.
     pub(crate) fn decode(regions: &'a [Vec<u8>]) -> Result<Option<Self>, String> {
         let cut = || "an attribute intent is too short".to_owned();
         let head = regions.first().ok_or_else(cut)?;
-        let word = |at| field(head, at).map(u32::from_le_bytes).ok_or_else(cut);
-        let half = |at| field(head, at).map(u16::from_le_bytes).map(usize::from).ok_or_else(cut);
+        let word = |at| array(head, at).map(u32::from_le_bytes).ok_or_else(cut);
+        let half = |at| array(head, at).map(u16::from_le_bytes).map(usize::from).ok_or_else(cut);
         let generation = word(4)?;
-        let ino = field(head, 16).map(u64::from_le_bytes).ok_or_else(cut)?;
+        let ino = array(head, 16).map(u64::from_le_bytes).ok_or_else(cut)?;
         let operation = word(24)? & OPERATION;
         let one_name = word(28)? as usize;
         let (old_name, new_name) = (half(28)?, half(30)?);

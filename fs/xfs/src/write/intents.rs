@@ -9,6 +9,7 @@ use super::refcount::CountChange;
 use super::space::{Space, journal_error};
 use super::tx::Tx;
 use crate::inode::Dinode;
+use crate::layout::bytes::array;
 use crate::layout::owner::{ATTRIBUTES, FILE_BLOCK, Owner, TREE, UNWRITTEN};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::log::{FoundIntent, intent_id, object, order_of};
@@ -128,12 +129,11 @@ impl LogObject for Intent {
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
-    let bytes = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-    bytes.map_or(0, u32::from_le_bytes)
+    array(bytes, at).map_or(0, u32::from_le_bytes)
 }
 
 fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+    array(bytes, at).map_or(0, u64::from_le_bytes)
 }
 
 impl Space {
