@@ -24,6 +24,11 @@ impl Bits {
         self.kept * WORDS * size_of::<u64>() + self.chunks.len() * size_of::<usize>()
     }
 
+    /// Whether no number was added.
+    pub fn is_empty(&self) -> bool {
+        self.kept == 0
+    }
+
     /// Whether a number is in the set.
     pub fn get(&self, bit: u64) -> bool {
         self.chunks

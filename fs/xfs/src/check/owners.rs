@@ -104,6 +104,9 @@ impl Checker {
     }
 
     fn settled_mappings(&mut self, ag: u32, runs: Vec<Mapping>) -> Result<Vec<Mapping>> {
+        if self.pending.is_empty() {
+            return Ok(runs);
+        }
         let mut settled = Vec::with_capacity(runs.len());
         for run in runs {
             let part = |(start, len): (u32, u32)| Mapping {
@@ -119,6 +122,9 @@ impl Checker {
     }
 
     fn settled_counts(&mut self, ag: u32, runs: Vec<Count>) -> Result<Vec<Count>> {
+        if self.pending.is_empty() {
+            return Ok(runs);
+        }
         let mut settled = Vec::with_capacity(runs.len());
         for (start, len, references) in runs {
             let parts = self.settled(ag, start, len);
