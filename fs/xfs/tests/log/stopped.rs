@@ -112,31 +112,72 @@ fn recovered_by_linux(image: &Path) -> Tree {
     tree
 }
 
-/// Cuts the power while ivers recovers, and lets ivers or Linux recover after that.
-fn cut_recovery(image: &Path, expected: &Tree, judge: fn(&Path, &str), random: &mut StdRng, what: &str) {
-    let base = Arc::new(FileDevice::open(image, OpenMode::ReadOnly).unwrap());
-    let device = Arc::new(FaultDevice::new(base));
-    Xfs::open(device.clone(), OpenOptions::default()).unwrap().unmount().unwrap();
-    let record = device.record();
-    for nth in 0..CUTS {
-        let prefix = random.random_range(0..record.len());
-        let what = format!("{what}, recovery cut at {prefix} of {}", record.len());
-        let copy = image.with_extension("cut");
-        copy_image(image, &copy);
-        let cut = FileDevice::open(&copy, OpenMode::ReadWrite).unwrap();
-        for done in &record[..prefix] {
-            if let Recorded::Write { offset, data, .. } = done {
-                cut.write_at(*offset, data).unwrap();
+/// What Linux does when it is stopped, and how the result is judged.
+struct Stopped {
+    work: fn(&Path, usize) -> std::io::Result<()>,
+    /// The name of the intents that must be in the log.
+    intents: &'static str,
+    /// Looks at the image before anyone recovers it. The tree is that after Linux's recovery.
+    before: fn(&Path, &Tree, &str),
+    same: fn(&Tree, &Tree, &str),
+    judge: fn(&Path, &str),
+}
+
+impl Stopped {
+    /// Cuts the power while ivers recovers, and lets ivers or Linux recover after that.
+    fn cut_recovery(&self, image: &Path, expected: &Tree, random: &mut StdRng, what: &str) {
+        let base = Arc::new(FileDevice::open(image, OpenMode::ReadOnly).unwrap());
+        let device = Arc::new(FaultDevice::new(base));
+        Xfs::open(device.clone(), OpenOptions::default()).unwrap().unmount().unwrap();
+        let record = device.record();
+        for nth in 0..CUTS {
+            let prefix = random.random_range(0..record.len());
+            let what = format!("{what}, recovery cut at {prefix} of {}", record.len());
+            let copy = image.with_extension("cut");
+            copy_image(image, &copy);
+            let cut = FileDevice::open(&copy, OpenMode::ReadWrite).unwrap();
+            for done in &record[..prefix] {
+                if let Recorded::Write { offset, data, .. } = done {
+                    cut.write_at(*offset, data).unwrap();
+                }
             }
+            drop(cut);
+            match nth % 2 {
+                0 => mount_writable(&copy).unmount().unwrap(),
+                _ => LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap(),
+            }
+            (self.same)(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
+            (self.judge)(&copy, &what);
+            std::fs::remove_file(&copy).unwrap();
         }
-        drop(cut);
-        match nth % 2 {
-            0 => mount_writable(&copy).unmount().unwrap(),
-            _ => LoopMount::new(&copy, "nouuid").unwrap().unmount().unwrap(),
+    }
+
+    /// Stops Linux on images that `make` makes, and lets ivers recover those with intents.
+    fn complete(&self, name: &str, image: &Path, make: &dyn Fn(&Path)) {
+        let mut random = StdRng::seed_from_u64(7);
+        let mut found = 0;
+        for nth in 0..MOST_STOPS {
+            if found == WANTED || (found > 0 && nth >= STOPS) {
+                break;
+            }
+            make(image);
+            let intents = stop(image, self.work, self.intents, &mut random);
+            if intents == 0 {
+                continue;
+            }
+            let what = format!("{name}, {intents} intents");
+            println!("{what}");
+            let expected = recovered_by_linux(image);
+            (self.before)(image, &expected, &what);
+            if found == 0 {
+                self.cut_recovery(image, &expected, &mut random, &what);
+            }
+            mount_writable(image).unmount().unwrap();
+            (self.same)(&our_tree(&mount(image), true).unwrap(), &expected, &what);
+            (self.judge)(image, &what);
+            found += 1;
         }
-        assert_same_contents(&our_tree(&mount(&copy), true).unwrap(), expected, &what);
-        judge(&copy, &what);
-        std::fs::remove_file(&copy).unwrap();
+        assert!(found > 0, "{name}: no log has {} intents", self.intents);
     }
 }
 
@@ -147,40 +188,20 @@ fn parent_pointers_that_linux_left_are_completed() {
     }
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
+    let stopped = Stopped {
+        work: change_names,
+        intents: "attribute",
+        // A reader completes nothing: users do not see parent pointers.
+        before: |image, expected, what| {
+            assert_clean(image, &format!("{what}, before recovery"));
+            assert_same_contents(&our_tree(&mount(image), true).unwrap(), expected, what);
+        },
+        same: assert_same_contents,
+        judge: crate::common::parents::judge,
+    };
     for kind in &crate::common::parents::KINDS[..3] {
-        let mut random = StdRng::seed_from_u64(7);
-        let mut found = 0;
-        for nth in 0..MOST_STOPS {
-            if found == WANTED || (found > 0 && nth >= STOPS) {
-                break;
-            }
-            kind.make(&image);
-            let intents = stop(&image, change_names, "attribute", &mut random);
-            if intents == 0 {
-                continue;
-            }
-            let what = format!("{}, {intents} intents", kind.name);
-            println!("{what}");
-            assert_clean(&image, &format!("{what}, before recovery"));
-            let expected = recovered_by_linux(&image);
-            // A reader completes nothing: users do not see parent pointers.
-            assert_same_contents(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
-            if found == 0 {
-                cut_recovery(&image, &expected, crate::common::parents::judge, &mut random, &what);
-            }
-            mount_writable(&image).unmount().unwrap();
-            assert_same_contents(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
-            crate::common::parents::judge(&image, &what);
-            found += 1;
-        }
-        assert!(found > 0, "{}: no log has attribute intents", kind.name);
+        stopped.complete(kind.name, &image, &|path| kind.make(path));
     }
-}
-
-/// Whatever judges an image with shared blocks.
-fn judge(image: &Path, what: &str) {
-    assert_clean(image, what);
-    repair_finds_nothing(image, what);
 }
 
 #[test]
@@ -195,33 +216,22 @@ fn mappings_that_linux_left_are_completed() {
         ("rmapbt", &["-m", "rmapbt=1"]),
         ("rmapbt, blocks of 1 KiB", &["-m", "rmapbt=1", "-b", "size=1024"]),
     ];
-    for (name, args) in kinds {
-        let mut random = StdRng::seed_from_u64(7);
-        let mut found = 0;
-        for nth in 0..MOST_STOPS {
-            if found == WANTED || (found > 0 && nth >= STOPS) {
-                break;
-            }
-            mkfs(&image, args, None);
-            let intents = stop(&image, copy_on_write, "mapping", &mut random);
-            if intents == 0 {
-                continue;
-            }
-            let what = format!("{name}, {intents} intents");
-            println!("{what}");
-            let expected = recovered_by_linux(&image);
-            // A reader would show blocks that are not the file's.
-            let device = Arc::new(FileDevice::open(&image, OpenMode::ReadOnly).unwrap());
+    let stopped = Stopped {
+        work: copy_on_write,
+        intents: "mapping",
+        // A reader would show blocks that are not the file's.
+        before: |image, _, what| {
+            let device = Arc::new(FileDevice::open(image, OpenMode::ReadOnly).unwrap());
             let refused = Xfs::open(device, OpenOptions::default()).map(drop).unwrap_err().to_string();
             assert!(refused.contains("unfinished mapping intent"), "{what}: {refused}");
-            if found == 0 {
-                cut_recovery(&image, &expected, judge, &mut random, &what);
-            }
-            mount_writable(&image).unmount().unwrap();
-            assert_same(&our_tree(&mount(&image), true).unwrap(), &expected, &what);
-            judge(&image, &what);
-            found += 1;
-        }
-        assert!(found > 0, "{name}: no log has intents of mappings");
+        },
+        same: assert_same,
+        judge: |image, what| {
+            assert_clean(image, what);
+            repair_finds_nothing(image, what);
+        },
+    };
+    for (name, args) in kinds {
+        stopped.complete(name, &image, &|path| mkfs(path, args, None));
     }
 }
