@@ -242,6 +242,17 @@ pub enum Reply {
     },
 }
 
+/// The request that opens an image, or a server. `range`: the part of the file that has the image.
+fn open_request(image: &Path, options: ImageOptions, range: Option<(u64, u64)>) -> Request {
+    Request::Open {
+        image: image.as_os_str().as_bytes().to_vec(),
+        options,
+        range,
+        quiet: progress::is_silent(),
+        json: failure::json_operands(),
+    }
+}
+
 /// The command's end of the connection to an image process.
 pub struct ImageProcess {
     child: Child,
@@ -263,14 +274,8 @@ impl ImageProcess {
     ) -> Result<Self> {
         let mut process = Self::spawn(output)?;
         let partition = options.partition.clone().or_else(|| partition_of(image, device.path()));
-        let request = Request::Open {
-            image: image.as_os_str().as_bytes().to_vec(),
-            options: ImageOptions { partition, ..options.clone() },
-            range: sent_range(device),
-            quiet: progress::is_silent(),
-            json: failure::json_operands(),
-        };
-        process.request(&request, device.lend())?;
+        let options = ImageOptions { partition, ..options.clone() };
+        process.request(&open_request(image, options, sent_range(device)), device.lend())?;
         Ok(process)
     }
 
@@ -282,14 +287,7 @@ impl ImageProcess {
         output: Stdio,
     ) -> Result<Self> {
         let mut process = Self::spawn(output)?;
-        let request = Request::Open {
-            image: image.as_os_str().as_bytes().to_vec(),
-            options: options.clone(),
-            range: None,
-            quiet: progress::is_silent(),
-            json: failure::json_operands(),
-        };
-        process.request(&request, connection.lend())?;
+        process.request(&open_request(image, options.clone(), None), connection.lend())?;
         Ok(process)
     }
 

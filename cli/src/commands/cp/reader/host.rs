@@ -147,16 +147,11 @@ impl Source for Host {
         let may_have_holes = meta.blocks() * 512 < meta.len();
         let mut at = 0;
         loop {
-            let next = if may_have_holes {
-                rustix::fs::seek(&file, SeekFrom::Data(at))
-            } else {
-                Err(Errno::OPNOTSUPP)
-            };
             // Without support for holes the file is all data.
-            let (from, to) = match next {
-                Ok(from) => (from, rustix::fs::seek(&file, SeekFrom::Hole(from))?),
-                Err(Errno::NXIO) => return Ok(file.metadata()?.len().max(at)),
-                Err(_) => (at, u64::MAX),
+            let (from, to) = match may_have_holes.then(|| rustix::fs::seek(&file, SeekFrom::Data(at))) {
+                Some(Ok(from)) => (from, rustix::fs::seek(&file, SeekFrom::Hole(from))?),
+                Some(Err(Errno::NXIO)) => return Ok(file.metadata()?.len().max(at)),
+                Some(Err(_)) | None => (at, u64::MAX),
             };
             at = from;
             while at < to {
