@@ -123,8 +123,8 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     problems.into_result()
 }
 
-/// Returns whether an operand is a directory whose names are listed. Such operands come after all others, as
-/// with ls(1): the names of a directory end where the next one starts.
+/// Returns whether an operand is a directory whose names are listed. As with ls(1), such operands come last:
+/// a file after them would look like a name in the directory.
 pub fn lists_names(vfs: &Vfs, path: &[u8], args: &Args) -> bool {
     let found = vfs.resolve(&Cred::root(), path, follows_link(path, args));
     !args.directory && found.is_ok_and(|inode| inode.kind == FileType::Directory)

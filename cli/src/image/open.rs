@@ -367,7 +367,7 @@ pub struct Images {
 
 enum State {
     Opened(Option<FileDevice>),
-    /// A server, and a path whose filesystem decides what is said of the change attribute.
+    /// A server, and a path on it. What is said of the change attribute holds for that path's filesystem.
     Connected(Option<ServerConnection>, Vec<u8>),
     Parsed(Arc<Vfs>),
     /// It could not be parsed; the exit code.

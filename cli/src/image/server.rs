@@ -61,7 +61,7 @@ fn check_options(image: &Path, options: &ImageOptions) -> Result<()> {
     }
 }
 
-/// A connection to a server, and the user whose credentials are sent. Made outside of the sandbox.
+/// A connection to a server, and the user whose credentials it sends. A sandboxed process cannot make one.
 pub struct ServerConnection {
     target: Target,
     stream: TcpStream,
@@ -94,8 +94,8 @@ impl ServerConnection {
         self.stream.as_fd()
     }
 
-    /// Opens the server's root for a command. `facts_of`: a path whose filesystem decides what the command
-    /// says of the change attribute.
+    /// Opens the server's root for a command. What the command says of the change attribute holds for the
+    /// filesystem of the path `facts_of`.
     pub fn open_for_command(
         self,
         facts_of: &[u8],
