@@ -54,6 +54,10 @@ fn a_directory_of_the_host_is_compared_by_times() {
     assert_eq!(text(&now), "C .\nC sub\nM before -> sub/after\nR sub/gone\nC touched\n");
     assert_eq!(now.status.code(), Some(1));
     assert_eq!(changed(&tree, &state, &[]).status.code(), Some(0));
+    // An error is not taken for a change.
+    let failed = ["--save", "/dev/full"];
+    assert_eq!(changed(&tree, &state, &failed).status.code(), Some(1));
+    assert_eq!(changed(&tree, &state, &[&failed[..], &["--exit-code"]].concat()).status.code(), Some(8));
     let apart = changed(&tree, &state, &["--no-renames", "--only", "new,removed", "--exit-code"]);
     assert_eq!(text(&apart), "R before\nN sub/after\nR sub/gone\n");
     let moved = changed(&tree, &state, &["--only", "renamed", "--json"]);

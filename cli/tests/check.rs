@@ -37,7 +37,7 @@ fn exit_codes_are_those_of_fsck() {
     let before = fs::read(&path).unwrap();
     let clean = ivers(["check", &path]);
     assert_eq!(clean.status.code(), Some(0), "{}", said(&clean));
-    assert!(said(&clean).contains("ext4: clean"), "{}", said(&clean));
+    assert!(said(&clean).contains(": ext4: clean"), "{}", said(&clean));
     let mut damaged = before.clone();
     // The counts of free blocks and inodes in the superblock.
     damaged[1024 + 0xC] ^= 1;
@@ -259,7 +259,7 @@ fn a_filesystem_that_was_not_unmounted_has_a_note() {
     fs::write(path, &bytes).unwrap();
     let output = ivers(["check", path]);
     assert!(output.status.success(), "{}", said(&output));
-    for part in ["note: ", "not unmounted cleanly", "e2fsck", "ext4: clean"] {
+    for part in ["note: ", "not unmounted cleanly", "e2fsck", ": ext2: clean"] {
         assert!(said(&output).contains(part), "{part}: {}", said(&output));
     }
 }

@@ -248,6 +248,12 @@ fn fat_says_what_it_cannot_store() {
     for place in ["copied", "unpacked"] {
         assert_eq!(ok(path, &format!("ls @/{place}")), "a\n");
     }
+    let owned = dir.path().join("owned.img");
+    ok(&owned, &format!("mkfs -q --size 8M {}", owned.display()));
+    ok(&owned, "touch @/file");
+    ok(&owned, "chown 7 @/file");
+    let from = owned.to_str().unwrap();
+    fails(path, &format!("cp -a {from}:/file @/file"), 1, &["a FAT filesystem stores no owners"]);
     fails(path, &format!("mkfs -q --type fat16 --force {path_text} --from {tree}"), 1, &lacks);
     fsck_fat(path).unwrap();
 }

@@ -194,7 +194,7 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
     check_options(format, options).with_context(|| image_name.clone())?;
     let options = ImageOptions { partition, ..options.clone() };
     let found = format.check(device, &options, memory, &image_name).with_context(|| image_name.clone())?;
-    Ok((format.names[0], found))
+    Ok((found.fs_type().unwrap_or(format.names[0]), found))
 }
 
 /// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if

@@ -137,6 +137,18 @@ pub fn reported_as(error: &anyhow::Error, code_of_command: u8) -> anyhow::Error 
     reported(code_of_command)
 }
 
+/// Returns an error that ends the command with another exit code than its own. Prints it, unless it was
+/// printed already or nobody reads the output.
+pub fn recoded(error: anyhow::Error, code_of_command: u8) -> anyhow::Error {
+    if error.is::<Reported>() {
+        reported(code_of_command)
+    } else if is_broken_pipe(&error) {
+        error
+    } else {
+        reported_as(&error, code_of_command)
+    }
+}
+
 /// Prints a warning.
 pub fn warn(message: impl fmt::Display) {
     let message = format::one_line(&message.to_string());

@@ -79,13 +79,7 @@ impl FileSystem for Ext4 {
         let by_map = (12 + per + per * per + per * per * per).min(u64::from(u32::MAX) - 1);
         let blocks = if extents { u64::from(u32::MAX) - 1 } else { by_map };
         FsInfo {
-            fs_type: if extents {
-                "ext4"
-            } else if self.sb.compat.contains(Compat::HAS_JOURNAL) {
-                "ext3"
-            } else {
-                "ext2"
-            },
+            fs_type: self.sb.fs_type(),
             label: String::from_utf8_lossy(&self.sb.label).into_owned(),
             uuid: self.sb.uuid,
             block_size: self.sb.block_size,

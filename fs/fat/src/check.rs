@@ -25,10 +25,10 @@ const PATH_MAX: usize = 4096;
 pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Findings> {
     let mut head = vec![0; 512.min(device.size_bytes()) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
-    let mut found = Findings::default();
     let geometry = match Geometry::parse(&head, device.size_bytes()) {
         Ok(geometry) => geometry,
         Err(Error::Corrupt { what, .. }) => {
+            let mut found = Findings::default();
             found.add("boot-sector-invalid", Place::block(0), what);
             return Ok(found);
         }
@@ -38,7 +38,7 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, place: &str) -> Result<Fin
     let mut checker = Checker {
         device,
         memory,
-        found,
+        found: Findings::of(geometry.fs_type()),
         claimed: Bits::new(geometry.end_cluster().0.into()),
         window: (u64::MAX, Vec::new()),
         label: None,

@@ -278,11 +278,7 @@ impl FileSystem for Fat {
         let mut uuid = [0; 16];
         uuid[..4].copy_from_slice(&self.geometry.serial.to_be_bytes());
         FsInfo {
-            fs_type: match self.geometry.bits {
-                12 => "fat12",
-                16 => "fat16",
-                _ => "fat32",
-            },
+            fs_type: self.geometry.fs_type(),
             label: self.label.clone(),
             uuid,
             block_size: self.geometry.cluster_bytes.min(32 << 10),

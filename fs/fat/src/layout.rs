@@ -265,6 +265,15 @@ pub fn probe(head: &[u8]) -> bool {
 }
 
 impl Geometry {
+    /// Returns the name of the type.
+    pub fn fs_type(&self) -> &'static str {
+        match self.bits {
+            12 => "fat12",
+            16 => "fat16",
+            _ => "fat32",
+        }
+    }
+
     /// Parses the boot sector of a device with `device_bytes` bytes.
     pub fn parse(head: &[u8], device_bytes: u64) -> Result<Self> {
         if !probe(head) {

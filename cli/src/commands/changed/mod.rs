@@ -30,7 +30,9 @@ use crate::image::mount_options::ImageArgs;
 use crate::image::open::open_image;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{ImageProcess, Request, protocol_error};
-use crate::output::failure::{self, FAILED, Problems, REFUSED, failure, reported, usage, warn};
+use crate::output::failure::{
+    self, FAILED, Problems, REFUSED, code, failure, recoded, reported, usage, warn,
+};
 use crate::output::format::Shown;
 use crate::output::save;
 use compare::{Compared, Comparison, Form, Report};
@@ -46,7 +48,8 @@ warning says so. TREE itself is `.`. With -0 only paths are printed, each with `
 name looks like an option or a comment) and a NUL at its end, moved files by their new path, and removed \
 ones only with --only. A path is unchanged if filesystem, inode number, generation and change attribute \
 are all as saved. Without a change attribute every file counts as changed. What this user may not read is \
-named on standard error (except lost+found), counts as unchanged, and makes the exit code 1.
+named on standard error (except lost+found), counts as unchanged, and makes the exit code 1 (8 with \
+--exit-code).
 
 TREE may be a directory that is not on a mount of ivers. The kernel shows no change attribute there, so \
 ctime, mtime, size, inode number and time of birth are compared, and without -q a warning says so. That \
@@ -84,7 +87,7 @@ pub struct Args {
     /// Print only paths, with ./ in front and a NUL at the end of each
     #[arg(short = '0', long)]
     null: bool,
-    /// Exit with 1 if something is printed
+    /// Exit with 1 if something is printed, and with 8 instead of 1 if the operation failed
     #[arg(long, requires = "since")]
     exit_code: bool,
     /// Show moved files as removed and new
@@ -242,8 +245,23 @@ impl Job<'_> {
     }
 }
 
+/// Exit code with --exit-code: something changed.
+const CHANGED: u8 = 1;
+/// Exit code with --exit-code: the operation failed. It is [`FAILED`] elsewhere, which means "changed" here.
+const TROUBLE: u8 = 8;
+
 /// Runs `ivers changed`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
+    match run_comparison(args, json, quiet) {
+        Ok(true) if args.exit_code => Err(reported(CHANGED)),
+        Ok(_) => Ok(()),
+        Err(error) if args.exit_code && code(&error) == FAILED => Err(recoded(error, TROUBLE)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Compares and saves. Returns whether something changed.
+fn run_comparison(args: &Args, json: bool, quiet: bool) -> Result<bool> {
     if args.null && json {
         return Err(usage("-0 and --json exclude each other: they are two forms of the output"));
     }
@@ -286,7 +304,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         save::save_from(path, &mut state, SAVED)?;
     }
     problems.into_result()?;
-    if args.exit_code && has_changes { Err(reported(FAILED)) } else { Ok(()) }
+    Ok(has_changes)
 }
 
 /// The name of the file of --save in errors.

@@ -79,6 +79,7 @@ pub struct Finding {
 /// The findings of one check.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
+    fs_type: Option<&'static str>,
     kept: Vec<Finding>,
     counts: BTreeMap<&'static str, u64>,
     notes: Vec<String>,
@@ -87,6 +88,21 @@ pub struct Findings {
 impl Findings {
     /// Findings of one kind that are kept with their place; more are only counted.
     pub const KEPT_OF_A_KIND: u64 = 1000;
+
+    /// Returns findings of a filesystem of this type, as [`FsInfo::fs_type`](crate::FsInfo::fs_type) names it.
+    pub fn of(fs_type: &'static str) -> Self {
+        Self { fs_type: Some(fs_type), ..Self::default() }
+    }
+
+    /// The type of the filesystem, if the checker could read it.
+    pub fn fs_type(&self) -> Option<&'static str> {
+        self.fs_type
+    }
+
+    /// Sets the type of the filesystem.
+    pub fn set_fs_type(&mut self, fs_type: &'static str) {
+        self.fs_type = Some(fs_type);
+    }
 
     /// Adds a finding.
     pub fn add(&mut self, code: &'static str, place: Place, what: impl Into<String>) {

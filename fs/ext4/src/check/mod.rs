@@ -114,7 +114,10 @@ fn read_super(
     device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     match Superblock::parse_accepting(&bytes, device.size_bytes(), place, Incompat::CHECKABLE) {
         Ok(sb) => match RawSuperblock::read_from_bytes(&bytes) {
-            Ok(raw) => Ok(Some((raw, sb))),
+            Ok(raw) => {
+                found.set_fs_type(sb.fs_type());
+                Ok(Some((raw, sb)))
+            }
             Err(_) => Ok(None),
         },
         Err(Error::Corrupt { what, .. }) => {

@@ -167,6 +167,17 @@ impl LiveSize {
 }
 
 impl Superblock {
+    /// Returns the name of the oldest filesystem type that has these features.
+    pub fn fs_type(&self) -> &'static str {
+        if self.incompat.contains(Incompat::EXTENTS) {
+            "ext4"
+        } else if self.compat.contains(Compat::HAS_JOURNAL) {
+            "ext3"
+        } else {
+            "ext2"
+        }
+    }
+
     /// Decodes and checks. `device_len` is the device's length in bytes, `place` names the image in errors.
     pub fn parse(bytes: &[u8], device_len: u64, place: &str) -> Result<Self> {
         Self::parse_accepting(bytes, device_len, place, Incompat::READABLE)

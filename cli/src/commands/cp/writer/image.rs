@@ -137,7 +137,7 @@ impl Image {
     fn set_attributes(&self, inode: &InodeRef, header: &FileHeader, xattrs: &Xattrs) -> Result<()> {
         let cred = Cred::root();
         let owner = SetAttr { uid: Some(header.uid), gid: Some(header.gid), ..SetAttr::default() };
-        self.vfs.set_attr(&cred, inode, &owner)?;
+        explain_lack(&self.vfs, Some("owners"), self.vfs.set_attr(&cred, inode, &owner))?;
         let mut failed = None;
         for (name, value) in xattrs {
             match self.vfs.set_xattr(&cred, inode, name, value, XattrMode::Any) {
