@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ivers_block::{Buffer, Contents, Unit};
 
+use crate::engine::OBJECT_OVERHEAD;
 use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 
 /// A committed buffer, with its newest committed contents.
@@ -27,12 +28,19 @@ pub(crate) struct ActiveObject {
     pub tid: Tid,
 }
 
+impl ActiveObject {
+    /// The memory that it takes, about.
+    fn memory_bytes(&self) -> u64 {
+        OBJECT_OVERHEAD + self.patch.as_ref().map_or(0, |patch| patch.bytes.len() as u64)
+    }
+}
+
 /// The active items of a log. They change only under the lock of the log.
 #[derive(Default)]
 pub(crate) struct Active {
     buffers: BTreeMap<Unit, ActiveBuffer>,
-    /// The bytes of their contents.
-    buffer_bytes: u64,
+    /// The memory of the contents of all buffers, and of the objects.
+    kept_bytes: u64,
     objects: BTreeMap<ObjectId, ActiveObject>,
     /// The objects that have a place, by unit.
     places: BTreeSet<(Unit, ObjectId)>,
@@ -57,22 +65,22 @@ impl Active {
         self.buffers.get(unit)
     }
 
-    /// The memory of the contents of all buffers, in bytes.
-    pub fn buffer_bytes(&self) -> u64 {
-        self.buffer_bytes
+    /// The memory of all items, in bytes, about.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 
     /// Adds a buffer in place of its earlier contents.
     pub fn insert_buffer(&mut self, unit: Unit, buffer: ActiveBuffer) {
-        self.buffer_bytes += buffer.data.len() as u64;
+        self.kept_bytes += buffer.data.len() as u64;
         if let Some(older) = self.buffers.insert(unit, buffer) {
-            self.buffer_bytes -= older.data.len() as u64;
+            self.kept_bytes -= older.data.len() as u64;
         }
     }
 
     fn remove_buffer(&mut self, unit: &Unit) -> Option<ActiveBuffer> {
         let buffer = self.buffers.remove(unit)?;
-        self.buffer_bytes -= buffer.data.len() as u64;
+        self.kept_bytes -= buffer.data.len() as u64;
         Some(buffer)
     }
 
@@ -110,6 +118,7 @@ impl Active {
         if let Some(patch) = &object.patch {
             self.places.insert((patch.unit.clone(), id));
         }
+        self.kept_bytes += object.memory_bytes();
         self.objects.insert(id, object);
     }
 
@@ -126,6 +135,7 @@ impl Active {
 
     fn remove_object(&mut self, id: ObjectId) -> Option<ActiveObject> {
         let object = self.objects.remove(&id)?;
+        self.kept_bytes -= object.memory_bytes();
         if let Some(patch) = &object.patch {
             self.places.remove(&(patch.unit.clone(), id));
         }

@@ -269,7 +269,7 @@ impl Inner {
     }
 
     fn needs_checkpoint(&self, log: &dyn LogFormat) -> bool {
-        let kept = self.state.lock().active.buffer_bytes();
+        let kept = self.state.lock().active.kept_bytes();
         let used = log.capacity().saturating_sub(log.free());
         kept > self.options.checkpoint_bytes || used * 100 > log.capacity() * self.options.checkpoint_percent
     }

@@ -26,7 +26,8 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Memory of the active items, in bytes, above which a checkpoint starts.
+    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose objects take
+    /// a quarter of it commits.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -68,7 +69,7 @@ impl JournalOptions {
         self
     }
 
-    /// Sets the memory of the active items, in bytes, above which a checkpoint starts.
+    /// Sets [`checkpoint_bytes`](Self::checkpoint_bytes).
     pub fn with_checkpoint_bytes(mut self, bytes: u64) -> Self {
         self.checkpoint_bytes = bytes;
         self
@@ -176,6 +177,16 @@ pub(crate) struct LoggedObject {
     pub patch: Option<Patch>,
 }
 
+/// The memory of an object beside its bytes, about: the driver's part, entries of maps, allocations.
+pub(crate) const OBJECT_OVERHEAD: u64 = 256;
+
+impl LoggedObject {
+    /// The memory that it takes, about. The patch usually has the bytes of the record.
+    pub fn memory_bytes(&self) -> u64 {
+        OBJECT_OVERHEAD + self.record.len() as u64
+    }
+}
+
 /// The transaction that handles join.
 pub(crate) struct Running {
     pub tid: Tid,
@@ -193,6 +204,8 @@ pub(crate) struct Running {
     /// Units freed by this transaction. The cache drops them after the commit.
     pub forgotten: HashSet<Unit>,
     pub objects: BTreeMap<ObjectId, LoggedObject>,
+    /// The memory of `objects`.
+    pub object_bytes: u64,
     /// Objects of earlier transactions that this one finishes, with their done records.
     pub finished: BTreeMap<ObjectId, Option<Arc<[u8]>>>,
     pub callbacks: Vec<Callback>,
@@ -211,6 +224,7 @@ impl Running {
             revokes: BTreeSet::new(),
             forgotten: HashSet::new(),
             objects: BTreeMap::new(),
+            object_bytes: 0,
             finished: BTreeMap::new(),
             callbacks: Vec::new(),
         }
@@ -537,10 +551,12 @@ impl Journal {
 }
 
 impl Inner {
-    /// True if `credits` more fit the transaction. An empty transaction fits every handle.
+    /// True if `credits` more fit the transaction, in the log and in memory. An empty transaction fits every
+    /// handle.
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
         let used = running.charge + running.reserved;
-        used == 0 || used.saturating_add(credits) <= self.limit
+        let in_memory = running.object_bytes <= self.options.checkpoint_bytes / 4;
+        used == 0 || (in_memory && used.saturating_add(credits) <= self.limit)
     }
 
     pub fn abort(&self, cause: &str) {

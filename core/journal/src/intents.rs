@@ -130,7 +130,7 @@ impl Inner {
         if self.log.is_none() || self.costs.object.is_none() {
             return Err(JournalError::ObjectsUnsupported);
         }
-        let (id, record, patch) = (object.id(), Arc::<[u8]>::from(object.record()), object.patch());
+        let (id, record, patch) = (object.id(), object.record(), object.patch());
         if let Some(patch) = &patch {
             let len = self.cache.len_of(&patch.unit) as usize;
             assert!(patch.fits(len), "an object does not lie inside its unit");
@@ -144,8 +144,10 @@ impl Inner {
         let running = running_of(&mut state, tid);
         running.charge += self.costs.of_object(record.len());
         let logged = LoggedObject { object: object.clone(), record, patch };
+        running.object_bytes += logged.memory_bytes();
         if let Some(older) = running.objects.insert(id, logged) {
             running.charge -= self.costs.of_object(older.record.len());
+            running.object_bytes -= older.memory_bytes();
         }
         if let Some(done) = running.finished.remove(&id) {
             running.charge -= self.costs.of_object(done.map_or(0, |done| done.len()));
@@ -165,6 +167,7 @@ impl Inner {
         let running = running_of(state, tid);
         if let Some(object) = running.objects.remove(&id) {
             running.charge -= self.costs.of_object(object.record.len());
+            running.object_bytes -= object.memory_bytes();
         }
         if in_log {
             let charge = |record: &Option<Arc<[u8]>>| {

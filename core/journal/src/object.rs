@@ -1,5 +1,6 @@
 //! Objects that a driver logs by their own serialisation: inode cores, intents.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ivers_block::{BlockNo, Unit};
@@ -20,27 +21,32 @@ pub struct ObjectId {
 pub struct Patch {
     /// The block that contains the object, or the blocks of its buffer.
     pub unit: Unit,
-    /// The bytes, each with its offset in the unit. What lies between them is not the object's.
-    pub pieces: Vec<(u32, Arc<[u8]>)>,
+    /// The bytes of the object. They may be those of its record.
+    pub bytes: Arc<[u8]>,
+    /// The ranges of `bytes` to write, each with its offset in the unit. What lies between them in the unit
+    /// is not the object's.
+    pub pieces: Vec<(u32, Range<u32>)>,
 }
 
 impl Patch {
     /// A patch of one piece.
     pub fn new(unit: impl Into<Unit>, offset: u32, bytes: impl Into<Arc<[u8]>>) -> Self {
-        Self { unit: unit.into(), pieces: vec![(offset, bytes.into())] }
+        let bytes = bytes.into();
+        let all = 0..bytes.len() as u32;
+        Self { unit: unit.into(), bytes, pieces: vec![(offset, all)] }
     }
 
     /// Writes the bytes into the contents of the unit.
     pub fn apply(&self, contents: &mut [u8]) {
-        for (offset, bytes) in &self.pieces {
-            let offset = *offset as usize;
+        for (offset, range) in &self.pieces {
+            let (offset, bytes) = (*offset as usize, &self.bytes[range.start as usize..range.end as usize]);
             contents[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
 
     /// True if all pieces lie inside a unit of `len` bytes.
     pub(crate) fn fits(&self, len: usize) -> bool {
-        self.pieces.iter().all(|(offset, bytes)| *offset as usize + bytes.len() <= len)
+        self.pieces.iter().all(|(offset, range)| *offset as usize + range.len() <= len)
     }
 }
 
@@ -53,7 +59,7 @@ pub trait LogObject: Send + Sync {
     fn id(&self) -> ObjectId;
 
     /// Returns the bytes to log.
-    fn record(&self) -> Vec<u8>;
+    fn record(&self) -> Arc<[u8]>;
 
     /// Returns the bytes to write in place. `None` is for an intent: it stays active until
     /// [`Handle::finish_object`](crate::Handle::finish_object).

@@ -351,8 +351,8 @@ fn a_log_of_blocks_refuses_objects() {
         fn id(&self) -> ivers_journal::ObjectId {
             ivers_journal::ObjectId { kind: 1, number: 1 }
         }
-        fn record(&self) -> Vec<u8> {
-            vec![1]
+        fn record(&self) -> Arc<[u8]> {
+            [1].into()
         }
         fn patch(&self) -> Option<ivers_journal::Patch> {
             None
@@ -375,12 +375,12 @@ fn without_a_log_objects_and_units_are_written_in_place() {
         fn id(&self) -> ObjectId {
             ObjectId { kind: 1, number: 1 }
         }
-        fn record(&self) -> Vec<u8> {
-            vec![1]
+        fn record(&self) -> Arc<[u8]> {
+            [1].into()
         }
         fn patch(&self) -> Option<Patch> {
-            let piece = |byte: u8| [byte; 4].as_slice().into();
-            Some(Patch { unit: self.0.clone(), pieces: vec![(1000, piece(5)), (1022, piece(6))] })
+            let bytes = [5, 5, 5, 5, 6, 6, 6, 6].into();
+            Some(Patch { unit: self.0.clone(), bytes, pieces: vec![(1000, 0..4), (1022, 4..8)] })
         }
     }
     let device = Arc::new(MemDevice::new(1 << 20));

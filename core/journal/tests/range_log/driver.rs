@@ -60,8 +60,8 @@ impl LogObject for Core {
         ObjectId { kind: CORE, number: self.block * CORES + self.core }
     }
 
-    fn record(&self) -> Vec<u8> {
-        self.bytes()
+    fn record(&self) -> Arc<[u8]> {
+        self.bytes().into()
     }
 
     fn patch(&self) -> Option<Patch> {
@@ -99,7 +99,7 @@ impl LogObject for Intent {
         intent_id(self.number)
     }
 
-    fn record(&self) -> Vec<u8> {
+    fn record(&self) -> Arc<[u8]> {
         [self.block, self.cell, self.add].iter().flat_map(|n| n.to_le_bytes()).collect()
     }
 
@@ -223,8 +223,12 @@ impl Fs {
     }
 
     pub fn with_log(device: Arc<dyn Device>, log: RangeLog) -> Self {
+        Self::with_options(device, log, JournalOptions::default())
+    }
+
+    pub fn with_options(device: Arc<dyn Device>, log: RangeLog, options: JournalOptions) -> Self {
         let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::new(16 << 10))));
-        let mut options = JournalOptions::default().with_commit_interval(Duration::from_secs(3600));
+        let mut options = options.with_commit_interval(Duration::from_secs(3600));
         // The tests push themselves, so that a seed gives one record of writes.
         options.checkpoint_percent = 1000;
         let options = options.with_write_hook(|_, lsn, bytes| stamp(lsn, bytes));

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ivers_block::{BlockNo, Device, FaultDevice};
-use ivers_journal::{JournalError, LogObject};
+use ivers_journal::{JournalError, JournalOptions, LogObject};
 
 use crate::driver::*;
+use crate::log::RangeLog;
 
 const BLOCK_A: u64 = 301;
 const BLOCK_B: u64 = 302;
@@ -309,4 +310,22 @@ fn an_unfinished_intent_refuses_a_clean_shutdown() {
     assert!(matches!(fs.journal.begin(1), Err(JournalError::UnfinishedIntents { count: 1 })));
     assert!(fs.journal.shutdown().is_err());
     assert_eq!(recover(&image).1.intents, [promise(1)]);
+}
+
+/// Objects are not in the budget of the cache. Those of a transaction and the active ones take bounded memory
+/// also if the log has space for many more.
+#[test]
+fn many_objects_are_committed_and_pushed() {
+    let device: Arc<dyn Device> = Arc::new(formatted());
+    let log = RangeLog::open(device.clone(), LOG, SECTORS).unwrap();
+    let fs = Fs::with_options(device, log, JournalOptions::default().with_checkpoint_bytes(16 << 10));
+    for number in 0..150 {
+        fs.log_one(Core::new(CLUSTER + number / CORES, number % CORES, number));
+    }
+    // About 280 bytes each: 15 fit a transaction, and 60 are active at most when a push begins.
+    let stats = fs.journal.stats();
+    assert!(stats.commits >= 8, "{stats:?}");
+    // The second commit after the one that requests a push begins after it.
+    assert!(stats.checkpoints >= 1, "{stats:?}");
+    fs.journal.shutdown().unwrap();
 }

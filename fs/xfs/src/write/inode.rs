@@ -242,7 +242,8 @@ impl Dinode {
     /// The inode as it is now, for the log. `None` if it cannot be encoded.
     pub(crate) fn image(&self, sb: &Superblock) -> Option<Arc<dyn LogObject>> {
         let (bytes, (cluster, at)) = (self.encode(sb)?, sb.inode_cluster(self.ino)?);
-        Some(Arc::new(InodeImage { ino: self.ino, unit: Unit::new(&cluster), at: at as u32, bytes }))
+        let (unit, bytes) = (Unit::new(&cluster), bytes.into());
+        Some(Arc::new(InodeImage { ino: self.ino, unit, at: at as u32, bytes }))
     }
 
     /// Logs the inode as it is now.
@@ -271,7 +272,8 @@ struct InodeImage {
     unit: Unit,
     /// The offset of the inode in its cluster.
     at: u32,
-    bytes: Vec<u8>,
+    /// The record, and the bytes to write in place: kept once.
+    bytes: Arc<[u8]>,
 }
 
 impl LogObject for InodeImage {
@@ -279,16 +281,16 @@ impl LogObject for InodeImage {
         inode_id(self.ino)
     }
 
-    fn record(&self) -> Vec<u8> {
+    fn record(&self) -> Arc<[u8]> {
         self.bytes.clone()
     }
 
     fn patch(&self) -> Option<Patch> {
         // The link between unlinked inodes is not the inode's own.
         let (link, after) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));
-        let pieces =
-            vec![(self.at, self.bytes[..link].into()), (self.at + after as u32, self.bytes[after..].into())];
-        Some(Patch { unit: self.unit.clone(), pieces })
+        let (link, after, end) = (link as u32, after as u32, self.bytes.len() as u32);
+        let pieces = vec![(self.at, 0..link), (self.at + after, after..end)];
+        Some(Patch { unit: self.unit.clone(), bytes: self.bytes.clone(), pieces })
     }
 }
 

@@ -115,8 +115,8 @@ impl LogObject for Intent {
         self.logged.id
     }
 
-    fn record(&self) -> Vec<u8> {
-        self.logged.record.to_vec()
+    fn record(&self) -> Arc<[u8]> {
+        self.logged.record.clone()
     }
 
     fn patch(&self) -> Option<Patch> {

@@ -19,14 +19,14 @@ impl LogObject for Free {
         ObjectId { kind: 2, number: self.number }
     }
 
-    fn record(&self) -> Vec<u8> {
+    fn record(&self) -> Arc<[u8]> {
         // One region and one extent, the id, the extent.
         let mut record = vec![1, 0, 1, 0, 0, 0];
         record.extend(self.number.to_le_bytes());
         record.extend(self.start.to_le_bytes());
         record.extend(self.blocks.to_le_bytes());
         record.extend([0; 4]);
-        record
+        record.into()
     }
 
     fn patch(&self) -> Option<Patch> {
@@ -46,7 +46,7 @@ impl LogObject for Costly {
         self.0.id()
     }
 
-    fn record(&self) -> Vec<u8> {
+    fn record(&self) -> Arc<[u8]> {
         self.0.record()
     }
 

@@ -45,16 +45,14 @@ impl LogObject for Inode {
         ObjectId { kind: INODE, number: self.ino }
     }
 
-    fn record(&self) -> Vec<u8> {
-        self.bytes.clone()
+    fn record(&self) -> Arc<[u8]> {
+        self.bytes.as_slice().into()
     }
 
     fn patch(&self) -> Option<Patch> {
-        let piece = |range: std::ops::Range<usize>| {
-            ((self.offset + range.start) as u32, Arc::from(&self.bytes[range]))
-        };
-        let pieces = vec![piece(0..LINK.start), piece(LINK.end..self.bytes.len())];
-        Some(Patch { unit: self.unit.clone(), pieces })
+        let (at, link, end) = (self.offset as u32, LINK.end as u32, self.bytes.len() as u32);
+        let pieces = vec![(at, 0..LINK.start as u32), (at + link, link..end)];
+        Some(Patch { unit: self.unit.clone(), bytes: self.record(), pieces })
     }
 }
 

@@ -19,7 +19,6 @@ use ivers_vfs::check::Memory;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::mem::{offset_of, size_of};
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -225,15 +224,15 @@ impl LogObject for TestInode {
         ObjectId { kind: object::INODE, number: self.ino }
     }
 
-    fn record(&self) -> Vec<u8> {
-        self.bytes.clone()
+    fn record(&self) -> Arc<[u8]> {
+        self.bytes.as_slice().into()
     }
 
     fn patch(&self) -> Option<Patch> {
         let link = offset_of!(RawDinode, di_next_unlinked);
-        let piece = |range: Range<usize>| ((self.offset + range.start) as u32, Arc::from(&self.bytes[range]));
-        let pieces = vec![piece(0..link), piece(link + 4..self.bytes.len())];
-        Some(Patch { unit: self.unit.clone(), pieces })
+        let (at, link, end) = (self.offset as u32, link as u32, self.bytes.len() as u32);
+        let pieces = vec![(at, 0..link), (at + link + 4, link + 4..end)];
+        Some(Patch { unit: self.unit.clone(), bytes: self.record(), pieces })
     }
 }
 
