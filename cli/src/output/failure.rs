@@ -73,12 +73,12 @@ fn operand_in<'a>(message: &str, operands: &'a [Vec<u8>]) -> Option<&'a [u8]> {
     let ends = |rest: &str| rest.starts_with([':', ' ', ',', ';', '"', '/']) || rest.is_empty();
     let begins = |(_, operand): &&(_, String)| message.strip_prefix(operand.as_str()).is_some_and(ends);
     let contains = |(_, operand): &&(_, String)| {
-        // A short word such as `a` occurs in sentences by chance.
-        (operand.contains(['/', '.', ':']) || operand.len() > 8)
-            && message.match_indices(operand.as_str()).any(|(at, _)| {
-                let before = message[..at].chars().next_back();
-                before.is_none_or(|c| " /\"".contains(c)) && ends(&message[at + operand.len()..])
-            })
+        // A short word such as `a` occurs in sentences by chance, but not before a colon.
+        let is_name = operand.contains(['/', '.', ':']) || operand.len() > 8;
+        message.match_indices(operand.as_str()).any(|(at, _)| {
+            let (before, rest) = (message[..at].chars().next_back(), &message[at + operand.len()..]);
+            before.is_none_or(|c| " /\"".contains(c)) && ends(rest) && (is_name || rest.starts_with(':'))
+        })
     };
     let longest = |(_, found): &&(_, String)| found.len();
     let first = operands.iter().filter(begins).max_by_key(longest);
@@ -486,7 +486,9 @@ mod tests {
             ("disk.img:/a: no such file", Some("disk.img:/a")),
             ("cannot open /tmp/disk.img: no", Some("disk.img")),
             ("a: is a directory", Some("a")),
+            ("cannot open a: no such file", Some("a")),
             ("something is a directory", None),
+            ("not a data: no", None),
         ] {
             assert_eq!(operand_in(message, &operands), operand.map(str::as_bytes), "{message}");
         }
