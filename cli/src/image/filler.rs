@@ -269,7 +269,8 @@ impl Filler {
 
     /// Writes contents.
     pub fn write(&self, created: &mut Created, offset: u64, bytes: &[u8]) -> Result<()> {
-        let flags = WriteFlags::empty();
+        // Nobody reads them again: pages of the cache would cost more than the rest of a small file.
+        let flags = WriteFlags::CACHED_BY_CALLER;
         let write =
             || self.vfs.write_with_outcome(&self.cred, &created.inode, offset, bytes, flags)?.complete();
         match write() {
