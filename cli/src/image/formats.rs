@@ -249,6 +249,7 @@ fn open_xfs(
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
         trust_foreign: options.trust_foreign,
+        ..ivers_xfs::OpenOptions::default()
     };
     Ok(ivers_xfs::Xfs::open(device, options)?)
 }

@@ -34,6 +34,9 @@ pub struct JournalOptions {
     /// Share of the log, in percent, that a checkpoint in the background frees. 100 empties the log, which
     /// costs fewer flushes than several smaller checkpoints.
     pub push_percent: u64,
+    /// For tests of recovery: what a handle has changed before a restart is durable before it goes on. So a
+    /// crash can come between an intent and its done record.
+    pub commit_at_restart: bool,
     pub(crate) write_hook: Option<WriteHook>,
 }
 
@@ -57,6 +60,7 @@ impl Default for JournalOptions {
             checkpoint_bytes: 32 << 20,
             checkpoint_percent: 50,
             push_percent: 100,
+            commit_at_restart: false,
             write_hook: None,
         }
     }
@@ -78,6 +82,13 @@ impl JournalOptions {
     /// Sets the share of the log, in percent, that a checkpoint in the background frees.
     pub fn with_push_percent(mut self, percent: u64) -> Self {
         self.push_percent = percent.min(100);
+        self
+    }
+
+    /// Sets [`commit_at_restart`](Self::commit_at_restart). No thread may wait for a lock of this one while it
+    /// has an open handle.
+    pub fn with_commit_at_restart(mut self, commits: bool) -> Self {
+        self.commit_at_restart = commits;
         self
     }
 
@@ -177,8 +188,9 @@ pub(crate) struct LoggedObject {
     pub patch: Option<Patch>,
 }
 
-/// The memory of an object beside its bytes, about: the driver's part, entries of maps, allocations.
-pub(crate) const OBJECT_OVERHEAD: u64 = 256;
+/// The memory of an object beside its bytes, about: the driver's part, entries of maps, and its bytes in the log
+/// record and in the blocks that a push writes.
+pub(crate) const OBJECT_OVERHEAD: u64 = 768;
 
 impl LoggedObject {
     /// The memory that it takes, about. The patch usually has the bytes of the record.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ivers_block::{BlockNo, Buffer, Unit};
-use ivers_sync::Held;
+use ivers_sync::{Held, rank};
 
 use crate::engine::{Callback, running_of};
 use crate::{Journal, LogObject, ObjectId, Result, Tid};
@@ -19,7 +19,8 @@ pub struct Handle {
     journal: Journal,
     tid: Tid,
     own_state: RefCell<HandleState>,
-    held: Held,
+    /// `None` between two handles.
+    held: Option<Held>,
 }
 
 struct HandleState {
@@ -40,7 +41,7 @@ impl HandleState {
 
 impl Handle {
     pub(crate) fn new(journal: Journal, tid: Tid, credits: u64, intents: Vec<ObjectId>, held: Held) -> Self {
-        Self { journal, tid, own_state: RefCell::new(HandleState::new(credits, intents)), held }
+        Self { journal, tid, own_state: RefCell::new(HandleState::new(credits, intents)), held: Some(held) }
     }
 
     /// The journal.
@@ -204,7 +205,11 @@ impl Handle {
     /// On error the handle has ended and must be dropped.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
-        self.held.before_waiting_again();
+        self.held = None;
+        if self.journal.inner.options.commit_at_restart {
+            self.journal.commit(self.tid)?;
+        }
+        self.held = Some(Held::before_waiting::<rank::Handle>());
         let intents = std::mem::take(&mut self.own_state.get_mut().intents);
         self.tid = self.journal.join(credits, &intents)?;
         *self.own_state.get_mut() = HandleState::new(credits.into(), intents);

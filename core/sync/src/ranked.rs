@@ -95,15 +95,6 @@ impl Held {
         Self::new::<R>(0, true)
     }
 
-    /// Before another wait for it. The caller has released it.
-    pub fn before_waiting_again(&mut self) {
-        #[cfg(debug_assertions)]
-        {
-            held::pop(self.lock);
-            held::push(self.lock, true);
-        }
-    }
-
     /// For something that was taken without waiting.
     pub fn without_waiting<R: Rank>() -> Self {
         Self::new::<R>(0, false)
@@ -396,23 +387,6 @@ mod tests {
             (RankedRwLock::<InodeLock, _>::with_key((), 1), RankedRwLock::<InodeLock, _>::with_key((), 2));
         let _second = second.write();
         drop(first.write());
-    }
-
-    #[test]
-    fn another_wait_is_allowed_under_the_same_locks() {
-        let log = RankedMutex::<JournalLog, _>::new(());
-        let _log = log.lock();
-        let mut handle = Held::before_waiting::<Handle>();
-        handle.before_waiting_again();
-    }
-
-    #[test]
-    #[should_panic(expected = "Handle (key 0) is taken while Driver (key 0) is held")]
-    fn another_wait_under_a_higher_rank_panics() {
-        let lock = RankedMutex::<Driver<3>, _>::new(());
-        let mut handle = Held::before_waiting::<Handle>();
-        let _lock = lock.lock();
-        handle.before_waiting_again();
     }
 
     #[test]

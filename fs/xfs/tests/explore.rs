@@ -27,12 +27,21 @@ struct Kind {
     sector_size: u32,
     inode_size: u32,
     features: &'static str,
+    /// See [`OpenOptions::commit_each_work`].
+    commit_each_work: bool,
 }
 
 /// The size of an image in bytes.
 const IMAGE_BYTES: u64 = 36 << 20;
 
-const XFS: Kind = Kind { name: "xfs", block_size: 4096, sector_size: 512, inode_size: 512, features: "" };
+const XFS: Kind = Kind {
+    name: "xfs",
+    block_size: 4096,
+    sector_size: 512,
+    inode_size: 512,
+    features: "",
+    commit_each_work: false,
+};
 
 const KINDS: &[Kind] = &[
     XFS,
@@ -47,6 +56,7 @@ const KINDS: &[Kind] = &[
         ..XFS
     },
     Kind { name: "xfs, 2 KiB inodes, parent pointers", inode_size: 2048, features: "parent,exchange", ..XFS },
+    Kind { name: "xfs, a commit after each deferred work", commit_each_work: true, ..XFS },
 ];
 
 /// Checks an image with our checker.
@@ -85,7 +95,9 @@ impl Target for Kind {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
-        Ok(Xfs::open(device, OpenOptions { common, trust_foreign: trusting, ..OpenOptions::default() })?)
+        let commit_each_work = self.commit_each_work;
+        let options = OpenOptions { common, trust_foreign: trusting, commit_each_work, ..Default::default() };
+        Ok(Xfs::open(device, options)?)
     }
 
     fn promises(&self) -> Promises {

@@ -97,8 +97,7 @@ impl Space {
     }
 
     /// Makes transactions roll after so many works.
-    #[cfg(test)]
-    pub(super) fn set_works_a_roll(&self, works: u32) {
+    pub(crate) fn set_works_a_roll(&self, works: u32) {
         self.works_a_roll.store(works, Ordering::Relaxed);
     }
 

@@ -106,7 +106,7 @@ fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
     change(&volume, 1);
     log_one_by_one(&volume, &intents);
     let handle = volume.journal.begin_finishing(intents[1].id(), 1000).unwrap();
-    handle.finish_object(intents[1].id(), Some(intents[1].record()));
+    handle.finish_object(intents[1].id(), Some(intents[1].record().to_vec()));
     drop(handle);
     volume.journal.commit_all().unwrap();
     assert!(volume.journal.shutdown().is_err(), "two intents are not finished");
@@ -138,7 +138,7 @@ fn intents_that_a_crash_left_are_kept_until_they_are_finished() {
     }
     for intent in [&intents[0], &intents[2]] {
         let handle = volume.journal.begin_finishing(intent.id(), 1000).unwrap();
-        handle.finish_object(intent.id(), Some(intent.record()));
+        handle.finish_object(intent.id(), Some(intent.record().to_vec()));
         drop(handle);
         volume.journal.commit_all().unwrap();
     }

@@ -316,7 +316,7 @@ fn linux_finishes_intents_without_a_done_item() {
         drop(handle);
         volume.journal.commit(tid).unwrap();
         let handle = volume.journal.begin_finishing(done.id(), 1000).unwrap();
-        handle.finish_object(done.id(), Some(done.record()));
+        handle.finish_object(done.id(), Some(done.record().to_vec()));
         drop(handle);
         volume.journal.commit_all().unwrap();
         // A file loses its block, and the intent that frees it is not done.
