@@ -34,9 +34,9 @@ pub struct JournalOptions {
     /// Share of the log, in percent, that a checkpoint in the background frees. 100 empties the log, which
     /// costs fewer flushes than several smaller checkpoints.
     pub push_percent: u64,
-    /// For tests of recovery: what a handle has changed before a restart is durable before it goes on. So a
-    /// crash can come between an intent and its done record.
-    pub commit_at_restart: bool,
+    /// For tests of recovery: what earlier handles changed is durable before another one begins. So a crash can
+    /// come between any two handles, and between an intent and its done record.
+    pub commit_each_handle: bool,
     pub(crate) write_hook: Option<WriteHook>,
 }
 
@@ -60,7 +60,7 @@ impl Default for JournalOptions {
             checkpoint_bytes: 32 << 20,
             checkpoint_percent: 50,
             push_percent: 100,
-            commit_at_restart: false,
+            commit_each_handle: false,
             write_hook: None,
         }
     }
@@ -85,10 +85,9 @@ impl JournalOptions {
         self
     }
 
-    /// Sets [`commit_at_restart`](Self::commit_at_restart). No thread may wait for a lock of this one while it
-    /// has an open handle.
-    pub fn with_commit_at_restart(mut self, commits: bool) -> Self {
-        self.commit_at_restart = commits;
+    /// Sets [`commit_each_handle`](Self::commit_each_handle).
+    pub fn with_commit_each_handle(mut self, commits: bool) -> Self {
+        self.commit_each_handle = commits;
         self
     }
 
@@ -420,9 +419,15 @@ impl Journal {
     /// Waits while a commit waits for open handles, while the credits do not fit the transaction, and while
     /// unfinished intents need the log. The calling thread must have no open handle.
     pub fn begin(&self, credits: u32) -> Result<Handle> {
+        self.commit_earlier_handles()?;
         let held = Held::before_waiting::<rank::Handle>();
         let tid = self.join(credits, &[])?;
         Ok(Handle::new(self.clone(), tid, credits.into(), Vec::new(), held))
+    }
+
+    /// See [`JournalOptions::commit_each_handle`].
+    pub(crate) fn commit_earlier_handles(&self) -> Result<()> {
+        if self.inner.options.commit_each_handle { self.commit(self.newest_tid()) } else { Ok(()) }
     }
 
     /// Counts a new handle in the running transaction. Waits as [`begin`](Self::begin) does, but not for

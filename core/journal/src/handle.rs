@@ -206,9 +206,7 @@ impl Handle {
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
         self.held = None;
-        if self.journal.inner.options.commit_at_restart {
-            self.journal.commit(self.tid)?;
-        }
+        self.journal.commit_earlier_handles()?;
         self.held = Some(Held::before_waiting::<rank::Handle>());
         let intents = std::mem::take(&mut self.own_state.get_mut().intents);
         self.tid = self.journal.join(credits, &intents)?;

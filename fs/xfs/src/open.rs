@@ -30,8 +30,8 @@ pub struct OpenOptions {
     /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
     /// For tests of recovery: a transaction does one deferred work, and is durable before the next one
-    /// begins. So a crash can come between an intent and its done record.
-    pub commit_each_work: bool,
+    /// begins. So a crash can come between any two transactions, and between an intent and its done record.
+    pub commit_each_transaction: bool,
 }
 
 /// Recognises XFS by the first bytes of a device.
@@ -147,7 +147,7 @@ impl Xfs {
         let settled = usual
             .with_commit_interval(options.common.commit_interval)
             .with_checkpoint_bytes(kept)
-            .with_commit_at_restart(options.commit_each_work)
+            .with_commit_each_handle(options.commit_each_transaction)
             .with_write_hook(hook);
         let log_state = match transactions {
             None => "clean".to_owned(),
@@ -165,7 +165,7 @@ impl Xfs {
         // An LSN never repeats: each session has another seed, and a repeated build has the same one.
         let space =
             Space::new(xfs.sb.clone(), place.clone(), journal.clone(), costs, xfs.counts).with_seed(end.head);
-        if options.commit_each_work {
+        if options.commit_each_transaction {
             space.set_works_a_roll(1);
         }
         xfs.session = Some(Session::new(space, Commits::new(journal), next_record));

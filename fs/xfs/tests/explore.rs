@@ -27,8 +27,8 @@ struct Kind {
     sector_size: u32,
     inode_size: u32,
     features: &'static str,
-    /// See [`OpenOptions::commit_each_work`].
-    commit_each_work: bool,
+    /// See [`OpenOptions::commit_each_transaction`].
+    commit_each_transaction: bool,
 }
 
 /// The size of an image in bytes.
@@ -40,7 +40,7 @@ const XFS: Kind = Kind {
     sector_size: 512,
     inode_size: 512,
     features: "",
-    commit_each_work: false,
+    commit_each_transaction: false,
 };
 
 const KINDS: &[Kind] = &[
@@ -56,7 +56,7 @@ const KINDS: &[Kind] = &[
         ..XFS
     },
     Kind { name: "xfs, 2 KiB inodes, parent pointers", inode_size: 2048, features: "parent,exchange", ..XFS },
-    Kind { name: "xfs, a commit after each deferred work", commit_each_work: true, ..XFS },
+    Kind { name: "xfs, a commit after each transaction", commit_each_transaction: true, ..XFS },
 ];
 
 /// Checks an image with our checker.
@@ -95,8 +95,9 @@ impl Target for Kind {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
-        let commit_each_work = self.commit_each_work;
-        let options = OpenOptions { common, trust_foreign: trusting, commit_each_work, ..Default::default() };
+        let commit_each_transaction = self.commit_each_transaction;
+        let options =
+            OpenOptions { common, trust_foreign: trusting, commit_each_transaction, ..Default::default() };
         Ok(Xfs::open(device, options)?)
     }
 
