@@ -1,12 +1,14 @@
 //! Checkpoints: push active items in place, and move the tail of the log.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ivers_block::{Buffer, Contents, Unit, write_units_in_place};
 
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
+
+/// Units that a push holds in memory at once. Neighbours in different parts are separate writes.
+const PUSHED_AT_ONCE: usize = 512;
 
 impl Inner {
     /// Writes active items in place so that `percent` of the log are free. Returns the intent that holds the
@@ -30,8 +32,9 @@ impl Inner {
     /// Writes active items in place and moves the tail, so that at most `keep` of the log stays in use. The
     /// caller holds the lock of the log: commits wait, handles do not.
     pub fn push(&self, log: &mut dyn LogFormat, keep: u64) -> Result<Option<ObjectId>> {
-        // The active items change only under the log's lock: those collected here are the ones removed below.
-        let (mut units, tail, written) = {
+        // The active items change only under the log's lock: those of the units collected here are the ones
+        // written and removed below.
+        let (tail, written) = {
             let state = self.state.lock();
             state.check()?;
             let active = &state.active;
@@ -41,29 +44,21 @@ impl Inner {
                 active.lsns().into_iter().find(|&lsn| log.used_from(lsn) <= keep)
             };
             let written = active.units_before(target);
-            let tail = active.tail_without(&written);
-            let data = |unit: &Unit| active.buffer(unit).map(|b| (unit.clone(), b.lsn, b.data.clone()));
-            (written.iter().filter_map(data).collect::<Vec<_>>(), tail, written)
+            (active.tail_without(&written), written)
         };
         if written.is_empty() && log.free() == log.capacity() {
             return Ok(None);
         }
-        // The buffers stay in memory until they are written: a reader must not load the older bytes.
-        let mut _pinned = Vec::new();
-        if !self.state.lock().active.has_no_places() {
-            _pinned = self.patch_units(&written, &mut units)?;
+        let mut blocks = 0;
+        for part in written.iter().collect::<Vec<_>>().chunks(PUSHED_AT_ONCE) {
+            blocks += self.write_part(part)?;
         }
-        if let Some(hook) = &self.options.write_hook {
-            units.iter_mut().for_each(|(unit, lsn, data)| hook.0(unit, *lsn, data.make_mut()));
-        }
-        if !units.is_empty() {
-            let in_place = units.iter().map(|(unit, _, data)| (unit, &**data));
-            write_units_in_place(&**self.cache.device(), self.cache.block_size(), in_place)?;
+        if blocks > 0 {
             self.cache.device().flush()?;
         }
         log.move_tail(tail)?;
         count(&self.counters.checkpoints, 1);
-        count(&self.counters.checkpoint_blocks, units.iter().map(|(unit, ..)| unit.len() as u64).sum());
+        count(&self.counters.checkpoint_blocks, blocks);
         let mut state = self.state.lock();
         let clean = state.active.remove_written(&written, tail);
         let intent = state.active.oldest_intent();
@@ -72,15 +67,35 @@ impl Inner {
         Ok(intent.filter(|(lsn, _)| log.used_from(*lsn) > keep).map(|(_, id)| id))
     }
 
-    /// Puts the newest committed version of each object in `written` into the bytes to write and into the
-    /// cached buffer. Adds the units that have no active buffer. Returns buffers to keep during the write.
+    /// Writes active items of these units in place, without a flush. Returns the number of blocks.
+    fn write_part(&self, part: &[&Unit]) -> Result<u64> {
+        let (mut units, has_places) = {
+            let active = &self.state.lock().active;
+            let data = |unit: &Unit| active.buffer(unit).map(|b| (unit.clone(), b.lsn, b.data.clone()));
+            (part.iter().filter_map(|unit| data(unit)).collect::<Vec<_>>(), !active.has_no_places())
+        };
+        // The buffers stay in memory until they are written: a reader must not load the older bytes.
+        let mut _pinned = Vec::new();
+        if has_places {
+            _pinned = self.patch_units(part, &mut units)?;
+        }
+        if let Some(hook) = &self.options.write_hook {
+            units.iter_mut().for_each(|(unit, lsn, data)| hook.0(unit, *lsn, data.make_mut()));
+        }
+        let in_place = units.iter().map(|(unit, _, data)| (unit, &**data));
+        write_units_in_place(&**self.cache.device(), self.cache.block_size(), in_place)?;
+        Ok(units.iter().map(|(unit, ..)| unit.len() as u64).sum())
+    }
+
+    /// Puts the newest committed version of each object in `part` into the bytes to write and into the cached
+    /// buffer. Adds the units that have no active buffer. Returns buffers to keep during the write.
     fn patch_units(
         &self,
-        written: &BTreeSet<Unit>,
+        part: &[&Unit],
         units: &mut Vec<(Unit, Lsn, Contents)>,
     ) -> Result<Vec<Arc<Buffer>>> {
         let mut pinned = Vec::new();
-        for unit in written {
+        for &unit in part {
             let (has_objects, all_end) = {
                 let state = self.state.lock();
                 let mut objects = state.active.objects_in(unit).peekable();
