@@ -34,8 +34,8 @@ pub struct JournalOptions {
     /// Share of the log, in percent, that a checkpoint in the background frees. 100 empties the log, which
     /// costs fewer flushes than several smaller checkpoints.
     pub push_percent: u64,
-    /// For tests of recovery: what earlier handles changed is durable before another one begins. So a crash can
-    /// come between any two handles, and between an intent and its done record.
+    /// For tests of recovery: a handle that ends commits, and a restart too. So a crash can come between any
+    /// two handles, and between an intent and its done record.
     pub commit_each_handle: bool,
     pub(crate) write_hook: Option<WriteHook>,
 }
@@ -419,15 +419,9 @@ impl Journal {
     /// Waits while a commit waits for open handles, while the credits do not fit the transaction, and while
     /// unfinished intents need the log. The calling thread must have no open handle.
     pub fn begin(&self, credits: u32) -> Result<Handle> {
-        self.commit_earlier_handles()?;
         let held = Held::before_waiting::<rank::Handle>();
         let tid = self.join(credits, &[])?;
         Ok(Handle::new(self.clone(), tid, credits.into(), Vec::new(), held))
-    }
-
-    /// See [`JournalOptions::commit_each_handle`].
-    pub(crate) fn commit_earlier_handles(&self) -> Result<()> {
-        if self.inner.options.commit_each_handle { self.commit(self.newest_tid()) } else { Ok(()) }
     }
 
     /// Counts a new handle in the running transaction. Waits as [`begin`](Self::begin) does, but not for

@@ -205,8 +205,6 @@ impl Handle {
     /// On error the handle has ended and must be dropped.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
-        self.held = None;
-        self.journal.commit_earlier_handles()?;
         self.held = Some(Held::before_waiting::<rank::Handle>());
         let intents = std::mem::take(&mut self.own_state.get_mut().intents);
         self.tid = self.journal.join(credits, &intents)?;
@@ -241,6 +239,11 @@ impl Handle {
         }
         drop(state);
         own.callbacks.drain(..).for_each(|f| f());
+        self.held = None;
+        if inner.options.commit_each_handle {
+            // An error aborts the journal: the next call reports it.
+            let _ = self.journal.commit(self.tid);
+        }
     }
 }
 
