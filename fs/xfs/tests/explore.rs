@@ -45,6 +45,7 @@ const XFS: Kind = Kind {
 
 const KINDS: &[Kind] = &[
     XFS,
+    Kind { name: "xfs, a commit after each transaction", commit_each_transaction: true, ..XFS },
     Kind { name: "xfs, 1 KiB blocks", block_size: 1024, ..XFS },
     Kind { name: "xfs, as mkfs.xfs 6.1 makes it", features: "^rmapbt,^nrext64", ..XFS },
     Kind { name: "xfs, as mkfs.xfs 7.2 makes it", features: "parent,exchange", ..XFS },
@@ -56,7 +57,6 @@ const KINDS: &[Kind] = &[
         ..XFS
     },
     Kind { name: "xfs, 2 KiB inodes, parent pointers", inode_size: 2048, features: "parent,exchange", ..XFS },
-    Kind { name: "xfs, a commit after each transaction", commit_each_transaction: true, ..XFS },
 ];
 
 /// Checks an image with our checker.
