@@ -1,11 +1,12 @@
 //! The heads of allocation groups: checked when they are read, which is once.
 
+use crate::heads::check_heads;
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGI, NULL_AGINO, read};
-use crate::layout::checksum::{AGF, AGFL, AGI, Expected, SelfDescription};
+use crate::layout::checksum::{AGF, AGI, Expected, SelfDescription};
 use crate::layout::raw::{RawAgf, RawAgi};
-use crate::layout::superblock::{Counts, Superblock};
-use crate::volume::{Whose, Xfs};
-use ivers_block::Buffer;
+use crate::layout::superblock::Counts;
+use crate::live::Xfs;
+use crate::unit::Whose;
 use ivers_vfs::Result;
 use std::collections::BTreeSet;
 
@@ -19,22 +20,6 @@ pub(crate) struct Agi {
     pub unlinked: [u32; 64],
     pub count: u32,
     pub free_count: u32,
-}
-
-/// Checks the checksums of the heads in a block, once after it was read from the device: a change in memory
-/// has no checksum until it is written.
-pub(crate) fn check_heads(sb: &Superblock, buffer: &Buffer) -> std::result::Result<(), String> {
-    if buffer.is_verified() {
-        return Ok(());
-    }
-    for sector in buffer.read().chunks_exact(sb.sector_size as usize) {
-        let head = SelfDescription::of(sector).filter(|kind| [&AGF, &AGI, &AGFL].contains(kind));
-        if head.is_some_and(|kind| !kind.has_valid_crc(sector)) {
-            return Err("bad checksum of a group header; run xfs_repair".into());
-        }
-    }
-    buffer.set_verified();
-    Ok(())
 }
 
 impl Xfs {

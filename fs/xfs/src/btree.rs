@@ -8,7 +8,7 @@ use crate::layout::superblock::FsBlock;
 use crate::layout::tree::TreeKind;
 use crate::search::last_at_most;
 use crate::source::Source;
-use crate::volume::{Unit, Whose, Xfs};
+use crate::unit::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 
@@ -84,16 +84,12 @@ pub(crate) trait TreeSource: Source {
         let bytes = self.unit(&[block], &LONG_BTREE, whose)?;
         self.check_tree_block(bytes, TreeKind::Extents, level, whose, block)
     }
-}
 
-impl<S: Source> TreeSource for S {}
-
-impl Xfs {
     /// Reads a block of a B-tree of a group, whose keys and pointers have 4 bytes.
     fn group_tree_block(&self, kind: TreeKind, ag: u32, pointer: u32, level: u32) -> Result<TreeBlock> {
         let whose = Whose::Group(ag);
         let block = self
-            .sb
+            .sb()
             .ag_block(ag, pointer)
             .ok_or_else(|| self.corrupt(format!("{} refers to block {pointer}", kind.name()), whose))?;
         let bytes = self.unit(&[block], &SHORT_BTREE, whose)?;
@@ -101,7 +97,7 @@ impl Xfs {
     }
 
     /// Returns the last record of such a B-tree with at most this key, and the key of the next one.
-    pub(crate) fn find_in_group(
+    fn find_in_group(
         &self,
         kind: TreeKind,
         ag: u32,
@@ -133,15 +129,11 @@ impl Xfs {
     }
 
     /// Returns the last record of a group's inode B-tree that starts at or before an inode.
-    pub(crate) fn inode_chunk(
-        &self,
-        ag: u32,
-        root: u32,
-        levels: u32,
-        agino: u32,
-    ) -> Result<Option<InodeChunk>> {
+    fn inode_chunk(&self, ag: u32, root: u32, levels: u32, agino: u32) -> Result<Option<InodeChunk>> {
         let (record, _) = self.find_in_group(TreeKind::Inodes, ag, (root, levels), agino)?;
-        let sparse = self.sb.incompat.contains(Incompat::SPARSE);
+        let sparse = self.sb().incompat.contains(Incompat::SPARSE);
         Ok(record.map(|record| InodeChunk::decode(&record, sparse)))
     }
 }
+
+impl<S: Source> TreeSource for S {}

@@ -7,7 +7,7 @@ use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, da_header_bytes, hash_ent
 use crate::layout::raw::RawDaNodeEntry;
 use crate::search::partition;
 use crate::source::Source;
-use crate::volume::{Unit, Whose};
+use crate::unit::{Unit, Whose};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::collections::BTreeSet;

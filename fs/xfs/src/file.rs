@@ -3,7 +3,7 @@
 use crate::fork::ForkSource;
 use crate::inode::Dinode;
 use crate::layout::dinode::FILE_BLOCKS_END;
-use crate::volume::Xfs;
+use crate::live::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{Error, MappedRange, RangeKind, Result};
 use std::ops::Range;

@@ -7,7 +7,7 @@ use crate::layout::raw::{RawBmbtRec, RawBmdrBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::search::last_at_most;
 use crate::source::Source;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::mem::size_of;

@@ -7,16 +7,17 @@
 //! |---|---|
 //! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
 //! | `search` | binary search |
-//! | `volume`, `source` | the open filesystem, and verified blocks of it; where they are read from |
+//! | `unit`, `source` | verified blocks; where they are read from |
 //! | `btree`, `fork` | B-trees of inodes and extents; where the blocks of a fork are |
-//! | `inode`, `ag` | inodes; heads of allocation groups and unlinked inodes |
+//! | `inode`, `loading` | inodes; how they are found and loaded |
+//! | `heads`, `ag` | heads of allocation groups; lists of unlinked inodes |
 //! | `da` | hash trees of names, for directories and attributes |
 //! | `dir`, `attr`, `symlink`, `file` | names, extended attributes, link targets, data |
 //! | [`mod@log`] | finding the log's end, replay, and writing the log |
 //! | `open`, `geometry_facts`, `driver` | opening; what `ivers info` shows; the interface to the VFS |
 //! | `write` | changes: transactions, space, inodes, forks, names |
 //! | `sharing` | which blocks files share |
-//! | `live`, `delayed` | changes through the VFS; delayed allocation |
+//! | `live`, `delayed` | the open filesystem, and changes through the VFS; delayed allocation |
 //! | [`mkfs`], `label` | making a filesystem; setting its label |
 //! | [`check`] | the checker |
 //!
@@ -40,10 +41,12 @@ mod driver;
 mod file;
 mod fork;
 mod geometry_facts;
+mod heads;
 mod inode;
 mod label;
 pub mod layout;
 mod live;
+mod loading;
 pub mod log;
 pub mod mkfs;
 mod open;
@@ -51,9 +54,9 @@ mod search;
 mod sharing;
 mod source;
 mod symlink;
-mod volume;
+mod unit;
 mod write;
 
 pub use label::set_label;
+pub use live::Xfs;
 pub use open::{OpenOptions, probe};
-pub use volume::Xfs;

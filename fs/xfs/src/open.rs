@@ -2,9 +2,9 @@
 
 use crate::layout::features::RoCompat;
 use crate::layout::superblock::Superblock;
+use crate::live::Xfs;
 use crate::live::{Session, journal_error};
 use crate::log::{self, Opened};
-use crate::volume::Xfs;
 use crate::write::space::Space;
 use ivers_block::{BlockNo, BufferCache, ByteOffset, Device};
 use ivers_journal::{Commits, Journal, JournalOptions, LogFormat};

@@ -1,10 +1,11 @@
 //! Which blocks files share: reading the B-trees of reference counts.
 
+use crate::btree::TreeSource;
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::dinode::flags2;
 use crate::layout::tree::TreeKind;
-use crate::volume::Xfs;
+use crate::live::Xfs;
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 

@@ -2,8 +2,7 @@
 
 use crate::layout::checksum::SelfDescription;
 use crate::layout::superblock::Superblock;
-use crate::volume::{Unit, Whose, Xfs};
-use crate::write::tx::Tx;
+use crate::unit::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 
@@ -20,40 +19,4 @@ pub(crate) trait Source: Sized {
 
     /// Damage of a block.
     fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error;
-}
-
-impl Source for Tx<'_> {
-    fn sb(&self) -> &Superblock {
-        &self.space().sb
-    }
-
-    fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
-        self.read_unit(blocks, Some(kind), whose)
-    }
-
-    fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
-        self.space().corrupt(what, whose)
-    }
-
-    fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
-        self.space().corrupt_block(what, whose, block)
-    }
-}
-
-impl Source for Xfs {
-    fn sb(&self) -> &Superblock {
-        &self.sb
-    }
-
-    fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
-        self.unit(blocks, kind, whose)
-    }
-
-    fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
-        self.corrupt(what, whose)
-    }
-
-    fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
-        self.corrupt_block(what, whose, block)
-    }
 }

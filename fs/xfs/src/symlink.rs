@@ -8,27 +8,8 @@ use crate::layout::checksum::{LINK_TARGET_MAGIC, REMOTE};
 use crate::layout::dinode::TARGET_MAX;
 use crate::layout::raw::RawRemoteHeader;
 use crate::source::Source;
-use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::Result;
-
-impl Xfs {
-    /// Returns the target of a link: in the inode, or in extents that have a header each in version 5.
-    pub(crate) fn link_target(&self, link: &Dinode) -> Result<Vec<u8>> {
-        let size = link.size();
-        if size == 0 || size > TARGET_MAX {
-            return Err(self.corrupt(format!("the target of the link has {size} bytes"), link.whose()));
-        }
-        let target = match &link.data {
-            Fork::Local(target) => target.to_vec(),
-            _ => self.remote_target(link)?,
-        };
-        if target.contains(&0) {
-            return Err(self.corrupt("the target of the link is invalid", link.whose()));
-        }
-        Ok(target)
-    }
-}
 
 /// Reading of targets in blocks.
 pub(crate) trait LinkSource: Source {
@@ -62,6 +43,22 @@ pub(crate) trait LinkSource: Source {
                 ));
             }
             target.extend_from_slice(&bytes[header..header + room]);
+        }
+        Ok(target)
+    }
+
+    /// Returns the target of a link: in the inode, or in extents that have a header each in version 5.
+    fn link_target(&self, link: &Dinode) -> Result<Vec<u8>> {
+        let size = link.size();
+        if size == 0 || size > TARGET_MAX {
+            return Err(self.corrupt(format!("the target of the link has {size} bytes"), link.whose()));
+        }
+        let target = match &link.data {
+            Fork::Local(target) => target.to_vec(),
+            _ => self.remote_target(link)?,
+        };
+        if target.contains(&0) {
+            return Err(self.corrupt("the target of the link is invalid", link.whose()));
         }
         Ok(target)
     }

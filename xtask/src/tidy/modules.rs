@@ -247,6 +247,23 @@ const ORDERS: [(&str, &[(&str, &str)]); 10] = [
     (
         "fs/xfs/src",
         &[
+            (
+                "",
+                "search delayed layout geometry_facts unit source heads btree fork da inode dir attr symlink \
+                 log write live ag loading file sharing open label mkfs driver check",
+            ),
+            (
+                "live",
+                "vnode session volume change attributes edits reservations writeback copies clones space \
+                 names removal epoch unmount ops",
+            ),
+            (
+                "write",
+                "extent owner hashes node tree_block busy windows works space counters credits intents \
+                 deferred tx finish parent_intents found_intents group tree inode unlinked free_space \
+                 free_list refcount rmap alloc inodes hash_tree bmbt fork runs map_intents dir attr symlink \
+                 names",
+            ),
             ("layout", "bytes features raw dinode owner checksum superblock chunk directory tree attribute"),
             ("dir", "entry names data short"),
             ("attr", "acl attribute leaf short"),
@@ -270,7 +287,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 10] = [
 
 /// Folders without an order, because their modules use each other in a circle or use the folder's own file.
 /// This list only shrinks: mend a folder, and move it to [`ORDERS`]. Add none.
-const NOT_YET_ORDERED: [(&str, &str); 17] = [
+const NOT_YET_ORDERED: [(&str, &str); 14] = [
     ("cli/src", "commands/cp/reader"),
     ("cli/src", "commands/cp/writer"),
     ("core/vfs/src", ""),
@@ -285,9 +302,6 @@ const NOT_YET_ORDERED: [(&str, &str); 17] = [
     ("fs/ext4/src", "mkfs"),
     ("fs/fat/src", ""),
     ("fs/affs/src", ""),
-    ("fs/xfs/src", ""),
-    ("fs/xfs/src", "live"),
-    ("fs/xfs/src", "write"),
 ];
 
 #[test]

@@ -10,7 +10,6 @@ use crate::fork::Fork;
 use crate::inode::Dinode;
 use crate::layout::attribute::LEAF_MAGICS;
 use crate::source::Source;
-use crate::volume::Xfs;
 pub(crate) use attribute::{Attribute, Value, is_shown_acl, split_name};
 use ivers_block::FileBlock;
 use ivers_vfs::{NameError, Result};
@@ -67,11 +66,7 @@ pub(crate) trait AttrSource: Source {
         })?;
         Ok(found.flatten())
     }
-}
 
-impl<S: Source> AttrSource for S {}
-
-impl Xfs {
     /// Calls `visit` with every attribute.
     fn each_attribute(&self, inode: &Dinode, mut visit: impl FnMut(Attribute)) -> Result<()> {
         if inode.attrs.is_empty() {
@@ -86,7 +81,7 @@ impl Xfs {
         let Some(first) = self.hash_leaf(&tree, 0)? else { return Ok(()) };
         self.each_leaf_from(&tree, first, |leaf| {
             let bad = |what: String| self.corrupt_block(what, inode.whose(), leaf.block);
-            let table = attribute_table(&self.sb, &leaf.bytes).map_err(bad)?;
+            let table = attribute_table(self.sb(), &leaf.bytes).map_err(bad)?;
             for index in 0..table.count {
                 visit(table.attribute(index).map_err(bad)?);
             }
@@ -96,7 +91,7 @@ impl Xfs {
     }
 
     /// Returns the value of an attribute by its full name.
-    pub(crate) fn xattr(&self, inode: &Dinode, name: &[u8]) -> Result<Vec<u8>> {
+    fn xattr(&self, inode: &Dinode, name: &[u8]) -> Result<Vec<u8>> {
         let (namespace, stored) = split_name(name).ok_or(NameError::NotSupported)?;
         let attribute = self.find_attribute(inode, namespace, stored)?.ok_or(NameError::NoAttribute)?;
         let value = match attribute.value {
@@ -111,9 +106,11 @@ impl Xfs {
     }
 
     /// Returns the full names of all attributes that users may see.
-    pub(crate) fn xattr_names(&self, inode: &Dinode) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, inode: &Dinode) -> Result<Vec<Vec<u8>>> {
         let mut names = BTreeSet::new();
         self.each_attribute(inode, |attribute| names.extend(attribute.full_name()))?;
         Ok(names.into_iter().collect())
     }
 }
+
+impl<S: Source> AttrSource for S {}

@@ -10,7 +10,7 @@ use crate::layout::directory::{
 };
 use crate::layout::superblock::Superblock;
 use crate::source::Source;
-use crate::volume::Unit;
+use crate::unit::Unit;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 

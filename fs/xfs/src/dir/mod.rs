@@ -25,7 +25,6 @@ use crate::layout::directory::{
 use crate::layout::raw::{RawDirBlockTail, RawDirLeafEntry};
 use crate::search::partition;
 use crate::source::Source;
-use crate::volume::Xfs;
 use data::{DataBlock, DataSource};
 use entry::Emit;
 use ivers_block::FileBlock;
@@ -153,27 +152,23 @@ pub(crate) trait DirSource: Source {
             }
         }
     }
-}
 
-impl<S: Source> DirSource for S {}
-
-impl Xfs {
     /// Returns the inode that a directory has for a name.
-    pub(crate) fn find_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<u64>> {
+    fn find_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<u64>> {
         Ok(self.find_entry(dir, name)?.map(|found| found.ino))
     }
 
     /// Returns the parent of a directory.
-    pub(crate) fn parent_of(&self, dir: &Dinode) -> Result<u64> {
+    fn parent_of(&self, dir: &Dinode) -> Result<u64> {
         self.find_name(dir, b"..")?
             .ok_or_else(|| self.corrupt("the directory has no entry for its parent", dir.whose()))
     }
 
     /// Emits the entries from a cursor on.
-    pub(crate) fn list(&self, dir: &Dinode, cursor: u64, emit: &mut Emit<'_>) -> Result<()> {
+    fn list(&self, dir: &Dinode, cursor: u64, emit: &mut Emit<'_>) -> Result<()> {
         if let Fork::Local(bytes) = &dir.data {
             let short = ShortForm::of(self, dir, bytes)?;
-            let start = data_start(&self.sb) as u64 / ADDRESS_UNIT;
+            let start = data_start(self.sb()) as u64 / ADDRESS_UNIT;
             let ftype = ftype::DIRECTORY;
             let dots = [
                 Entry { ino: dir.ino, name: b".", ftype, address: start },
@@ -186,22 +181,22 @@ impl Xfs {
             }
             return Ok(());
         }
-        let size = u64::from(self.sb.dir_block_size);
+        let size = u64::from(self.sb().dir_block_size);
         let mut block = cursor.saturating_mul(ADDRESS_UNIT) / size;
         let end = dir.size().min(LEAF_OFFSET).div_ceil(size);
         while block < end {
-            let mapping = self.map(&dir.data, FileBlock(block * dir_unit(&self.sb)), dir.ino)?;
+            let mapping = self.map(&dir.data, FileBlock(block * dir_unit(self.sb())), dir.ino)?;
             if mapping.block.is_none() {
-                block += (mapping.len / dir_unit(&self.sb)).max(1);
+                block += (mapping.len / dir_unit(self.sb())).max(1);
                 continue;
             }
             let data = self.data_block(dir, block)?;
             let stop =
                 if data.is_block_form() { self.block_form_leaf(dir, &data)?.1 } else { data.bytes.len() };
             let first = block * size / ADDRESS_UNIT;
-            let mut at = data_start(&self.sb);
+            let mut at = data_start(self.sb());
             while at < stop {
-                let item = data.next(&self.sb, at, stop);
+                let item = data.next(self.sb(), at, stop);
                 let (entry, len) = item.map_err(|what| self.corrupt_block(what, dir.whose(), data.block))?;
                 at += len;
                 let Some(entry) = entry else { continue };
@@ -215,6 +210,8 @@ impl Xfs {
         Ok(())
     }
 }
+
+impl<S: Source> DirSource for S {}
 
 /// The hash and the address of an entry of a table of hashes.
 fn leaf_entry(bytes: &[u8], table: usize, index: usize) -> (u32, u32) {

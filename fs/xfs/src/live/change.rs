@@ -6,9 +6,9 @@
 
 use super::session::Session;
 use super::vnode::{XfsInode, private_of};
+use super::volume::Xfs;
 use crate::inode::Dinode;
 use crate::layout::superblock::Superblock;
-use crate::volume::Xfs;
 use crate::write::inode::inode_id;
 use crate::write::tx::{Publish, Tx};
 use ivers_journal::{Changes, LogObject, Tid};

@@ -1,7 +1,8 @@
 //! Files that get the blocks of others.
 
-use super::{Edited, core_of};
-use crate::volume::Xfs;
+use super::change::Edited;
+use super::vnode::core_of;
+use super::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{BlockPool, CloneOps, Cred, Inode, NameError, Result};
 

@@ -1,10 +1,12 @@
 //! Copy on write: the contents of shared blocks go to new blocks, which then take their place in the file.
 
-use super::{Edited, core_of, journal_error, private_of};
+use super::change::Edited;
+use super::vnode::{core_of, private_of};
+use super::volume::Xfs;
 use crate::fork::Mapping;
 use crate::layout::dinode::EXTENT_MAX;
-use crate::volume::Xfs;
 use crate::write::alloc::Run;
+use crate::write::space::journal_error;
 use ivers_block::FileBlock;
 use ivers_vfs::{Inode, NameError, Result};
 use std::ops::Range;

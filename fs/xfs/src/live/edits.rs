@@ -1,6 +1,6 @@
 //! What changes do to the data of files: the layers below, with the names of this one.
 
-use super::Change;
+use super::change::Change;
 use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::owner::Owner;

@@ -3,13 +3,16 @@
 //! A session stores OPEN by a transaction, before its first change. At its end everything is in place; then
 //! CLOSED replaces these bytes. So the fingerprint can name where the unmount record will be.
 
-use super::{Edited, XfsInode, journal_error};
+use super::change::Edited;
+use super::vnode::{XfsInode, core_of};
+use super::volume::Xfs;
+use crate::attr::AttrSource;
 use crate::fork::{Fork, ForkSource};
 use crate::inode::Dinode;
 use crate::layout::checksum::{SelfDescription, seal_inode};
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::log::{LogEnd, mark, others_wrote};
-use crate::volume::Xfs;
+use crate::write::space::journal_error;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, RECORD_LEN};
 use ivers_vfs::{EpochOps, Error, Inode, NameError, Result, XattrMode};
@@ -33,7 +36,7 @@ impl Xfs {
     }
 
     fn stored_record(&self, root: &Inode) -> Result<Option<Vec<u8>>> {
-        match self.xattr(&super::core_of(root), EPOCH_XATTR) {
+        match self.xattr(&core_of(root), EPOCH_XATTR) {
             Ok(value) => Ok(Some(value)),
             Err(Error::Name(NameError::NoAttribute)) => Ok(None),
             Err(error) => Err(error),
@@ -105,7 +108,7 @@ impl Xfs {
         self.epoch.set_fingerprint(fingerprint(next_record, &mark()));
         let closed = self.epoch.record(self.sb.uuid, false).encode();
         let root = self.epoch_root()?;
-        let core = super::core_of(&root).clone();
+        let core = core_of(&root).clone();
         for place in self.places_of_attributes(&core)? {
             if self.replace_in_place(place, &core, &open, &closed)? {
                 return Ok(());

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `volume` | the open filesystem, and verified blocks of it |
 //! | `session` | the state of a writable mount |
 //! | `vnode` | what the driver keeps with an inode of the VFS |
 //! | `attributes` | attributes of the VFS in inodes |
@@ -28,9 +29,11 @@ mod session;
 mod space;
 mod unmount;
 mod vnode;
+mod volume;
 mod writeback;
 
 pub(crate) use crate::write::space::journal_error;
-pub(crate) use change::{Change, Edited};
+pub(crate) use change::Edited;
 pub(crate) use session::Session;
 pub(crate) use vnode::{XfsInode, core_of, private_of};
+pub use volume::Xfs;

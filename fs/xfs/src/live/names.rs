@@ -1,10 +1,12 @@
 //! Names: each call is one change.
 
-use super::{Edited, XfsInode, core_of};
+use super::change::Edited;
+use super::vnode::{XfsInode, core_of};
+use super::volume::Xfs;
+use crate::dir::DirSource;
 use crate::inode::Dinode;
 use crate::layout::directory::{NAME_MAX, dir_unit};
 use crate::layout::features::Incompat;
-use crate::volume::Xfs;
 use crate::write::names::{Exchange, NewFile, Renaming};
 use ivers_vfs::*;
 use std::sync::Arc;

@@ -1,8 +1,10 @@
 //! Names, data and attributes, as the VFS calls them.
 
-use super::{Edited, core_of};
-use crate::dir::same_name;
-use crate::volume::Xfs;
+use super::change::Edited;
+use super::vnode::core_of;
+use super::volume::Xfs;
+use crate::attr::AttrSource;
+use crate::dir::{DirSource, same_name};
 use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::ops::ControlFlow;

@@ -1,8 +1,9 @@
 //! Freeing inodes without names, also those that a crash left.
 
-use super::{Edited, core_of};
+use super::change::Edited;
+use super::vnode::core_of;
+use super::volume::Xfs;
 use crate::log::FoundIntent;
-use crate::volume::Xfs;
 use ivers_vfs::{Error, Inode, NameError, Result};
 
 impl Xfs {

@@ -1,11 +1,11 @@
 //! Space for data that is written back later.
 
-use super::{core_of, private_of};
+use super::vnode::{core_of, private_of};
+use super::volume::Xfs;
 use crate::delayed::Delayed;
 use crate::fork::ForkSource;
 use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::layout::tree::TreeKind;
-use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{Inode, NameError, Result};
 use std::ops::Range;

@@ -1,14 +1,14 @@
 //! The state of a filesystem that is open for writing.
 
 use crate::delayed::Reserved;
-use crate::volume::Xfs;
 use crate::write::space::Space;
 use ivers_block::FileBlock;
 use ivers_journal::Commits;
+use ivers_vfs::sync::atomic::AtomicBool;
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{Inode, NameError, Result, window_blocks};
+use ivers_vfs::{NameError, Result, window_blocks};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 /// Free blocks that only removals may use, and in each group those that count as free and belong to free
 /// lists and to the B-trees of free space.
@@ -79,19 +79,5 @@ impl Session {
             return Err(NameError::NoSpace.into());
         }
         Ok(())
-    }
-}
-
-impl Xfs {
-    /// The state for writing.
-    pub(crate) fn session(&self) -> Result<&Session> {
-        self.session.as_ref().ok_or_else(|| NameError::ReadOnly.into())
-    }
-
-    /// Ends the reservation ahead of the end of a file.
-    pub(crate) fn forget_window(&self, inode: &Inode) {
-        if let Some(session) = &self.session {
-            session.space.windows.remove(inode.ino);
-        }
     }
 }

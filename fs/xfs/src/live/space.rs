@@ -1,8 +1,9 @@
 //! Sizes of files, and space apart from writing: truncation and fallocate.
 
-use super::{Edited, core_of};
+use super::change::Edited;
+use super::vnode::core_of;
+use super::volume::Xfs;
 use crate::layout::dinode::FILE_BLOCKS_END;
-use crate::volume::Xfs;
 use ivers_block::FileBlock;
 use ivers_vfs::{Error, FallocateMode, Inode, NameError, Result, Touch};
 use std::ops::Range;

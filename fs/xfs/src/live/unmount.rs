@@ -1,7 +1,8 @@
 //! The end of a session.
 
-use super::{Session, journal_error};
-use crate::volume::Xfs;
+use super::session::Session;
+use super::volume::Xfs;
+use crate::write::space::journal_error;
 use ivers_vfs::Result;
 use std::sync::atomic::Ordering;
 

@@ -1,10 +1,11 @@
 //! Write-back: space as unwritten blocks, then the data, then the map says that it is written.
 
+use super::change::Edited;
 use super::reservations::PAGE_BYTES;
-use super::{Edited, core_of, private_of};
+use super::vnode::{core_of, private_of};
+use super::volume::Xfs;
 use crate::fork::{ForkSource, Mapping};
 use crate::layout::dinode::EXTENT_MAX;
-use crate::volume::Xfs;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use std::ops::Range;

@@ -13,7 +13,7 @@ use crate::layout::owner::Owner;
 use crate::layout::raw::{RawBmdrBlock, RawLongBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::{NameError, Result};
 use std::mem::size_of;

@@ -1,6 +1,6 @@
 //! Busy runs: blocks that lost an owner, while a crash could still bring it back.
 
-use super::free_space::FreeExtent;
+use super::extent::FreeExtent;
 use ivers_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;

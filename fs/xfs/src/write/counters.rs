@@ -3,7 +3,7 @@
 
 use super::space::Space;
 use crate::layout::raw::RawSuperblock;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 use std::mem::offset_of;

@@ -4,13 +4,14 @@
 //! list is filled before each change with what the change can take at most. Blocks of the list have the same
 //! owner in the reverse map as the blocks of these trees: nothing is mapped when a tree takes one.
 
-use super::free_space::{FreeExtent, by_size};
+use super::extent::FreeExtent;
+use super::free_space::by_size;
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use crate::layout::raw::RawAgf;
 use crate::layout::superblock::Superblock;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_vfs::{NameError, Result};
 
 /// Insertions into one tree that the list must suffice for. A change inserts at most two records into a tree:

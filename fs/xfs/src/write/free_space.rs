@@ -1,27 +1,11 @@
 //! The two B-trees of free space, which always have the same extents, and the counts of them.
 
+use super::extent::FreeExtent;
 use super::tree::{Cursor, Tree, field};
 use super::tx::Tx;
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_vfs::Result;
-
-/// Free blocks of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FreeExtent {
-    pub start: u32,
-    pub len: u32,
-}
-
-impl FreeExtent {
-    pub(super) fn end(self) -> u32 {
-        self.start + self.len
-    }
-
-    fn encode(self) -> Vec<u8> {
-        [self.start.to_be_bytes(), self.len.to_be_bytes()].concat()
-    }
-}
 
 /// The B-tree of free space by block.
 pub(super) const fn by_block(ag: u32) -> Tree {

@@ -1,15 +1,15 @@
 //! The heads of groups, as transactions change them.
 
 use super::tx::Tx;
-use crate::ag::check_heads;
 use crate::btree::MAX_LEVELS;
+use crate::heads::check_heads;
 use crate::layout::bytes::{MAGIC_AGF, MAGIC_AGFL, MAGIC_AGI, read};
 use crate::layout::checksum::{AGF, AGFL, AGI, Expected, SelfDescription};
 use crate::layout::features::RoCompat;
 use crate::layout::raw::{RawAgf, RawAgfl, RawAgi};
 use crate::layout::superblock::{Counts, Superblock};
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 use std::mem::size_of;

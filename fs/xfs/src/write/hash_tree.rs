@@ -11,7 +11,7 @@ use crate::layout::bytes::number;
 use crate::layout::checksum::{DA_BLOCK, SelfDescription};
 use crate::layout::directory::{dir_unit, leaf_root};
 use crate::layout::raw::RawDaHeader;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{NameError, Result};
 use std::collections::BTreeSet;

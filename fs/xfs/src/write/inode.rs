@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use crate::fork::TreeRoot;
     use crate::layout::superblock::FsBlock;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
     use ivers_block::FileBlock;
 
     fn new(kind: FileType) -> NewDinode {

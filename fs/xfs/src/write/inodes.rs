@@ -1,7 +1,7 @@
 //! Allocating and freeing inodes, and their chunks. Chunks stay when all their inodes are free.
 
 use super::alloc::GroupRequest;
-use super::free_space::FreeExtent;
+use super::extent::FreeExtent;
 use super::tree::{Cursor, Tree};
 use super::tx::Tx;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO};
@@ -10,7 +10,7 @@ use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::owner::Owner;
 use crate::layout::raw::RawDinode;
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 use zerocopy::{FromZeros, IntoBytes};

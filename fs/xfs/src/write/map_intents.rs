@@ -1,9 +1,9 @@
 //! Mappings that the log of Linux promises.
 
-use super::deferred::{Change, Logged, Work};
+use super::extent::FreeExtent;
 use super::fork::owner_of;
-use super::free_space::FreeExtent;
 use super::space::Space;
+use super::works::{Change, Logged, Work};
 use crate::inode::Dinode;
 use crate::log::{FoundIntent, MappingIntent};
 use ivers_vfs::{Error, NameError, Result};

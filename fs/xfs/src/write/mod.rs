@@ -8,9 +8,10 @@
 //! |---|---|
 //! | `space`, `busy` | what all transactions share: the lock of the groups, counters, busy runs |
 //! | `tx`, `credits` | the transaction: units of blocks, and when changes become visible; what it may log |
-//! | `deferred`, `intents` | work at the end of a transaction, and the records that promise it |
+//! | `works`, `deferred`, `finish` | work at the end of a transaction |
+//! | `intents`, `found_intents` | the records that promise such work; those that recovery found |
 //! | `map_intents`, `parent_intents` | mappings and parent pointers that a log of Linux promises |
-//! | `group` | heads of groups |
+//! | `extent`, `group` | runs of blocks in a group; heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
 //! | `free_space`, `free_list`, `alloc`, `windows` | free space, allocation, space for files that grow |
 //! | `owner`, `rmap`, `refcount` | owners of blocks; the reverse map; reference counts |
@@ -33,7 +34,10 @@ mod counters;
 mod credits;
 mod deferred;
 pub(crate) mod dir;
+mod extent;
+mod finish;
 pub(crate) mod fork;
+mod found_intents;
 mod free_list;
 mod free_space;
 mod group;
@@ -41,7 +45,7 @@ mod hash_tree;
 mod hashes;
 pub(crate) mod inode;
 mod inodes;
-pub(crate) mod intents;
+mod intents;
 mod map_intents;
 pub(crate) mod names;
 mod node;
@@ -50,8 +54,6 @@ mod parent_intents;
 mod refcount;
 mod rmap;
 mod runs;
-#[cfg(test)]
-mod samples;
 pub(crate) mod space;
 mod symlink;
 #[cfg(test)]
@@ -61,3 +63,4 @@ mod tree_block;
 pub(crate) mod tx;
 mod unlinked;
 pub(crate) mod windows;
+mod works;

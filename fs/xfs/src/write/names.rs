@@ -140,7 +140,7 @@ impl Tx<'_> {
 
     /// Generation and change counter of the inode that had a number before.
     fn slot_counters(&self, ino: u64) -> Result<(u32, u64)> {
-        let whose = crate::volume::Whose::Inode(ino);
+        let whose = crate::unit::Whose::Inode(ino);
         let (cluster, at) = (self.space().sb.inode_cluster(ino))
             .ok_or_else(|| self.space().corrupt("an inode outside its group is free", whose))?;
         let mut bytes = self.read_unit(&cluster, None, whose)?.to_vec();

@@ -61,7 +61,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
 
     #[test]
     fn nodes_decode_as_they_were_encoded() {

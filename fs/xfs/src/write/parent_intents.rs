@@ -3,8 +3,8 @@
 //! Linux changes them after the entry of the directory, in transactions of their own. What it had done when
 //! it stopped is in the inode: each of these changes is one transaction that leaves the attributes whole.
 
-use super::deferred::Logged;
 use super::space::Space;
+use super::works::Logged;
 use crate::inode::Dinode;
 use crate::layout::features::Incompat;
 use crate::log::{FoundIntent, ParentIntent};

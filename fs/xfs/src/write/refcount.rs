@@ -4,12 +4,13 @@
 //! after a crash the next mount frees them.
 
 use super::busy::Freed;
-use super::free_space::FreeExtent;
+use super::extent::FreeExtent;
 use super::tree::{Tree, field};
 use super::tx::Tx;
+use super::works::CountChange;
 use crate::layout::owner::COPY_FLAG;
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_vfs::Result;
 
 /// The most records that one step changes. The rest is another step, with an intent of its own.
@@ -29,13 +30,6 @@ impl Counted {
         let words = [self.blocks.start | flag, self.blocks.len, self.count];
         words.map(u32::to_be_bytes).concat()
     }
-}
-
-/// A change of counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CountChange {
-    Increase,
-    Decrease,
 }
 
 const fn tree(ag: u32) -> Tree {

@@ -1,12 +1,12 @@
 //! The reverse map: which owner has which blocks.
 
-use super::free_space::FreeExtent;
+use super::extent::FreeExtent;
 use super::tree::{Tree, field};
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::{FILE_BLOCK, Owner};
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_vfs::Result;
 use std::ops::ControlFlow;
 

@@ -1,10 +1,9 @@
 //! What the code of files asks for: freeing, sharing and mapping runs of blocks.
 
 use super::alloc::{AllocRequest, Run};
-use super::deferred::{Change, FreedOwner, Work};
-use super::refcount::CountChange;
 use super::space::Space;
 use super::tx::Tx;
+use super::works::{Change, CountChange, FreedOwner, Work};
 use crate::layout::owner::Owner;
 use ivers_vfs::{NameError, Result};
 

@@ -1,14 +1,13 @@
 //! What all transactions share.
 
 use super::busy::Busy;
-use super::tx::Tx;
 use super::windows::GroupWindow;
 use crate::layout::superblock::{Counts, Superblock};
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::{BlockNo, BufferCache};
 use ivers_journal::{Costs, Journal, JournalError};
 use ivers_sync::{RankedMutex, RankedMutexGuard, rank};
-use ivers_vfs::{Error, ReservationWindows, Result};
+use ivers_vfs::{Error, ReservationWindows};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -119,12 +118,6 @@ impl Space {
         let (ag, first) = self.sb.ag_of_device(start);
         let end = first.saturating_add(u32::try_from(len).unwrap_or(u32::MAX));
         !self.unshared.in_range(ag, first, end).is_empty()
-    }
-
-    /// Begins a transaction that may log `credits`.
-    pub(crate) fn begin(&self, credits: u32) -> Result<Tx<'_>> {
-        let handle = self.journal.begin(credits).map_err(journal_error)?;
-        Ok(Tx::new(self, handle, credits))
     }
 
     /// The sums over all groups.

@@ -9,7 +9,7 @@ use crate::layout::bytes::{NULL_AGBLOCK, number};
 use crate::layout::checksum::SHORT_BTREE;
 use crate::layout::tree::{Key, TreeKind};
 use crate::search::partition;
-use crate::volume::{Unit, Whose};
+use crate::unit::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 use std::ops::ControlFlow;

@@ -4,10 +4,12 @@ use super::busy::{Busy, Freed};
 use super::deferred::Deferred;
 use super::space::{GroupsGuard, Space, journal_error};
 use crate::layout::checksum::{Expected, SelfDescription};
-use crate::volume::{self, Whose};
+use crate::layout::superblock::Superblock;
+use crate::source::Source;
+use crate::unit::{self, Whose};
 use ivers_block::{BlockNo, Buffer, BufferRead, Unit};
 use ivers_journal::{Handle, JournalError, LogObject, Tid};
-use ivers_vfs::Result;
+use ivers_vfs::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -60,6 +62,14 @@ struct Changed {
     bytes: Rc<Vec<u8>>,
 }
 
+impl Space {
+    /// Begins a transaction that may log `credits`.
+    pub(crate) fn begin(&self, credits: u32) -> Result<Tx<'_>> {
+        let handle = self.journal.begin(credits).map_err(journal_error)?;
+        Ok(Tx::new(self, handle, credits))
+    }
+}
+
 impl<'s> Tx<'s> {
     /// A transaction that uses a handle, which may log `credits`.
     pub(super) fn new(space: &'s Space, handle: Handle, credits: u32) -> Self {
@@ -93,10 +103,10 @@ impl<'s> Tx<'s> {
         blocks: &[BlockNo],
         kind: Option<&SelfDescription>,
         whose: Whose,
-    ) -> Result<volume::Unit> {
+    ) -> Result<unit::Unit> {
         let bytes = match self.find(blocks, whose)? {
-            Some(changed) => volume::Unit::Changed(changed.bytes.clone()),
-            None => volume::Unit::Cached(self.load(blocks, kind, whose)?.1),
+            Some(changed) => unit::Unit::Changed(changed.bytes.clone()),
+            None => unit::Unit::Cached(self.load(blocks, kind, whose)?.1),
         };
         self.check_place(blocks, &bytes, kind, whose)?;
         Ok(bytes)
@@ -337,6 +347,24 @@ impl<'s> Tx<'s> {
     pub(super) fn restart(&mut self, credits: u32) -> Result<()> {
         self.credits = credits;
         self.handle.restart(credits).map_err(journal_error)
+    }
+}
+
+impl Source for Tx<'_> {
+    fn sb(&self) -> &Superblock {
+        &self.space().sb
+    }
+
+    fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<unit::Unit> {
+        self.read_unit(blocks, Some(kind), whose)
+    }
+
+    fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
+        self.space().corrupt(what, whose)
+    }
+
+    fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
+        self.space().corrupt_block(what, whose, block)
     }
 }
 

@@ -5,7 +5,7 @@ use super::tx::Tx;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
 use crate::layout::checksum::is_whole_inode;
 use crate::layout::raw::RawDinode;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 use std::mem::offset_of;

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::inode::Dinode;
     use crate::write::inode::NewDinode;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
     use ivers_vfs::{FileType, Timestamp};
 
     #[test]

@@ -208,7 +208,7 @@ impl AttrLeaf {
 mod tests {
     use super::*;
     use crate::da::hash_name;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
     use ivers_block::FileBlock;
     use rand::{Rng, SeedableRng};
 

@@ -90,7 +90,7 @@ pub(super) fn remove(sb: &Superblock, bytes: &mut [u8], hash: u32, at: usize) ->
 mod tests {
     use super::*;
     use crate::da::hash_name;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
     use rand::seq::IndexedRandom;
     use rand::{Rng, SeedableRng};
 

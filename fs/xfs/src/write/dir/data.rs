@@ -199,7 +199,7 @@ pub(super) fn place_of(sb: &Superblock, address: u32) -> (u64, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
 
     fn names(edit: &DataEdit<'_>) -> Vec<Vec<u8>> {
         let mut all = Vec::new();

@@ -122,7 +122,7 @@ impl FreeBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
 
     #[test]
     fn leaves_decode_as_they_were_encoded() {

@@ -52,7 +52,7 @@ pub(super) fn place_for(sb: &Superblock, short: &ShortForm<'_>, name_len: usize)
 mod tests {
     use super::*;
     use crate::dir::Entry;
-    use crate::write::samples::superblock;
+    use crate::write::tests::samples::superblock;
 
     #[test]
     fn directories_decode_as_they_were_encoded() {

@@ -4,7 +4,7 @@ use super::common::{Tree, digest};
 use super::harness::{Image, Seeded, close};
 use crate::fork::{ForkSource, Which};
 use crate::inode::Dinode;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use crate::write::fork::MapRequest;
 use crate::write::names::{Exchange, NewFile, Renaming};
 use crate::write::space::Space;

@@ -8,7 +8,7 @@ use crate::layout::raw::RawDinode;
 use crate::layout::superblock::{Counts, FsBlock, Superblock};
 use crate::log::{object, open_for_writing, stamp};
 use crate::mkfs::{Features, MkfsOptions};
-use crate::volume::Whose;
+use crate::unit::Whose;
 use crate::write::alloc::Run;
 use crate::write::space::Space;
 use crate::write::tx::Tx;

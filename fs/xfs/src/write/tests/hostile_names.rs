@@ -11,7 +11,7 @@ use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::layout::directory::dir_unit;
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::log::stamp;
-use crate::volume::Whose;
+use crate::unit::Whose;
 use crate::write::dir::Target;
 use crate::write::fork::MapRequest;
 use crate::write::space::Space;

@@ -11,6 +11,7 @@ mod inodes;
 mod mappings;
 mod names;
 mod parents;
+pub(super) mod samples;
 mod sharing;
 mod space;
 mod trees;

@@ -5,10 +5,10 @@ use super::harness::Image;
 use crate::layout::checksum::SHORT_BTREE;
 use crate::layout::directory::hash_entries_start;
 use crate::layout::tree::TreeKind;
-use crate::volume::Whose;
-use crate::write::free_space::FreeExtent;
-use crate::write::refcount::CountChange;
+use crate::unit::Whose;
+use crate::write::extent::FreeExtent;
 use crate::write::tx::Tx;
+use crate::write::works::CountChange;
 use ivers_vfs::{FileType, Result};
 
 fn can_run() -> bool {

@@ -1,14 +1,14 @@
-//! The open filesystem, and verified blocks of it.
+//! The open filesystem.
 
+use super::session::Session;
+use super::vnode::XfsInode;
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::{Counts, Superblock};
-use crate::live::{Session, XfsInode};
-use ivers_block::{BlockNo, BufferCache, BufferRead};
+use crate::source::Source;
+use crate::unit::{Unit, Whose};
+use ivers_block::{BlockNo, BufferCache};
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{Error, Result, ServedEpoch};
-use std::fmt::{Display, Formatter};
-use std::ops::Deref;
-use std::rc::Rc;
+use ivers_vfs::{Error, Inode, NameError, Result, ServedEpoch};
 use std::sync::{Arc, Weak};
 
 /// An open XFS filesystem.
@@ -30,60 +30,6 @@ pub struct Xfs {
     pub(crate) serves_stored: bool,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
     pub(crate) root_private: RankedMutex<rank::Leaf, Weak<XfsInode>>,
-}
-
-/// The bytes of a structure of one or several blocks.
-pub(crate) enum Unit {
-    Cached(BufferRead),
-    /// Changed by a transaction that is not published.
-    Changed(Rc<Vec<u8>>),
-}
-
-impl Deref for Unit {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Cached(bytes) => bytes,
-            Self::Changed(bytes) => bytes,
-        }
-    }
-}
-
-/// Whose structure it is, for errors.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Whose {
-    Inode(u64),
-    Group(u32),
-}
-
-impl Whose {
-    /// The number that its structures name.
-    pub(crate) fn number(self) -> u64 {
-        match self {
-            Self::Inode(ino) => ino,
-            Self::Group(ag) => ag.into(),
-        }
-    }
-
-    /// Damage of the inode or group; `image` names the image.
-    pub(crate) fn corrupt(self, image: &str, what: impl Into<String>) -> Error {
-        Error::corrupt(what, format!("{image}, {self}"))
-    }
-
-    /// Damage of a block of the inode or group.
-    pub(crate) fn corrupt_block(self, image: &str, what: impl Into<String>, block: BlockNo) -> Error {
-        Error::corrupt(what, format!("{image}, {self}, block {block}"))
-    }
-}
-
-impl Display for Whose {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Inode(ino) => write!(f, "inode {ino}"),
-            Self::Group(ag) => write!(f, "group {ag}"),
-        }
-    }
 }
 
 impl Xfs {
@@ -126,5 +72,35 @@ impl Xfs {
     pub(crate) fn read_data(&self, at: BlockNo, skip: u64, buf: &mut [u8]) -> Result<()> {
         let offset = at.offset(self.sb.block_size) + skip;
         self.cache.device().read_at(offset, buf).map_err(Error::file_data)
+    }
+
+    /// The state for writing.
+    pub(crate) fn session(&self) -> Result<&Session> {
+        self.session.as_ref().ok_or_else(|| NameError::ReadOnly.into())
+    }
+
+    /// Ends the reservation ahead of the end of a file.
+    pub(crate) fn forget_window(&self, inode: &Inode) {
+        if let Some(session) = &self.session {
+            session.space.windows.remove(inode.ino);
+        }
+    }
+}
+
+impl Source for Xfs {
+    fn sb(&self) -> &Superblock {
+        &self.sb
+    }
+
+    fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit> {
+        self.unit(blocks, kind, whose)
+    }
+
+    fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
+        self.corrupt(what, whose)
+    }
+
+    fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
+        self.corrupt_block(what, whose, block)
     }
 }
