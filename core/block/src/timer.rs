@@ -2,10 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use ivers_sync::thread::{Builder, JoinHandle, current};
+use ivers_sync::{Condvar, Mutex};
 
 use crate::{BlockError, ByteOffset, Result};
 
@@ -33,7 +33,7 @@ impl Timer {
         work: impl Fn(&T, u32) -> ControlFlow<()> + Send + 'static,
     ) -> Result<()> {
         let requests = self.requests.clone();
-        let thread = std::thread::Builder::new()
+        let thread = Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 loop {
@@ -61,15 +61,15 @@ impl Timer {
     /// Requests work and wakes the thread. The caller defines the bits.
     pub fn request(&self, bits: u32) {
         self.requests.0.lock().bits |= bits;
-        self.requests.1.notify_one();
+        self.requests.1.notify_all();
     }
 
     /// Ends the thread and waits for it, unless the caller is that thread.
     pub fn stop(&self) {
         self.requests.0.lock().stop = true;
-        self.requests.1.notify_one();
+        self.requests.1.notify_all();
         if let Some(thread) = self.thread.lock().take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != current().id()
         {
             // The thread reported its own panic, and no caller waits for its work.
             let _ = thread.join();

@@ -6,8 +6,8 @@
 //! SeqCst: this is not a hot path, and SeqCst needs no further argument.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use ivers_sync::atomic::{AtomicU64, Ordering};
 use ivers_sync::{RankedMutex, rank};
 
 use crate::{Journal, Result, Tid};

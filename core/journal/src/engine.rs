@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use ivers_block::{BlockNo, Buffer, BufferCache, Unit};
+use ivers_sync::atomic::{AtomicBool, Ordering};
 use ivers_sync::{Condvar, Held, RankedMutex, rank};
 
 use crate::active::Active;

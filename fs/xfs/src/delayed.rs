@@ -4,9 +4,9 @@
 //! file depends only on its ranges, so it ends with the value that it started with.
 
 use ivers_block::FileBlock;
+use ivers_sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Blocks of a file: ranges, neither overlapping nor adjacent.
 #[derive(Debug, Default, Clone)]

@@ -190,6 +190,11 @@ impl<const N: usize> ObservationLog<N> {
         self.open().completed
     }
 
+    /// Returns the observed values, with the contents of that time.
+    pub fn seen(&self) -> Vec<(u64, [u64; N])> {
+        self.open().seen.clone()
+    }
+
     /// Queries the change attribute, reads the contents, and checks them against the log.
     pub fn observe(&self, vfs: &Vfs, inode: &Inode, contents: impl FnOnce() -> [u64; N]) {
         let version = self.query(vfs, inode);

@@ -1,10 +1,10 @@
-//! Races inside the VFS, tested schedule by schedule.
+//! Races inside the VFS and the XFS driver, tested schedule by schedule.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p ivers-races --target-dir target/shuttle` runs the VFS with the
-//! in-memory driver under shuttle: at every lock, atomic and wait a scheduler decides which thread runs next.
-//! There are two schedulers: one chooses at random; the other ranks the threads and changes the ranks at a
-//! few points (PCT), which finds rare orders sooner. A deadlock, a panic and an endless schedule are
-//! failures, as is a broken promise.
+//! in-memory driver, or with the XFS driver and its journal, under shuttle: at every lock, atomic and wait a
+//! scheduler decides which thread runs next. There are two schedulers: one chooses at random; the other ranks
+//! the threads and changes the ranks at a few points (PCT), which finds rare orders sooner. A deadlock, a
+//! panic and an endless schedule are failures, as is a broken promise.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -20,8 +20,10 @@
 #![cfg(shuttle)]
 
 mod fixture;
+mod on_xfs;
 
 pub use fixture::*;
+pub use on_xfs::*;
 
 use shuttle::scheduler::{
     PctScheduler, RandomScheduler, ReplayScheduler, Scheduler, UncontrolledNondeterminismCheckScheduler,
@@ -54,28 +56,40 @@ fn config() -> Config {
 }
 
 /// Runs one race under many schedules, and the first of them twice: only the seed may decide what happens.
-pub fn explore(race: fn()) {
+pub fn explore(race: impl Fn() + Clone + Send + Sync + 'static) {
+    explore_one_in(1, race);
+}
+
+/// As [`explore`], with fewer schedules by this factor: for a race that takes long.
+pub fn explore_one_in(factor: usize, race: impl Fn() + Clone + Send + Sync + 'static) {
     if let Ok(schedule) = std::env::var("IVERS_SCHEDULE") {
         let schedule: String = schedule.split_whitespace().collect();
         Runner::new(ReplayScheduler::new_from_encoded(&schedule), config()).run(race);
         return;
     }
     let seed = number("IVERS_SEED", 1);
-    let schedules = usize::try_from(number("IVERS_SCHEDULES", 1000)).expect("as many as fit into memory");
+    let asked = usize::try_from(number("IVERS_SCHEDULES", 1000)).expect("as many as fit into memory");
+    let schedules = asked.div_ceil(factor);
     let replays =
         UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new_from_seed(seed, REPLAYS));
-    run("replaying", replays, race, seed, schedules);
-    run("random", RandomScheduler::new_from_seed(seed, schedules), race, seed, schedules);
-    run("PCT", PctScheduler::new_from_seed(seed, PCT_DEPTH, schedules), race, seed, schedules);
+    run("replaying", replays, race.clone(), seed, asked);
+    run("random", RandomScheduler::new_from_seed(seed, schedules), race.clone(), seed, asked);
+    run("PCT", PctScheduler::new_from_seed(seed, PCT_DEPTH, schedules), race, seed, asked);
     println!("{schedules} schedules of each scheduler, seed {seed}");
 }
 
-fn run(name: &str, scheduler: impl Scheduler + 'static, race: fn(), seed: u64, schedules: usize) {
+fn run(
+    name: &str,
+    scheduler: impl Scheduler + 'static,
+    race: impl Fn() + Send + Sync + 'static,
+    seed: u64,
+    asked: usize,
+) {
     let runner = Runner::new(scheduler, config());
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| runner.run(race))) {
         eprintln!(
             "a race was lost under the {name} scheduler; again: IVERS_SEED={seed} \
-                IVERS_SCHEDULES={schedules}, \
+                IVERS_SCHEDULES={asked}, \
              or IVERS_SCHEDULE= with the schedule above, for this test only"
         );
         resume_unwind(panic);

@@ -11,7 +11,7 @@ use std::process::Command;
 /// end knows no driver; only `cli` knows both; nothing shipped knows `testing`.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("iversion", &[]),
-    ("ivers-block", &[]),
+    ("ivers-block", &["ivers-sync"]),
     ("ivers-sync", &[]),
     ("ivers-busy-poll", &[]),
     ("ivers-thread-sched", &[]),

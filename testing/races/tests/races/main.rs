@@ -11,3 +11,4 @@ mod query_against_write;
 mod rename_against_lookup;
 mod sync_against_writers;
 mod unlink_against_open;
+mod xfs;
