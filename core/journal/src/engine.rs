@@ -27,8 +27,8 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose objects take
-    /// a quarter of it commits.
+    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose objects
+    /// take a quarter of it commits.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -188,8 +188,8 @@ pub(crate) struct LoggedObject {
     pub patch: Option<Patch>,
 }
 
-/// The memory of an object beside its bytes, about: the driver's part, entries of maps, and its bytes in the log
-/// record and in the blocks that a push writes.
+/// The memory of an object beside its bytes, about: the driver's part, entries of maps, and its bytes in the
+/// log record and in the blocks that a push writes.
 pub(crate) const OBJECT_OVERHEAD: u64 = 768;
 
 impl LoggedObject {

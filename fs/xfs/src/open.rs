@@ -29,7 +29,8 @@ pub struct OpenOptions {
     pub no_replay: bool,
     /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
-    /// For tests of recovery: a transaction does one deferred work, and is durable when it ends. So a crash can come between any two transactions, and between an intent and its done record.
+    /// For tests of recovery: a transaction does one deferred work, and is durable when it ends. So a crash
+    /// can come between any two transactions, and between an intent and its done record.
     pub commit_each_transaction: bool,
 }
 

@@ -89,7 +89,8 @@ impl Findings {
     /// Findings of one kind that are kept with their place; more are only counted.
     pub const KEPT_OF_A_KIND: u64 = 1000;
 
-    /// Returns findings of a filesystem of this type, as [`FsInfo::fs_type`](crate::FsInfo::fs_type) names it.
+    /// Returns no findings yet of a filesystem of this type, as [`FsInfo::fs_type`](crate::FsInfo::fs_type)
+    /// names it.
     pub fn of(fs_type: &'static str) -> Self {
         Self { fs_type: Some(fs_type), ..Self::default() }
     }
