@@ -9,7 +9,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `IVERS_SEED` | seed of both schedulers (default 1); with equal schedules it gives the same run |
-//! | `IVERS_SCHEDULES` | schedules of each scheduler and race (default 1000) |
+//! | `IVERS_SCHEDULES` | schedules of each scheduler and race (default 1000); on XFS a fifth, or less |
 //! | `IVERS_SCHEDULE` | run only this schedule, as printed by a failure |
 //!
 //! Shuttle models only sequential consistency. Loom tests the memory orders of the counter's atomics, in

@@ -4,12 +4,14 @@ use super::SLOWER;
 use super::files::{Files, race};
 use ivers_races::explore_one_in;
 
+/// All of them, write-back beside truncation and beside the removal of an open file included.
 #[test]
 fn xfs_against_crashes() {
     let parts = [
         Files::write,
         Files::grow,
         Files::cut,
+        Files::fsync_cut,
         Files::rename,
         Files::make_and_remove,
         Files::share,
@@ -19,12 +21,6 @@ fn xfs_against_crashes() {
         Files::sync,
     ];
     explore_one_in(SLOWER, move || race(&[], &parts));
-}
-
-#[test]
-fn xfs_write_back_against_truncation() {
-    let others = [Files::fsync_cut, Files::press, Files::sync, Files::write];
-    explore_one_in(SLOWER, move || race(&[Files::cut, Files::make_and_remove], &others));
 }
 
 #[test]
