@@ -212,42 +212,6 @@ fn mutate(bytes: &[u8], seed: u64, log: std::ops::Range<usize>) {
     }
 }
 
-/// Does everything that reads, whatever fails.
-fn walk_all(vfs: &Arc<Vfs>) {
-    let cred = Cred::root();
-    let Ok(root) = vfs.root() else { return };
-    let (mut dirs, mut seen) = (vec![root], std::collections::BTreeSet::new());
-    while let Some(dir) = dirs.pop() {
-        if !seen.insert(dir.ino) {
-            continue;
-        }
-        let mut names = Vec::new();
-        let _ = vfs.readdir(&cred, &dir, 0, &mut |entry| {
-            names.push(entry.name.to_vec());
-            if names.len() > 5000 {
-                std::ops::ControlFlow::Break(())
-            } else {
-                std::ops::ControlFlow::Continue(())
-            }
-        });
-        for name in names {
-            let Ok(inode) = vfs.lookup(&cred, &dir, &name) else { continue };
-            let attr = vfs.stat(&inode);
-            for at in [0, attr.size / 2, attr.size.saturating_sub(9000)] {
-                let _ = vfs.read(&cred, &inode, at, &mut [0; 9000]);
-            }
-            let _ = vfs.read_link(&cred, &inode);
-            let _ = vfs.seek_data(&inode, 0).and_then(|at| vfs.seek_hole(&inode, at));
-            for name in vfs.list_xattr(&cred, &inode).unwrap_or_default() {
-                let _ = vfs.get_xattr(&cred, &inode, &name);
-            }
-            if inode.kind == FileType::Directory {
-                dirs.push(inode);
-            }
-        }
-    }
-}
-
 /// An image that the kernel filled, with a dirty log; or none.
 fn dirty_image(dir: &Path) -> Option<Vec<u8>> {
     if !ivers_oracle::have_programs(&["xfs_io"]) || !ivers_oracle::kernel::can_loop_mount() {

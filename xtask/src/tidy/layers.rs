@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ivers-ima", &["ivers-vfs"]),
     ("ivers-mem", &["ivers-vfs"]),
     ("ivers-affs", &["ivers-block", "ivers-write-ordering", "ivers-vfs"]),
+    ("ivers-btrfs", &["ivers-block", "ivers-vfs"]),
     ("ivers-ext4", &["iversion", "ivers-block", "ivers-journal", "ivers-vfs"]),
     ("ivers-fat", &["ivers-block", "ivers-write-ordering", "ivers-vfs"]),
     ("ivers-nfs", &["ivers-nfs4", "ivers-vfs"]),

@@ -140,7 +140,7 @@ fn folders_with_modules(source: &Path, folder: &str, found: &mut Vec<String>) {
 
 /// Crates whose modules are ordered: each folder has an order here, from the lowest module to the highest, or
 /// is in [`NOT_YET_ORDERED`].
-const ORDERS: [(&str, &[(&str, &str)]); 10] = [
+const ORDERS: [(&str, &[(&str, &str)]); 11] = [
     (
         "serve/nfsd/src",
         &[
@@ -243,6 +243,17 @@ const ORDERS: [(&str, &[(&str, &str)]); 10] = [
             "target identity status reply connection session exchange establish client lease attributes \
              nodes listing open driver",
         )],
+    ),
+    (
+        "fs/btrfs/src",
+        &[
+            (
+                "",
+                "layout devices volume node_cache tree numbers compress decompressed filesystem subvolume \
+                 inode names xattr data file open driver",
+            ),
+            ("layout", "bytes features raw key checksum superblock chunk node items"),
+        ],
     ),
     (
         "fs/xfs/src",

@@ -1,0 +1,120 @@
+//! The devices of a filesystem: which superblock counts, and which devices are there.
+
+use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, Unusable};
+use ivers_block::{ByteOffset, Device};
+use ivers_vfs::{Error, Result};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The most devices that are opened.
+const DEVICES_MAX: usize = 1024;
+
+/// A device whose superblock names the filesystem.
+pub(crate) struct Member {
+    pub device: Arc<dyn Device>,
+    pub uuid: [u8; 16],
+}
+
+/// The devices that were given, by number, and the newest superblock of them.
+pub(crate) struct Devices {
+    pub sb: Superblock,
+    pub members: HashMap<u64, Member>,
+    /// What is wrong with some of them, in words.
+    pub notes: Vec<String>,
+}
+
+/// Returns the newest superblock of a device. Copies count only if they name the filesystem of the first one,
+/// because an older filesystem may have left some. If the first one is damaged, the newest copy counts.
+fn newest_superblock(device: &dyn Device, place: &str, notes: &mut Vec<String>) -> Result<Superblock> {
+    let mut newest: Option<Superblock> = None;
+    let mut refused = None;
+    for at in SUPERBLOCK_PLACES {
+        if at + SUPERBLOCK_BYTES as u64 > device.size_bytes() {
+            break;
+        }
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        device.read_at(ByteOffset(at), &mut bytes)?;
+        match Superblock::parse(&bytes, at) {
+            Ok(found) => {
+                let is_newer = newest
+                    .as_ref()
+                    .is_none_or(|sb| sb.fsid == found.fsid && sb.generation < found.generation);
+                if is_newer {
+                    newest = Some(found);
+                }
+            }
+            Err(why) if at == SUPERBLOCK_PLACES[0] => refused = Some(why),
+            Err(_) => {}
+        }
+    }
+    match (newest, refused) {
+        (Some(sb), None) => Ok(sb),
+        (Some(sb), Some(Unusable::Damaged(what))) => {
+            notes.push(format!("{place}: the first superblock is damaged ({what}); a copy of it is used"));
+            Ok(sb)
+        }
+        (_, refused) => Err(refused.unwrap_or(Unusable::Absent).into_error(place)),
+    }
+}
+
+impl Devices {
+    /// Reads the superblocks of all devices. `place` names the first one.
+    pub(crate) fn find(devices: Vec<Arc<dyn Device>>, place: &str, degraded: bool) -> Result<Self> {
+        let incompatible = |what: String| Error::Incompatible(format!("{place}: {what}"));
+        if devices.len() > DEVICES_MAX {
+            return Err(incompatible(format!("{} devices are too many", devices.len())));
+        }
+        let mut notes = Vec::new();
+        let mut found = Vec::new();
+        for device in devices {
+            let sb = newest_superblock(&*device, place, &mut notes)?;
+            sb.check_supported(place)?;
+            if device.size_bytes() < sb.device_bytes {
+                let what = format!(
+                    "device {} has {} bytes, and the filesystem uses {} of it: it is cut off",
+                    sb.devid,
+                    device.size_bytes(),
+                    sb.device_bytes
+                );
+                return Err(Error::corrupt(what, place));
+            }
+            found.push((sb, device));
+        }
+        let Some(newest) = found.iter().map(|(sb, _)| sb).max_by_key(|sb| sb.generation).cloned() else {
+            return Err(incompatible("no device is given".into()));
+        };
+        let mut members = HashMap::new();
+        for (sb, device) in found {
+            if sb.fsid != newest.fsid {
+                return Err(incompatible("the devices belong to different filesystems".into()));
+            }
+            if sb.devid == 0 {
+                let what = "a replacement of a device is running; let Linux finish it";
+                return Err(incompatible(what.into()));
+            }
+            // A device that was left out of later transactions has old contents.
+            if sb.generation < newest.generation {
+                notes.push(format!("device {} is not used: it is older than the others", sb.devid));
+                continue;
+            }
+            let same_layout = (sb.sector_size, sb.node_size, sb.checksum)
+                == (newest.sector_size, newest.node_size, newest.checksum);
+            if !same_layout {
+                return Err(Error::corrupt("the superblocks of the devices contradict each other", place));
+            }
+            if members.insert(sb.devid, Member { device, uuid: sb.device_uuid }).is_some() {
+                return Err(incompatible(format!("device {} is given twice", sb.devid)));
+            }
+        }
+        let missing = newest.num_devices.saturating_sub(members.len() as u64);
+        if missing > 0 {
+            let what = format!("{missing} of {} devices are missing", newest.num_devices);
+            if !degraded {
+                let stale = notes.iter().map(|note| format!("; {note}")).collect::<String>();
+                return Err(incompatible(format!("{what}; -o degraded reads what is left{stale}")));
+            }
+            notes.push(what);
+        }
+        Ok(Self { sb: newest, members, notes })
+    }
+}

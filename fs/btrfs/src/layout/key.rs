@@ -1,0 +1,85 @@
+//! Keys: the order of items in a tree, and the numbers that they are made of.
+
+use super::raw::RawKey;
+
+/// Where an item stands in its tree. Keys are ordered by object, type and offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key {
+    pub objectid: u64,
+    pub kind: u8,
+    pub offset: u64,
+}
+
+impl Key {
+    pub(crate) const fn new(objectid: u64, kind: u8, offset: u64) -> Self {
+        Self { objectid, kind, offset }
+    }
+}
+
+impl From<&RawKey> for Key {
+    fn from(raw: &RawKey) -> Self {
+        Self::new(raw.objectid.get(), raw.kind, raw.offset.get())
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({} {} {})", self.objectid, self.kind, self.offset)
+    }
+}
+
+/// Types of items.
+pub(crate) mod kind {
+    pub(crate) const INODE_ITEM: u8 = 1;
+    pub(crate) const INODE_REF: u8 = 12;
+    pub(crate) const INODE_EXTREF: u8 = 13;
+    pub(crate) const XATTR_ITEM: u8 = 24;
+    pub(crate) const DIR_ITEM: u8 = 84;
+    pub(crate) const DIR_INDEX: u8 = 96;
+    pub(crate) const EXTENT_DATA: u8 = 108;
+    pub(crate) const EXTENT_CSUM: u8 = 128;
+    pub(crate) const ROOT_ITEM: u8 = 132;
+    pub(crate) const ROOT_BACKREF: u8 = 144;
+    pub(crate) const ROOT_REF: u8 = 156;
+    pub(crate) const CHUNK_ITEM: u8 = 228;
+}
+
+/// Numbers of trees and of objects in them.
+pub(crate) mod object {
+    pub(crate) const ROOT_TREE: u64 = 1;
+    pub(crate) const CHUNK_TREE: u64 = 3;
+    /// The top-level subvolume.
+    pub(crate) const FS_TREE: u64 = 5;
+    pub(crate) const CSUM_TREE: u64 = 7;
+    /// Chunks, in the chunk tree.
+    pub(crate) const FIRST_CHUNK_TREE: u64 = 256;
+    /// The first subvolume beside the top-level one; in every subvolume, its root directory.
+    pub(crate) const FIRST_FREE: u64 = 256;
+    /// The last number of a subvolume or an inode.
+    pub(crate) const LAST_FREE: u64 = -256i64 as u64;
+    /// Checksums of data, in their tree.
+    pub(crate) const EXTENT_CSUM: u64 = -10i64 as u64;
+}
+
+/// Whether a tree is a subvolume.
+pub(crate) fn is_subvolume(tree: u64) -> bool {
+    tree == object::FS_TREE || (object::FIRST_FREE..=object::LAST_FREE).contains(&tree)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_ordered_by_object_type_and_offset() {
+        let key = Key::new(256, kind::DIR_ITEM, 7);
+        assert!(key < Key::new(256, kind::DIR_INDEX, 0) && key < Key::new(256, kind::DIR_ITEM, 8));
+        assert!(Key::new(257, 0, 0) > key);
+    }
+
+    #[test]
+    fn trees_of_the_format_are_no_subvolumes() {
+        assert!([5, 256, 1 << 40, object::LAST_FREE].into_iter().all(is_subvolume));
+        assert!(![1, 4, 6, 7, 255, u64::MAX - 8].into_iter().any(is_subvolume));
+    }
+}

@@ -1,0 +1,39 @@
+//! The btrfs driver, which only reads.
+//!
+//! [`Btrfs::open`] checks the images of all devices, and returns a filesystem for `ivers_vfs::Vfs::mount`.
+//! `docs/btrfs.md` explains the format's bits and what is refused.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
+//! | `devices`, `volume` | superblocks and devices; logical addresses and their copies |
+//! | `node_cache`, `tree` | blocks of trees in memory; finding and visiting items |
+//! | `numbers`, `subvolume` | inode numbers; subvolumes and their names |
+//! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
+//! | `compress`, `decompressed` | decompressing extents, and keeping the last ones |
+//! | `data`, `file` | checked data; contents of files |
+//! | `filesystem`, `open`, `driver` | what is open; opening; the interface to the VFS |
+
+#![forbid(unsafe_code)]
+
+mod compress;
+mod data;
+mod decompressed;
+mod devices;
+mod driver;
+mod file;
+mod filesystem;
+mod inode;
+pub mod layout;
+mod names;
+mod node_cache;
+mod numbers;
+mod open;
+mod subvolume;
+mod tree;
+mod volume;
+mod xattr;
+
+pub use filesystem::Btrfs;
+pub use open::{OpenOptions, PROBE_BYTES, probe};
+pub use subvolume::Subvolume;

@@ -1,0 +1,112 @@
+//! Opening: what is refused, how the trees are found, and which subvolume is mounted.
+
+use crate::decompressed::Decompressed;
+use crate::devices::Devices;
+use crate::filesystem::Btrfs;
+use crate::layout::chunk::Chunk;
+use crate::layout::key::{Key, kind, object};
+use crate::layout::raw::RawKey;
+use crate::layout::superblock::Superblock;
+use crate::node_cache::NodeCache;
+use crate::numbers::{Object, pack};
+use crate::subvolume::Subvolume;
+use crate::tree::{Forest, Tree};
+use crate::volume::{CHUNKS_MAX, Volume};
+use ivers_block::Device;
+use ivers_vfs::{DriverOptions, Error, Result};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Options of [`Btrfs::open`].
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The options of all drivers.
+    pub common: DriverOptions,
+    /// Show the last commit, without what the log tree contains.
+    pub no_replay: bool,
+    /// Read what is left if devices are missing.
+    pub degraded: bool,
+    /// The subvolume to mount.
+    pub subvolume: Subvolume,
+}
+
+/// Bytes at the start of a device that [`probe`] needs.
+pub const PROBE_BYTES: u64 = 68 << 10;
+
+/// Recognises btrfs by the first bytes of a device.
+pub fn probe(head: &[u8]) -> bool {
+    Superblock::probe(head)
+}
+
+impl Btrfs {
+    /// Checks a filesystem on one or several devices and opens it, for reading only.
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
+        let place = options.common.place.clone();
+        let devices = Devices::find(devices, &place, options.degraded)?;
+        let mut notes = devices.notes.clone();
+        let sb = &devices.sb;
+        if sb.log_root != 0 {
+            if !options.no_replay {
+                let what = "the log tree holds files that were written by fsync before a crash";
+                let how = "mount it once with Linux, or show the last commit without them with -o norecovery";
+                return Err(Error::Incompatible(format!("{place}: {what}; {how}")));
+            }
+            notes.push("files that were written by fsync before a crash are not shown".into());
+        }
+        for note in &notes {
+            log::warn!("{place}: {note}");
+        }
+        let forest = open_chunks(Volume::new(devices, place.clone()), &options)?;
+        let mut btrfs = Self {
+            forest,
+            root: pack(object::FS_TREE, Object::Inode(object::FIRST_FREE))?,
+            csum_tree: None,
+            decompressed: Decompressed::new(),
+            read_only: if options.common.read_only {
+                "requested".into()
+            } else {
+                "btrfs is only read".into()
+            },
+            notes,
+        };
+        btrfs.csum_tree = btrfs.tree(object::CSUM_TREE)?;
+        let chosen = btrfs.chosen_subvolume(&options.subvolume)?;
+        btrfs.root = pack(chosen, Object::Inode(object::FIRST_FREE))?;
+        if let Some(tree) = btrfs.subvolume(chosen)? {
+            let has_root = btrfs.is_directory(&tree, object::FIRST_FREE)?;
+            if !has_root {
+                return Err(Error::corrupt(format!("subvolume {chosen} has no root directory"), place));
+            }
+        }
+        Ok(Arc::new(btrfs))
+    }
+}
+
+/// Finds all chunks: those in the superblock lead to the tree of chunks, which has the others.
+fn open_chunks(mut volume: Volume, options: &OpenOptions) -> Result<Forest> {
+    let sb = volume.sb.clone();
+    let place = volume.place.clone();
+    let cut = || Error::corrupt("the array of system chunks is cut off", format!("{place}, superblock"));
+    let mut array = &sb.sys_chunks[..];
+    while !array.is_empty() {
+        let (head, rest) = array.split_at_checked(size_of::<RawKey>()).ok_or_else(cut)?;
+        let key: RawKey = crate::layout::bytes::read(head, 0).ok_or_else(cut)?;
+        let len = Chunk::item_bytes(rest).ok_or_else(cut)?;
+        let (item, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
+        volume.add_chunk(key.offset.get(), item)?;
+        array = rest;
+    }
+    let mut forest = Forest { volume, cache: NodeCache::new(options.common.budget.clone()) };
+    let tree = Tree { id: object::CHUNK_TREE, root: sb.chunk_root };
+    let key = |offset| Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, offset);
+    let mut found = Vec::new();
+    forest.scan(&tree, key(0), key(u64::MAX), |key, data| {
+        found.push((key.offset, data.to_vec()));
+        // `add_chunk` refuses one more than it keeps.
+        Ok(if found.len() > CHUNKS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    for (start, item) in found {
+        forest.volume.add_chunk(start, &item)?;
+    }
+    Ok(forest)
+}

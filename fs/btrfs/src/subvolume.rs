@@ -1,0 +1,117 @@
+//! Subvolumes: their trees, their names in their parents, and which one is mounted.
+
+use crate::filesystem::Btrfs;
+use crate::layout::checksum::name_hash;
+use crate::layout::items::{DirItem, RootItem, RootRef};
+use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::tree::Tree;
+use ivers_vfs::{Error, NameError, Result};
+use std::ops::ControlFlow;
+
+/// The subvolume whose root directory is the root.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Subvolume {
+    /// The default one of the filesystem.
+    #[default]
+    Default,
+    /// The one with this number; 5 is the top level.
+    Id(u64),
+    /// The one with this path from the top level.
+    Path(Vec<u8>),
+}
+
+impl Btrfs {
+    fn root_tree(&self) -> Tree {
+        Tree { id: object::ROOT_TREE, root: self.forest.volume.sb.root }
+    }
+
+    /// Finds the tree with a number; `None` if there is none, or if it is being deleted.
+    pub(crate) fn tree(&self, id: u64) -> Result<Option<Tree>> {
+        let root_tree = self.root_tree();
+        let last = Key::new(id, kind::ROOT_ITEM, u64::MAX);
+        // A snapshot has its transaction as the offset.
+        let found = self.forest.last_at_most(&root_tree, last, |key, data| {
+            if (key.objectid, key.kind) != (id, kind::ROOT_ITEM) {
+                return Ok(None);
+            }
+            RootItem::decode(data).map(Some).map_err(|what| self.forest.corrupt(what, &root_tree, key))
+        })?;
+        let live = found.flatten().filter(|item| item.refs > 0);
+        Ok(live.map(|item| Tree { id, root: item.root }))
+    }
+
+    /// Finds a subvolume.
+    pub(crate) fn subvolume(&self, id: u64) -> Result<Option<Tree>> {
+        if is_subvolume(id) { self.tree(id) } else { Ok(None) }
+    }
+
+    /// Whether a subvolume has this name in a directory of another one. A snapshot has a copy of the entry,
+    /// but not the subvolume.
+    pub(crate) fn is_named_in(&self, subvolume: u64, parent: u64, dir: u64, name: &[u8]) -> Result<bool> {
+        let key = Key::new(parent, kind::ROOT_REF, subvolume);
+        let named = self.forest.get(&self.root_tree(), key, |data| {
+            RootRef::decode(data).map(|found| found.dir == dir && found.name == name)
+        })?;
+        Ok(named.unwrap_or(false))
+    }
+
+    /// Returns the subvolume and the directory in it that have the name of a subvolume.
+    pub(crate) fn parent_of_subvolume(&self, id: u64) -> Result<Option<(u64, u64)>> {
+        let first = Key::new(id, kind::ROOT_BACKREF, 0);
+        let last = Key::new(id, kind::ROOT_BACKREF, u64::MAX);
+        let root_tree = self.root_tree();
+        self.forest.scan(&root_tree, first, last, |key, data| {
+            let found = RootRef::decode(data).map_err(|what| self.forest.corrupt(what, &root_tree, key))?;
+            Ok(ControlFlow::Break((key.offset, found.dir)))
+        })
+    }
+
+    fn default_subvolume(&self) -> Result<u64> {
+        let name = b"default";
+        let dir = self.forest.volume.sb.root_dir_objectid;
+        let key = Key::new(dir, kind::DIR_ITEM, name_hash(name));
+        let named = self.forest.get(&self.root_tree(), key, |data| {
+            let entries = DirItem::decode_all(data, false)?;
+            let found = entries.iter().find(|entry| entry.name == name);
+            Ok(found.map(|entry| entry.location.objectid))
+        })?;
+        Ok(named.flatten().unwrap_or(object::FS_TREE))
+    }
+
+    /// Finds the subvolume that an option names. `place` names the image.
+    pub(crate) fn chosen_subvolume(&self, chosen: &Subvolume) -> Result<u64> {
+        let missing = |what: String| {
+            let place = &self.forest.volume.place;
+            Err(Error::Incompatible(format!("{place}: there is no subvolume {what}")))
+        };
+        let id = match chosen {
+            Subvolume::Default => self.default_subvolume()?,
+            Subvolume::Id(id) => *id,
+            Subvolume::Path(path) => match self.subvolume_at(path)? {
+                Some(id) => id,
+                None => return missing(format!("{:?}", path.escape_ascii().to_string())),
+            },
+        };
+        match self.subvolume(id)? {
+            Some(_) => Ok(id),
+            None => missing(id.to_string()),
+        }
+    }
+
+    fn subvolume_at(&self, path: &[u8]) -> Result<Option<u64>> {
+        let (mut subvolume, mut dir) = (object::FS_TREE, object::FIRST_FREE);
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            let Some(tree) = self.subvolume(subvolume)? else { return Ok(None) };
+            let found = match self.find_name(&tree, dir, name) {
+                Ok(Some(found)) => found,
+                Ok(None) | Err(Error::Name(NameError::Stale)) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            (subvolume, dir) = match found.place(subvolume) {
+                Some(place) => place,
+                None => return Ok(None),
+            };
+        }
+        Ok((dir == object::FIRST_FREE).then_some(subvolume))
+    }
+}

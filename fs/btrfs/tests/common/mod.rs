@@ -1,0 +1,195 @@
+//! Helpers of the tests on images: making them, alone or of several devices.
+
+#![allow(dead_code)]
+
+pub mod damage;
+pub mod fill;
+#[path = "../../../xfs/tests/common/trees.rs"]
+pub mod trees;
+
+use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
+use ivers_btrfs::{Btrfs, OpenOptions};
+use ivers_oracle::{LoopMount, have_programs, kernel};
+use ivers_vfs::*;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+pub use trees::*;
+
+/// A kind of image: a name, arguments of mkfs.btrfs, options of the kernel's mount, and how many devices.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    pub name: &'static str,
+    pub mkfs: &'static [&'static str],
+    pub mount: &'static str,
+    pub devices: usize,
+}
+
+const fn kind(name: &'static str, mkfs: &'static [&'static str]) -> Kind {
+    Kind { name, mkfs, mount: "", devices: 1 }
+}
+
+const fn mounted(name: &'static str, mount: &'static str) -> Kind {
+    Kind { name, mkfs: &[], mount, devices: 1 }
+}
+
+const fn array(name: &'static str, mkfs: &'static [&'static str], devices: usize) -> Kind {
+    Kind { name, mkfs, mount: "", devices }
+}
+
+pub const DEFAULT: Kind = kind("default", &[]);
+
+/// Images that the kernel of the machine can mount.
+pub const KINDS: &[Kind] = &[
+    DEFAULT,
+    kind("nodes of 4 KiB", &["-n", "4096"]),
+    kind("nodes of 32 KiB", &["-n", "32768"]),
+    kind("nodes of 64 KiB", &["-n", "65536"]),
+    kind("xxhash64", &["--csum", "xxhash"]),
+    kind("sha256", &["--csum", "sha256"]),
+    kind("blake2b", &["--csum", "blake2"]),
+    kind("mixed groups", &["-M"]),
+    kind("old features", &["-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"]),
+    kind("all single", &["-m", "single", "-d", "single"]),
+    kind("all DUP, a label", &["-m", "dup", "-d", "dup", "-L", "a label"]),
+    kind("quotas", &["-R", "quota"]),
+    mounted("zlib", "compress-force=zlib"),
+    mounted("LZO", "compress-force=lzo"),
+    mounted("zstd", "compress-force=zstd"),
+    mounted("no checksums of data", "nodatasum"),
+    mounted("data in place", "nodatacow"),
+    mounted("no inline data", "max_inline=0"),
+    Kind { name: "LZO in nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "compress-force=lzo", devices: 1 },
+    array("two devices", &["-d", "single", "-m", "raid1"], 2),
+    array("RAID0", &["-d", "raid0", "-m", "raid0"], 3),
+    array("RAID1", &["-d", "raid1", "-m", "raid1"], 2),
+    array("RAID1C3", &["-d", "raid1c3", "-m", "raid1c3"], 3),
+    array("RAID1C4", &["-d", "raid1c4", "-m", "raid1c4"], 4),
+    array("RAID10", &["-d", "raid10", "-m", "raid10"], 4),
+    Kind {
+        name: "RAID0 and zstd",
+        mkfs: &["-d", "raid0", "-m", "raid1"],
+        mount: "compress-force=zstd",
+        devices: 2,
+    },
+];
+
+/// The size of each image in bytes.
+pub const IMAGE_BYTES: u64 = 256 << 20;
+
+/// Returns whether tests with images that the kernel fills can run.
+pub fn can_fill() -> bool {
+    have_programs(&["mkfs.btrfs", "btrfs", "losetup", "fallocate", "setfattr"])
+        && kernel::can_loop_mount()
+        && kernel::kernel_knows("btrfs")
+}
+
+/// Loop devices of image files.
+struct Loops(Vec<String>);
+
+impl Loops {
+    fn attach(images: &[PathBuf]) -> Self {
+        let mut loops = Self(Vec::new());
+        for image in images {
+            let found = ivers_oracle::run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]);
+            loops.0.push(String::from_utf8(found.unwrap().stdout).unwrap().trim().to_owned());
+        }
+        loops
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for device in &self.0 {
+            // The kernel remembers devices of arrays by their names, which other tests use again.
+            let _ = ivers_oracle::output("btrfs", ["device", "scan", "--forget", device]);
+            let _ = ivers_oracle::output("losetup", ["-d", device]);
+        }
+    }
+}
+
+/// Images of the devices of a filesystem.
+pub struct Images {
+    pub paths: Vec<PathBuf>,
+}
+
+impl Images {
+    /// Makes a filesystem.
+    pub fn make(dir: &Path, kind: &Kind) -> Self {
+        let paths: Vec<_> = (0..kind.devices).map(|number| dir.join(format!("image-{number}"))).collect();
+        for path in &paths {
+            let _ = std::fs::remove_file(path);
+            std::fs::File::create(path).unwrap().set_len(IMAGE_BYTES).unwrap();
+        }
+        let mut args = vec!["-q", "-f"];
+        args.extend(kind.mkfs);
+        if paths.len() == 1 {
+            args.push(paths[0].to_str().unwrap());
+            ivers_oracle::run("mkfs.btrfs", args).unwrap();
+        } else {
+            let loops = Loops::attach(&paths);
+            args.extend(loops.0.iter().map(String::as_str));
+            ivers_oracle::run("mkfs.btrfs", args).unwrap();
+        }
+        Self { paths }
+    }
+
+    /// Runs something with the filesystem mounted by the kernel.
+    pub fn with_kernel<T>(&self, options: &str, run: impl FnOnce(&Path) -> T) -> T {
+        if let [path] = &self.paths[..] {
+            let mounted = LoopMount::new(path, options).unwrap();
+            let result = run(mounted.path());
+            mounted.unmount().unwrap();
+            return result;
+        }
+        self.with_loops(|loops| {
+            let dir = tempfile::tempdir().unwrap();
+            let options = if options.is_empty() { "rw" } else { options };
+            ivers_oracle::run("mount", ["-o", options, &loops[0], dir.path().to_str().unwrap()]).unwrap();
+            let result = run(dir.path());
+            ivers_oracle::run("umount", [dir.path()]).unwrap();
+            result
+        })
+    }
+
+    /// Runs something with loop devices of all images, which the kernel and btrfs-progs know as one array.
+    pub fn with_loops<T>(&self, run: impl FnOnce(&[String]) -> T) -> T {
+        let loops = Loops::attach(&self.paths);
+        for device in &loops.0 {
+            ivers_oracle::run("btrfs", ["device", "scan", device]).unwrap();
+        }
+        run(&loops.0)
+    }
+
+    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let open = |path| Arc::new(FileDevice::open(path, OpenMode::ReadOnly).unwrap()) as Arc<dyn Device>;
+        self.paths.iter().map(open).collect()
+    }
+
+    /// The images as bytes.
+    pub fn bytes(&self) -> Vec<Vec<u8>> {
+        self.paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+    }
+}
+
+pub fn reading() -> OpenOptions {
+    let common = DriverOptions { read_only: true, ..DriverOptions::default() };
+    OpenOptions { common, ..OpenOptions::default() }
+}
+
+pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> ivers_vfs::Result<Arc<Vfs>> {
+    let mount = MountOptions { background: false, read_only: true, ..MountOptions::default() };
+    Vfs::mount(Btrfs::open(devices, options)?, mount)
+}
+
+pub fn mount(images: &Images) -> Arc<Vfs> {
+    open(images.devices(), reading()).unwrap_or_else(|error| panic!("{:?}: {error}", images.paths))
+}
+
+pub fn memory(bytes: &[u8]) -> Arc<dyn Device> {
+    Arc::new(MemDevice::from_bytes(bytes))
+}
+
+pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
+    let facts = vfs.fs().describe();
+    facts.into_iter().find(|(found, _)| found == name).map(|(_, value)| value).unwrap()
+}

@@ -1,0 +1,157 @@
+//! Images that are damaged on purpose: no panic, no hang, bounded memory, and errors that say what is wrong.
+
+mod common;
+
+use common::damage::{Damager, SUPER, change_super};
+use common::fill::fill;
+use common::*;
+use ivers_block::Budget;
+use ivers_btrfs::OpenOptions;
+use ivers_vfs::*;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An image that the kernel filled.
+fn filled(dir: &Path, name: &str) -> Vec<u8> {
+    let kind = KINDS.iter().find(|kind| kind.name == name).unwrap();
+    let images = Images::make(dir, kind);
+    images.with_kernel(kind.mount, fill);
+    images.bytes().remove(0)
+}
+
+/// A small image that mkfs.btrfs filled. Needs no root.
+fn small(dir: &Path) -> Vec<u8> {
+    let source = dir.join("source");
+    std::fs::create_dir_all(source.join("d")).unwrap();
+    for number in 0..300 {
+        std::fs::write(source.join(format!("d/file-{number}")), vec![number as u8; number * 20]).unwrap();
+    }
+    let image = dir.join("small");
+    std::fs::File::create(&image).unwrap().set_len(120 << 20).unwrap();
+    let words = ["-q", "-f", "-r", source.to_str().unwrap(), image.to_str().unwrap()];
+    ivers_oracle::run("mkfs.btrfs", words).unwrap();
+    std::fs::read(&image).unwrap()
+}
+
+fn have_mkfs() -> bool {
+    ivers_oracle::have_programs(&["mkfs.btrfs"])
+}
+
+#[test]
+fn features_are_refused_by_name() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let good = small(dir.path());
+    let refused = |at: usize, bits: u64, words: &[&str]| {
+        let mut bytes = good.clone();
+        change_super(&mut bytes, |block| {
+            let value = damage::number64(block, at) | bits;
+            block[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        });
+        let error =
+            open(vec![memory(&bytes)], reading()).err().unwrap_or_else(|| panic!("{words:?}: it opens"));
+        assert!(matches!(error, Error::Incompatible(_)), "{error}");
+        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}: {words:?}");
+    };
+    const INCOMPAT: usize = 0xbc;
+    const FLAGS: usize = 0x38;
+    refused(INCOMPAT, 0x80, &["raid56"]);
+    refused(INCOMPAT, 0x1000, &["zoned"]);
+    refused(INCOMPAT, 0x2000, &["extent-tree-v2"]);
+    refused(INCOMPAT, 0x4000, &["raid-stripe-tree"]);
+    refused(INCOMPAT, 1 << 50, &["unknown-0x4000000000000"]);
+    refused(FLAGS, 1 << 32, &["seeding"]);
+    refused(FLAGS, 1 << 34, &["metadump-v2"]);
+    refused(FLAGS, 1 << 35, &["changing-fsid"]);
+    refused(0x60, 1 << 20, &["log tree", "norecovery"]);
+    refused(0xc4, 9, &["checksums of type 9"]);
+    refused(0x88, 2, &["devices are missing"]);
+    // What only concerns writers does not matter.
+    let mut bytes = good.clone();
+    change_super(&mut bytes, |block| block[0xb4 + 5] = 1);
+    assert!(open(vec![memory(&bytes)], reading()).is_ok());
+}
+
+#[test]
+fn a_truncated_image_is_refused() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let good = small(dir.path());
+    for len in [0, 1, 4096, SUPER, SUPER + 100, SUPER + 4096, 1 << 20, 30 << 20, (120 << 20) - 4096] {
+        let error =
+            open(vec![memory(&good[..len])], reading()).err().unwrap_or_else(|| panic!("{len}: it opens"));
+        assert!(matches!(error, Error::Corrupt { .. }), "{len}: {error}");
+    }
+}
+
+#[test]
+fn every_change_is_refused() {
+    if !have_mkfs() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let good = small(place.path());
+    let device = memory(&good);
+    let options = OpenOptions::default();
+    let fs = ivers_btrfs::Btrfs::open(vec![device.clone()], options).unwrap();
+    assert_eq!(fs.health().read_only.as_deref(), Some("btrfs is only read"));
+    let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let cred = Cred::root();
+    let file = vfs.resolve(&cred, "/d/file-100", false).unwrap();
+    let refused = |result: ivers_vfs::Result<()>| match result {
+        Err(Error::Name(NameError::ReadOnly)) => {}
+        other => panic!("{other:?}"),
+    };
+    refused(vfs.write(&cred, &file, 0, b"x", WriteFlags::default()).map(drop));
+    refused(vfs.set_xattr(&cred, &file, "user.x", b"x", XattrMode::Any));
+    let dir = vfs.resolve(&cred, "/d", false).unwrap();
+    refused(vfs.unlink(&cred, &dir, b"file-1", false).map(drop));
+    let _ = vfs.read(&cred, &file, 0, &mut [0; 100]);
+    vfs.unmount().unwrap();
+    let mut after = vec![0; good.len()];
+    ivers_block::Device::read_at(&device, ivers_block::ByteOffset(0), &mut after).unwrap();
+    assert!(after == good);
+}
+
+/// Damages blocks at random and reads what is left, with a small budget.
+fn mutate(image: &[u8], seed: u64) {
+    let count: u32 = std::env::var("IVERS_MUTATED_IMAGES").map_or(40, |text| text.parse().unwrap());
+    let mut damager = Damager::new(image, seed);
+    let mut opened = 0;
+    for number in 0..count {
+        // The last line that a hang leaves.
+        eprintln!("seed {seed}: image {number}");
+        let budget = Arc::new(Budget::new(1 << 20));
+        let common = DriverOptions { budget: budget.clone(), ..reading().common };
+        let options = OpenOptions { common, no_replay: true, degraded: true, ..OpenOptions::default() };
+        if let Ok(vfs) = open(vec![damager.damage()], options) {
+            opened += 1;
+            walk_all(&vfs);
+            let _ = (vfs.fs().describe(), vfs.fs().stat_fs());
+            let _ = vfs.unmount();
+            drop(vfs);
+        }
+        assert_eq!(budget.used(), 0, "seed {seed}: image {number}: memory that is still charged");
+    }
+    assert!(opened > count / 4, "seed {seed}: {opened} of {count} opened");
+}
+
+#[test]
+fn random_damage_never_panics() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    mutate(&small(dir.path()), 1);
+    if can_fill() {
+        for (seed, name) in
+            ["default", "nodes of 4 KiB", "old features", "LZO", "zstd", "zlib"].iter().enumerate()
+        {
+            mutate(&filled(dir.path(), name), 2 + seed as u64);
+        }
+    }
+}
