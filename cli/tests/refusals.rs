@@ -64,7 +64,7 @@ fn bad_images_are_refused() {
         (with("empty", Vec::new()), 4, "is empty"),
         (with("short", vec![0; 1500]), 4, "no ext2"),
         (with("xfs", magic(0, b"XFSB")), 4, "XFS version 0"),
-        (with("btrfs", magic(0x10040, b"_BHRfS_M")), 4, "no ext2"),
+        (with("btrfs", magic(0x10040, b"_BHRfS_M")), 5, "bad checksum"),
         (incompat("casefold", 0x20000), 4, "casefold"),
         (incompat("encrypt", 0x10000), 4, "encrypt"),
         (incompat("unknown", 0x4000_0000), 4, "FEATURE_I30"),

@@ -7,7 +7,7 @@ use ivers_block::{Budget, ByteOffset, Device};
 use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{DriverOptions, Error, FileSystem, NameError, Result, Timestamp, Vfs};
 
-use super::open_options::{ImageOptions, Owners};
+use super::open_options::{BtrfsOptions, ImageOptions, Owners};
 use crate::output::failure::{FAILED, failure};
 
 /// A supported format.
@@ -38,8 +38,8 @@ type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings
 /// Sets the label of the filesystem on a device. The last string names the image in errors.
 type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
 
-/// Bytes of a device that a probe sees: a Rigid Disk Block is one of the first 16 sectors.
-const HEAD_BYTES: u64 = 16 * 512;
+/// Bytes of a device that a probe sees: the superblock of btrfs lies furthest.
+const HEAD_BYTES: u64 = ivers_btrfs::PROBE_BYTES;
 
 impl Format {
     /// Returns the name of a filesystem of this format with its article.
@@ -96,10 +96,24 @@ pub const FORMATS: &[Format] = &[
         check: |device, _, memory, place| ivers_xfs::check::check(device, memory, place),
         set_label: Some(ivers_xfs::set_label),
     },
+    Format {
+        names: &["btrfs"],
+        title: "btrfs filesystem",
+        stores_owners: true,
+        stores_security_xattrs: true,
+        has_partitions: false,
+        probe: ivers_btrfs::probe,
+        open: open_btrfs,
+        check: |_, _, _, place| {
+            let why = "ivers only reads btrfs, and does not check it; use btrfs check --check-data-csum";
+            Err(Error::Incompatible(format!("{place}: {why}")))
+        },
+        set_label: None,
+    },
 ];
 
 /// All formats, in words.
-pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS or XFS filesystem";
+pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS, XFS or btrfs filesystem";
 
 /// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
@@ -254,6 +268,27 @@ fn open_xfs(
     Ok(ivers_xfs::Xfs::open(device, options)?)
 }
 
+fn open_btrfs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    image_name: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let BtrfsOptions { subvol, subvolid, degraded } = options.btrfs.clone();
+    let subvolume = match (subvol, subvolid) {
+        (Some(path), _) => ivers_btrfs::Subvolume::Path(path.into_bytes()),
+        (None, Some(id)) => ivers_btrfs::Subvolume::Id(id),
+        (None, None) => ivers_btrfs::Subvolume::Default,
+    };
+    let options = ivers_btrfs::OpenOptions {
+        common: common_options(options, budget, image_name),
+        no_replay: options.no_replay,
+        degraded,
+        subvolume,
+    };
+    Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::open_options::AUTO;
@@ -268,7 +303,10 @@ mod tests {
         assert_eq!(names.len(), all);
         assert!(by_name("vfat").is_some() && by_name(AUTO).is_none() && all_names().contains("ext4"));
         let in_words = |name| by_name(name).unwrap().in_words();
-        let words = ["fat", "affs", "xfs"].map(in_words);
-        assert_eq!(words, ["a FAT filesystem", "an AmigaDOS volume", "an XFS filesystem"]);
+        let words = ["fat", "affs", "xfs", "btrfs"].map(in_words);
+        assert_eq!(
+            words,
+            ["a FAT filesystem", "an AmigaDOS volume", "an XFS filesystem", "a btrfs filesystem"]
+        );
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
-use super::open_options::{ImageOptions, Owners};
+use super::open_options::{BtrfsOptions, ImageOptions, Owners};
 use crate::arguments::{Completed, escape_option, name_and_value, parse_size, split_options};
 use crate::output::failure::usage;
 
@@ -33,6 +33,9 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "fmask=",
     "dmask=",
     "utc_offset=",
+    "subvol=",
+    "subvolid=",
+    "degraded",
     "commit=",
     "trust-foreign",
     "norecovery",
@@ -78,6 +81,9 @@ const READ_OPTIONS_COMPLETED: &[&str] = &[
     "fmask=",
     "dmask=",
     "utc_offset=",
+    "subvol=",
+    "subvolid=",
+    "degraded",
 ];
 
 /// The options of a command that reads images without mounting them.
@@ -219,6 +225,11 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("invalid value; uid and gid take numbers, masks octal numbers, utc_offset minutes")
                 })?;
             }
+            (name, value) if BtrfsOptions::has(name) => {
+                image.btrfs.set(name, value).ok_or_else(|| {
+                    bad("invalid value; subvol takes a path, subvolid a number, degraded none")
+                })?;
+            }
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown option; see ivers mount --help"));
@@ -253,15 +264,15 @@ pub fn parse(words: &[String]) -> Result<Options> {
     Ok(Options { image, vfs, fuse, measure, nonempty, writable })
 }
 
-/// The mount options that apply to reading an image, beside those of [`Owners`].
+/// The mount options that apply to reading an image, beside those of [`Owners`] and [`BtrfsOptions`].
 const READ_OPTIONS: &[&str] =
     &["offset", "partition", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
 
 fn parse_for_reading(words: &[String]) -> Result<ImageOptions> {
     for option in split_options(words) {
         let (name, _) = name_and_value(&option);
-        if !READ_OPTIONS.contains(&name) && !Owners::has(name) {
-            let known = [READ_OPTIONS, &Owners::OPTIONS].concat().join(", ");
+        if !READ_OPTIONS.contains(&name) && !Owners::has(name) && !BtrfsOptions::has(name) {
+            let known = [READ_OPTIONS, &Owners::OPTIONS, &BtrfsOptions::OPTIONS].concat().join(", ");
             return Err(usage(format!("option {option}: unknown; choose from {known}")));
         }
     }
@@ -270,7 +281,8 @@ fn parse_for_reading(words: &[String]) -> Result<ImageOptions> {
     Ok(parse(&words)?.image)
 }
 
-/// The mount options that an export takes, beside those of [`Owners`]: all but those of FUSE.
+/// The mount options that an export takes, beside those of [`Owners`] and [`BtrfsOptions`]: all but those of
+/// FUSE.
 const EXPORT_OPTIONS: &[&str] = &[
     "iversion",
     "i_version",
@@ -297,7 +309,7 @@ const EXPORT_OPTIONS: &[&str] = &[
 /// Returns whether an export takes this mount option.
 pub fn is_export_option(option: &str) -> bool {
     let (name, _) = name_and_value(option);
-    EXPORT_OPTIONS.contains(&name) || Owners::has(name)
+    EXPORT_OPTIONS.contains(&name) || Owners::has(name) || BtrfsOptions::has(name)
 }
 
 /// Parses the mount options of an export.

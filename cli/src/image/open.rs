@@ -21,7 +21,7 @@ use super::image_lock::{
     open_when_closed, unknown_user,
 };
 use super::mount_options::ImageArgs;
-use super::open_options::{AUTO, ImageOptions};
+use super::open_options::{AUTO, BtrfsOptions, ImageOptions};
 use super::partitions::Disk;
 use super::process::{ImageProcess, PartitionPlace};
 use super::server::{self, ServerConnection};
@@ -324,6 +324,10 @@ fn check_options(format: &Format, options: &ImageOptions) -> Result<()> {
     let name = format.names[0];
     if options.owners_given && format.stores_owners {
         let why = "stores owners, permissions and UTC times; remove uid, gid, masks and utc_offset";
+        return Err(failure(USAGE, format!("{name} {why}")));
+    }
+    if options.btrfs != BtrfsOptions::default() && name != "btrfs" {
+        let why = "has no subvolumes and one device; remove subvol, subvolid and degraded";
         return Err(failure(USAGE, format!("{name} {why}")));
     }
     if options.appraise && !format.stores_security_xattrs {

@@ -43,6 +43,8 @@ pub struct ImageOptions {
     pub stopped_clock: Option<i64>,
     /// Files are opened only if they match their `security.ima`.
     pub appraise: bool,
+    /// What only btrfs has.
+    pub btrfs: BtrfsOptions,
 }
 
 impl ImageOptions {
@@ -81,6 +83,7 @@ impl Default for ImageOptions {
             short_session: false,
             stopped_clock: None,
             appraise: false,
+            btrfs: BtrfsOptions::default(),
         }
     }
 }
@@ -148,6 +151,38 @@ impl Owners {
     }
 }
 
+/// How to open btrfs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BtrfsOptions {
+    /// The path of the subvolume to open, from the top level.
+    pub subvol: Option<String>,
+    /// Its number.
+    pub subvolid: Option<u64>,
+    /// Read what is left if devices are missing.
+    pub degraded: bool,
+}
+
+impl BtrfsOptions {
+    /// The mount options that [`BtrfsOptions::set`] takes.
+    pub const OPTIONS: [&str; 3] = ["subvol", "subvolid", "degraded"];
+
+    /// Returns whether [`BtrfsOptions::set`] takes the mount option `name`.
+    pub fn has(name: &str) -> bool {
+        Self::OPTIONS.contains(&name)
+    }
+
+    /// Applies a mount option. `None`: the value is invalid.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
+        match (name, value) {
+            ("subvol", Some(path)) if !path.is_empty() => self.subvol = Some(path.to_owned()),
+            ("subvolid", Some(number)) => self.subvolid = Some(number.parse().ok()?),
+            ("degraded", None) => self.degraded = true,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,5 +200,20 @@ mod tests {
         assert_eq!(owners.set("fmask", Some("8")), None);
         assert_eq!(owners.set("uid", None), None);
         assert!(!Owners::has("noatime") && owners.set("noatime", None).is_none());
+    }
+
+    #[test]
+    fn options_of_btrfs_are_applied() {
+        let mut options = BtrfsOptions::default();
+        for (name, value) in [("subvol", Some("a/b")), ("subvolid", Some("256")), ("degraded", None)] {
+            assert!(BtrfsOptions::has(name) && options.set(name, value).is_some());
+        }
+        let expected = BtrfsOptions { subvol: Some("a/b".into()), subvolid: Some(256), degraded: true };
+        assert_eq!(options, expected);
+        for (name, value) in
+            [("subvol", None), ("subvol", Some("")), ("subvolid", Some("x")), ("space", None)]
+        {
+            assert_eq!(options.set(name, value), None, "{name}");
+        }
     }
 }

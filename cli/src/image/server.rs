@@ -17,7 +17,7 @@ use ivers_nfs::{Dial, NO_RECONNECTION, Nfs, NfsOptions, Patience};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 
 use super::channel::Channel;
-use super::open_options::ImageOptions;
+use super::open_options::{BtrfsOptions, ImageOptions};
 use crate::arguments::is_server;
 use crate::output::failure::{REFUSED, failure, usage};
 use crate::output::format::Shown;
@@ -51,6 +51,7 @@ fn check_options(image: &Path, options: &ImageOptions) -> Result<()> {
         (options.owners_given, "uid, gid, masks and utc_offset"),
         (options.no_replay, "norecovery"),
         (options.appraise, "appraise"),
+        (options.btrfs != BtrfsOptions::default(), "subvol, subvolid and degraded"),
         (options.format.is_some(), "type"),
     ];
     match given.iter().find(|(given, _)| *given) {

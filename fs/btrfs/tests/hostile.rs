@@ -119,7 +119,7 @@ fn every_change_is_refused() {
 
 /// Damages blocks at random and reads what is left, with a small budget.
 fn mutate(image: &[u8], seed: u64) {
-    let count: u32 = std::env::var("IVERS_MUTATED_IMAGES").map_or(40, |text| text.parse().unwrap());
+    let count: u32 = std::env::var("IVERS_MUTATED_IMAGES").map_or(25, |text| text.parse().unwrap());
     let mut damager = Damager::new(image, seed);
     let mut opened = 0;
     for number in 0..count {

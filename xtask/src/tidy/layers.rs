@@ -36,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "ivers-affs",
             "ivers-block",
+            "ivers-btrfs",
             "ivers-ext4",
             "ivers-fat",
             "ivers-fuse",

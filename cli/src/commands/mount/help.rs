@@ -35,6 +35,11 @@ Mount options (-o), separated by commas:
                    of the calling process)
   utc_offset=MIN   offset of the times on a FAT medium from UTC in minutes,
                    positive if ahead (default: 0)
+  subvol=PATH, subvolid=N
+                   the subvolume of btrfs to open, by its path from the top
+                   level or by its number, 5 for the top level (default: the
+                   default subvolume)
+  degraded         open a btrfs of several devices with what this one has
   commit=SECONDS   longest time before a change is in the journal: 1 to 900
                    (default: 5)
   trust-foreign    trust stored change attributes although another system
