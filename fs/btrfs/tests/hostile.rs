@@ -26,6 +26,7 @@ fn small(dir: &Path) -> Vec<u8> {
     for number in 0..300 {
         std::fs::write(source.join(format!("d/file-{number}")), vec![number as u8; number * 20]).unwrap();
     }
+    std::os::unix::fs::symlink("d/file-7", source.join("link")).unwrap();
     let image = dir.join("small");
     std::fs::File::create(&image).unwrap().set_len(120 << 20).unwrap();
     let words = ["-q", "-f", "-r", source.to_str().unwrap(), image.to_str().unwrap()];
@@ -35,6 +36,21 @@ fn small(dir: &Path) -> Vec<u8> {
 
 fn have_mkfs() -> bool {
     ivers_oracle::have_programs(&["mkfs.btrfs"])
+}
+
+#[test]
+fn what_mkfs_filled_is_read() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let vfs = open(vec![memory(&small(dir.path()))], reading()).unwrap();
+    let cred = Cred::root();
+    // mkfs.btrfs stores a zero after the target, unlike Linux.
+    let link = vfs.resolve(&cred, "/link", false).unwrap();
+    assert_eq!(vfs.read_link(&cred, &link).unwrap(), b"d/file-7");
+    let file = vfs.resolve(&cred, "/link", true).unwrap();
+    assert_eq!(read_all(&vfs, &file).unwrap(), [7; 140]);
 }
 
 #[test]
