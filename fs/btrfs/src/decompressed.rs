@@ -10,8 +10,11 @@ const DECOMPRESSED_MAX: usize = 8;
 /// Which extent was decompressed: its address, its length, and whether its checksums were right.
 type ExtentId = (u64, u64, bool);
 
+/// The oldest first.
+type Kept = VecDeque<(ExtentId, Arc<Vec<u8>>)>;
+
 /// The extents that were decompressed last: at most 1 MiB.
-pub(crate) struct Decompressed(RankedMutex<rank::Leaf, VecDeque<(ExtentId, Arc<Vec<u8>>)>>);
+pub(crate) struct Decompressed(RankedMutex<rank::Leaf, Kept>);
 
 impl Decompressed {
     pub(crate) fn new() -> Self {

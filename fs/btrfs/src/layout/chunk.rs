@@ -108,7 +108,8 @@ impl Chunk {
         }
         let sector = u64::from(sector_size);
         let stripe_len = raw.stripe_len.get();
-        if length == 0 || length % sector != 0 || start % sector != 0 || start.checked_add(length).is_none() {
+        let is_whole = length.is_multiple_of(sector) && start.is_multiple_of(sector);
+        if length == 0 || !is_whole || start.checked_add(length).is_none() {
             return Err(damaged(format!("it has {length} bytes")));
         }
         if !stripe_len.is_power_of_two() || stripe_len < sector {

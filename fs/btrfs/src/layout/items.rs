@@ -270,7 +270,7 @@ impl<'a> FileExtent<'a> {
         };
         let sector = u64::from(sector_size);
         let Regular { disk_bytenr, disk_num_bytes, offset, len, .. } = regular;
-        let unaligned = |number: &u64| number % sector != 0;
+        let unaligned = |number: &u64| !number.is_multiple_of(sector);
         if len == 0 || [start, len, offset, disk_bytenr, disk_num_bytes].iter().any(unaligned) {
             return Err(damaged("it does not consist of sectors"));
         }

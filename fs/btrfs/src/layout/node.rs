@@ -102,7 +102,7 @@ impl Node {
 
     fn check_pointers(&self, sb: &Superblock) -> Result<(), String> {
         let sector = u64::from(sb.sector_size);
-        let bad = |pointer: &Pointer| pointer.bytenr % sector != 0 || pointer.bytenr == 0;
+        let bad = |pointer: &Pointer| !pointer.bytenr.is_multiple_of(sector) || pointer.bytenr == 0;
         match (0..self.count).map(|index| self.pointer(index)).find(bad) {
             Some(pointer) => Err(format!("a pointer leads to {}", pointer.bytenr)),
             None => Ok(()),

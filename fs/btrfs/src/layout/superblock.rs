@@ -141,7 +141,7 @@ impl Superblock {
             root(raw.chunk_root.get(), raw.chunk_root_generation.get(), raw.chunk_root_level),
         ];
         for root in roots {
-            if root.level >= MAX_LEVEL || root.bytenr % u64::from(sector_size) != 0 {
+            if root.level >= MAX_LEVEL || !root.bytenr.is_multiple_of(sector_size.into()) {
                 return Err(damaged(format!("a root is at {} with level {}", root.bytenr, root.level)));
             }
         }
