@@ -120,11 +120,11 @@ impl Vfs {
             let _names = self.exclusive(dir)?;
             self.may_add(cred, dir, name)?;
             let new = self.new_inode(cred, dir, spec)?;
-            let before = self.before(dir, want_info);
+            let (before, stamp) = (self.before(dir, want_info), self.names_stamp(dir));
             let created = self.with_space_of_dirty_data(|| self.fs.create(cred, dir, name, &new));
             let loaded = self.trusting(&[(dir, name)], created)?;
             let ino = loaded.ino;
-            self.names.put(dir, name, Some(ino));
+            self.put_changed(dir, name, Some(ino), stamp);
             let inode = self.insert_new(loaded)?;
             claim(&inode);
             (inode, self.info_since(dir, before))

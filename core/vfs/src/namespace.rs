@@ -122,6 +122,21 @@ impl Vfs {
         if want_info { self.change(inode) } else { None }
     }
 
+    /// Vouches for a name that is about to change, for [`Vfs::put_changed`]. `None` where nobody else changes
+    /// names.
+    pub(crate) fn names_stamp(&self, dir: &Inode) -> Option<u64> {
+        dir.is_server_managed().then(|| self.names.stamp(dir))
+    }
+
+    /// Caches a name that this call changed. If others changed the directory since the stamp, it does not
+    /// count: the name may be what they made it.
+    pub(crate) fn put_changed(&self, dir: &Inode, name: &[u8], ino: Option<Ino>, stamp: Option<u64>) {
+        match stamp {
+            Some(stamp) => self.names.put_stamped(dir, name, ino, stamp),
+            None => self.names.put(dir, name, ino),
+        }
+    }
+
     pub(crate) fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
         if dir.is_server_managed() {
             return dir.take_own_names();
@@ -178,11 +193,11 @@ impl Vfs {
             if nlink >= self.info.max_links {
                 return Err(NameError::TooManyLinks.into());
             }
-            let before = self.before(dir, want_info);
+            let (before, stamp) = (self.before(dir, want_info), self.names_stamp(dir));
             let linked = self.with_space_of_dirty_data(|| self.fs.link(cred, dir, name, inode));
             self.trusting(&[(dir, name)], linked)?;
             inode.awaits_name.store(false, Ordering::Relaxed);
-            self.names.put(dir, name, Some(inode.ino));
+            self.put_changed(dir, name, Some(inode.ino), stamp);
             self.info_since(dir, before)
         };
         self.notify(dir, ChangeKind::Names);
@@ -273,9 +288,9 @@ impl Vfs {
             if victim.ino == self.info.root {
                 return Err(NameError::Busy.into());
             }
-            let before = self.before(dir, want_info);
+            let (before, stamp) = (self.before(dir, want_info), self.names_stamp(dir));
             self.trusting(&[(dir, name)], self.guarded(|| self.fs.unlink(cred, dir, name, &victim)))?;
-            self.names.put(dir, name, None);
+            self.put_changed(dir, name, None, stamp);
             let info = self.info_since(dir, before);
             drop(locks);
             self.notify(dir, ChangeKind::Names);
@@ -418,6 +433,7 @@ impl Vfs {
                 return Ok(self.unchanged_pair(old_dir, new_dir, want_info));
             }
             let before = (self.before(old_dir, want_info), self.before(new_dir, want_info));
+            let stamps = (self.names_stamp(old_dir), self.names_stamp(new_dir));
             let rename = Rename {
                 caller: cred,
                 old_dir,
@@ -430,8 +446,8 @@ impl Vfs {
             };
             let result = self.with_space_of_dirty_data(|| self.fs.rename(&rename));
             self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
-            self.names.put(old_dir, old_name, if exchange { target_ino } else { None });
-            self.names.put(new_dir, new_name, Some(inode.ino));
+            self.put_changed(old_dir, old_name, if exchange { target_ino } else { None }, stamps.0);
+            self.put_changed(new_dir, new_name, Some(inode.ino), stamps.1);
             let old_info = self.info_since(old_dir, before.0);
             let new_info = if crosses { self.info_since(new_dir, before.1) } else { old_info };
             let info = old_info.zip(new_info);

@@ -56,7 +56,7 @@ impl Vfs {
         if let Some(server) = self.fs.server().filter(|_| inode.kind == FileType::Regular) {
             // What was cached before this open may be old: close-to-open consistency.
             server.open(cred, inode, mode)?;
-            server.revalidate(cred, inode)?;
+            server.revalidate(cred, inode).inspect_err(|_| server.close(inode, mode))?;
         }
         match self.observer() {
             Some(observer) if inode.kind == FileType::Regular => observer.on_open(self, cred, inode, mode),

@@ -112,6 +112,8 @@ pub(crate) struct Pages {
     has_pages: AtomicBool,
     /// Whether pages are unstable: checked without the lock of the map.
     has_unstable: AtomicBool,
+    /// See [`Pages::take_outdated`].
+    outdated: AtomicBool,
     /// How often unstable pages became dirty again.
     redirtied: AtomicU64,
 }
@@ -508,6 +510,9 @@ impl Pages {
         map.generation += 1;
         let before = map.pages.len();
         map.pages.retain(|_, page| page.must_stay());
+        if !map.pages.is_empty() {
+            self.outdated.store(true, Ordering::Release);
+        }
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         }
@@ -565,6 +570,17 @@ impl Pages {
     /// Whether pages may be unstable.
     pub(crate) fn has_unstable(&self) -> bool {
         self.has_unstable.load(Ordering::Acquire)
+    }
+
+    /// Whether pages that must stay may be older than the server's since the last call. They can be dropped
+    /// once they are committed.
+    pub(crate) fn take_outdated(&self) -> bool {
+        self.outdated.load(Ordering::Acquire) && self.outdated.swap(false, Ordering::AcqRel)
+    }
+
+    /// What [`Pages::take_outdated`] returned still holds.
+    pub(crate) fn note_outdated(&self) {
+        self.outdated.store(true, Ordering::Release);
     }
 
     /// How often unstable pages became dirty again.

@@ -151,6 +151,31 @@ impl Vfs {
         self.revalidate(&Cred::system(), inode)
     }
 
+    /// Sends cached writes, so that the server sets the times for them: a caller is about to ask for those.
+    /// Nothing if a delegation lets them move here. Writes that cannot be sent stay cached.
+    pub(crate) fn settle_times_with_server(&self, inode: &Inode) {
+        let unsettled = inode.server.as_ref().is_some_and(|state| !state.counts_cached_writes());
+        if unsettled
+            && inode.pages.is_dirty()
+            && let Err(error) = self.write_back_inode(inode)
+        {
+            log::info!("inode {}: its times may be old: {error}", inode.ino);
+        }
+    }
+
+    /// Another client may have changed the file since this one wrote bytes that are still cached: once they
+    /// are committed, they are dropped and read from the server.
+    pub(crate) fn replace_outdated(&self, inode: &Inode) -> Result<()> {
+        if inode.is_server_managed()
+            && inode.pages.take_outdated()
+            && let Err(error) = self.write_back_durably(inode)
+        {
+            inode.pages.note_outdated();
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// A change of a server's inode is visible in the cache.
     pub(crate) fn changed_in_cache(&self, inode: &Inode, touch: Touch) {
         let recalls = inode.server.as_ref().map_or(0, |state| state.recalls.load(Relaxed));

@@ -105,6 +105,10 @@ impl Vfs {
         set: &SetAttr,
     ) -> Result<Attr> {
         self.begin_change()?;
+        if inode.pages.is_dirty() && (set.atime.is_some() || set.mtime.is_some()) {
+            // Bytes that arrive later would move the times again.
+            self.write_back_inode(inode)?;
+        }
         let Some(size) = set.size else {
             server.set_attr(cred, inode, set)?;
             return Ok(inode.attr());

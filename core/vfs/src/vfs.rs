@@ -500,6 +500,7 @@ impl Vfs {
 
     /// The attributes of an inode, current also where a server owns it.
     pub fn get_attr(&self, cred: &Cred, inode: &Inode) -> Result<Attr> {
+        self.settle_times_with_server(inode);
         self.revalidate(cred, inode)?;
         Ok(self.stat(inode))
     }

@@ -406,6 +406,18 @@ impl Vfs {
         self.fsync_for(inode, data_only, None)
     }
 
+    /// A descriptor is closed. Where a server has the file, cached writes are sent, so that the caller learns
+    /// of bytes that it refuses; they need not be durable. Local formats keep them.
+    pub fn flush_descriptor(&self, inode: &InodeRef, cursor: &ErrorCursor) -> Result<()> {
+        if self.policy.read_only || !inode.is_server_managed() {
+            return Ok(());
+        }
+        let written = self.write_data_back(inode);
+        let earlier = inode.writeback_errors.take(Some(cursor));
+        written?;
+        earlier.map_or(Ok(()), Err)
+    }
+
     /// [`Vfs::fsync`] for a descriptor: reports the write-back errors that this descriptor was not told of.
     pub fn fsync_descriptor(&self, inode: &InodeRef, data_only: bool, cursor: &ErrorCursor) -> Result<()> {
         self.fsync_for(inode, data_only, Some(cursor))

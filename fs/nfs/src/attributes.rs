@@ -35,6 +35,8 @@ pub struct FileAttributes {
     pub change: u64,
     /// Its number in its filesystem.
     pub fileid: Option<u64>,
+    /// How many names it has; 0: none, and it stays while it is open.
+    pub names: u32,
 }
 
 /// What READDIR says of an entry.
@@ -92,8 +94,8 @@ impl FileAttributes {
             uid: id(attrs.owner.as_deref()),
             gid: id(attrs.owner_group.as_deref()),
             project: 0,
-            // A file that the server shows has a name; 0 would make it one that waits to be deleted.
-            nlink: attrs.numlinks.unwrap_or(1).max(1),
+            // 0: it was removed, and someone has it open.
+            nlink: attrs.numlinks.unwrap_or(1),
             size,
             blocks_512: attrs.space_used.unwrap_or(size).div_ceil(512),
             rdev,
@@ -103,7 +105,7 @@ impl FileAttributes {
             btime: attrs.time_create.map(|time| timestamp(time, place)).transpose()?,
             flags: InodeFlags::empty(),
         };
-        Ok(Self { attr, change, fileid: attrs.fileid })
+        Ok(Self { attr, change, fileid: attrs.fileid, names: attrs.numlinks.unwrap_or(1) })
     }
 }
 

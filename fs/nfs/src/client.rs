@@ -1,11 +1,12 @@
 //! Requests to a server: connects, recovers and repeats until there is an answer.
 //!
 //! A request keeps its slot while connections come and go, so the server executes it once. If the session is
-//! lost, the request is sent in the next one: all requests of this client only read.
+//! lost while nobody knows whether a request was executed, it is in doubt: [`Client::call`] repeats it in the
+//! next session, [`Client::call_once`] does not (N10).
 
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::ops::v40::ClientOwner;
@@ -54,6 +55,27 @@ const STOPPED: &str = "the client was stopped";
 /// How long a thread waits before it looks at its time limit.
 const SLICE: Duration = Duration::from_millis(500);
 
+/// What the server keeps for this client, and loses with the client ID.
+pub trait Reclaim: Send + Sync {
+    /// The server has lost it. Gets back what a restarted server gives back. Called by the thread that makes
+    /// a session, before another request uses it: `send` sends a request in it. Must not wait for threads
+    /// that call the client.
+    fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()>;
+}
+
+/// Sends a request once, with the credentials of a caller.
+pub type SendOnce<'a> = dyn Fn(&Cred, &[Op]) -> Tried<Compound> + 'a;
+
+/// What became of a request on a slot.
+enum Answered {
+    /// It was executed.
+    Done(Compound),
+    /// It was not executed.
+    Not,
+    /// Nobody knows, or its reply is gone.
+    InDoubt,
+}
+
 /// A connection and a session on it.
 type Linked = (Arc<Connection>, Arc<Session>);
 
@@ -91,6 +113,38 @@ impl Outcome {
         let Self { status, results, sent } = self;
         Ok((Compound { status, results }.ok(place)?, sent))
     }
+
+    /// As [`Outcome::ok`], if the first `needed` operations succeeded, whatever became of those after them.
+    pub fn up_to(self, needed: usize, place: &str) -> Result<(Results, u64)> {
+        let succeeded = self.results.iter().filter(|result| result.status() == NfsStat::Ok).count();
+        let status = if succeeded >= needed { NfsStat::Ok } else { self.status };
+        Ok((Compound { status, results: self.results }.ok(place)?, self.sent))
+    }
+}
+
+/// Returns whether an operation changes something on the server.
+fn changes(op: u32) -> bool {
+    matches!(
+        op,
+        number::OPEN
+            | number::CLOSE
+            | number::LOCK
+            | number::LOCKU
+            | number::CREATE
+            | number::REMOVE
+            | number::RENAME
+            | number::LINK
+            | number::SETATTR
+            | number::WRITE
+            | number::COMMIT
+            | number::ALLOCATE
+            | number::DEALLOCATE
+            | number::CLONE
+            | number::COPY
+            | number::SETXATTR
+            | number::REMOVEXATTR
+            | number::FREE_STATEID
+    )
 }
 
 /// A server, and the state that this client has on it.
@@ -106,6 +160,7 @@ pub struct Client {
     changed: Condvar,
     stopped: AtomicBool,
     sent: AtomicU64,
+    reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// When the last request was answered, in milliseconds since `started`.
     last_answer_ms: AtomicU64,
     started: Instant,
@@ -137,12 +192,18 @@ impl Client {
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
             sent: AtomicU64::new(0),
+            reclaim: OnceLock::new(),
             last_answer_ms: AtomicU64::new(0),
             started: now,
         });
         // A mount that cannot start must say so, however patient its requests are later.
         client.linked(&client.limit_of(Some(patience.reply)))?;
         Ok(client)
+    }
+
+    /// Sets who reclaims state. Before anything is opened.
+    pub fn set_reclaim(&self, reclaim: Weak<dyn Reclaim>) {
+        let _ = self.reclaim.set(reclaim);
     }
 
     /// Returns the server in messages.
@@ -281,14 +342,21 @@ impl Client {
         };
         match session {
             Some(session) => Ok((connection, session)),
-            None => match establish::session(&self.exchange, &self.owner, &connection, limit.0) {
-                Ok((session, id)) => {
-                    *self.id.lock() = Some(id);
-                    Ok((connection, Arc::new(session)))
-                }
+            None => match self.make_session(&connection, limit) {
+                Ok(session) => Ok((connection, Arc::new(session))),
                 Err(failure) => Err((None, failure)),
             },
         }
+    }
+
+    fn make_session(&self, connection: &Connection, limit: &Limit) -> Tried<Session> {
+        let reclaim = self.reclaim.get().and_then(Weak::upgrade);
+        let reclaim = |send: &SendOnce<'_>| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send));
+        let known = *self.id.lock();
+        let (session, id) =
+            establish::session(&self.exchange, &self.owner, connection, limit.0, known, &reclaim)?;
+        *self.id.lock() = Some(id);
+        Ok(session)
     }
 
     fn dialled(&self, not_before: Instant, limit: &Limit) -> Tried<Arc<Connection>> {
@@ -313,40 +381,58 @@ impl Client {
     }
 
     /// Sends operations in the session and waits for their results. Repeats the request until the server
-    /// executed it.
+    /// executed it, perhaps twice if the session is lost.
     pub fn call(&self, caller: &Cred, ops: &[Op]) -> Result<Outcome> {
         self.call_within(caller, ops, self.patience.request)
     }
 
     /// As [`Client::call`], with a time limit of its own.
     pub fn call_within(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
-        let (limit, auth) = (self.limit_of(time), self.identity().auth(caller));
+        let limit = self.limit_of(time);
+        loop {
+            if let Some(outcome) = self.attempt(caller, ops, &limit)? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// As [`Client::call`], but never executed twice. `None`: it is in doubt whether it was executed.
+    pub fn call_once(&self, caller: &Cred, ops: &[Op]) -> Result<Option<Outcome>> {
+        self.attempt(caller, ops, &self.limit_of(self.patience.request))
+    }
+
+    /// Repeats a request until it is executed or in doubt (`None`).
+    fn attempt(&self, caller: &Cred, ops: &[Op], limit: &Limit) -> Result<Option<Outcome>> {
+        let auth = self.identity().auth(caller);
         let mut pause = PAUSES.0;
         loop {
             // Before the request, so that whatever happened on the server until here is in its results.
             let sent = self.sent.fetch_add(1, Relaxed) + 1;
-            let (_, session) = self.linked(&limit)?;
+            let (_, session) = self.linked(limit)?;
             let slot = match session.acquire(SLICE) {
                 Acquired::Slot(slot) => slot,
                 Acquired::Busy => {
-                    self.check(&limit)?;
+                    self.check(limit)?;
                     continue;
                 }
                 Acquired::Dead => continue,
             };
-            let Compound { status, results } = match self.on_slot(slot, &session, &auth, ops, &limit)? {
-                Some(compound) => compound,
-                None => continue,
+            let Compound { status, results } = match self.on_slot(slot, &session, &auth, ops, limit)? {
+                Answered::Done(compound) => compound,
+                Answered::Not => continue,
+                Answered::InDoubt => return Ok(None),
             };
-            if !matches!(status, NfsStat::Delay | NfsStat::Grace) {
-                return Ok(Outcome { status, results, sent });
+            // What was changed is not changed again because an operation after it asks for a pause.
+            let changed = |result: &OpResult| result.status() == NfsStat::Ok && changes(result.number());
+            if !matches!(status, NfsStat::Delay | NfsStat::Grace) || results.iter().any(changed) {
+                return Ok(Some(Outcome { status, results, sent }));
             }
-            self.rest(pause, &limit)?;
+            self.rest(pause, limit)?;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
-    /// Sends a request until it is answered. `None`: it must be sent again, on another slot or session.
+    /// Sends a request until it is answered.
     fn on_slot(
         &self,
         slot: Slot<'_>,
@@ -354,11 +440,14 @@ impl Client {
         auth: &AuthSys,
         ops: &[Op],
         limit: &Limit,
-    ) -> Result<Option<Compound>> {
+    ) -> Result<Answered> {
+        let keeps_reply = ops.iter().any(|op| changes(op.number()));
         let mut pause = PAUSES.0;
+        // The server may have executed it.
+        let mut lost = Answered::Not;
         loop {
             let (connection, _) = self.linked(limit)?;
-            let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, limit.0);
+            let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, keeps_reply, limit.0);
             let answer = match sent {
                 Ok(answer) => answer,
                 Err(Failure::Final(error)) => {
@@ -367,6 +456,7 @@ impl Client {
                 }
                 Err(Failure::Broken(Broken(why))) => {
                     log::info!("{}: {why}", self.name());
+                    lost = Answered::InDoubt;
                     self.check(limit)?;
                     continue;
                 }
@@ -377,13 +467,14 @@ impl Client {
                     self.answered();
                     slot.finish(true);
                     if answer.status == NfsStat::RetryUncachedRep {
-                        // It was executed and its reply is gone. Reading again is harmless.
-                        return Ok(None);
+                        return Ok(Answered::InDoubt);
                     }
-                    return Ok(Some(Compound { status: answer.status, results: results.collect() }));
+                    let results = results.collect();
+                    return Ok(Answered::Done(Compound { status: answer.status, results }));
                 }
                 Some(OpResult::Sequence(Ok(_))) => {
                     connection.fail("a reply for another slot");
+                    lost = Answered::InDoubt;
                     continue;
                 }
                 _ => answer.status,
@@ -397,7 +488,7 @@ impl Client {
                     self.rest(PAUSES.0, limit)?;
                     establish::bind(&self.exchange, &connection, session, limit.0)?;
                 }
-                NfsStat::ReqTooBig | NfsStat::RepTooBig | NfsStat::TooManyOps => {
+                NfsStat::ReqTooBig | NfsStat::RepTooBig | NfsStat::RepTooBigToCache | NfsStat::TooManyOps => {
                     slot.finish(false);
                     return Err(crate::status::error(refused, self.name()));
                 }
@@ -407,7 +498,7 @@ impl Client {
                     slot.finish(false);
                     // A server that refuses every session must not be asked without a pause.
                     self.rest(PAUSES.0, limit)?;
-                    return Ok(None);
+                    return Ok(lost);
                 }
             }
         }

@@ -11,6 +11,7 @@ use ivers_nfs4::types::ClientId;
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{Cred, Error};
 
+use crate::client::SendOnce;
 use crate::connection::{Broken, Connection};
 use crate::exchange::{Exchange, Failure, Tried};
 use crate::reply::Compound;
@@ -20,34 +21,51 @@ use crate::session::{Acquired, Session};
 pub const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
 /// Allowance for the header of an RPC reply.
 pub const RPC_REPLY_BYTES: usize = 1024;
-/// Longest request: all of them only read.
-const REQUEST_BYTES_MAX: u32 = 32 << 10;
+/// Longest request: a MiB of data, and what stands before it.
+const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
+/// Longest reply to a change, which the server keeps for a retry.
+const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
 const SLOTS: u32 = 32;
 /// Operations in a request.
 const OPERATIONS: u32 = 16;
-/// The least that this client works with: replies and requests in bytes, and operations.
-const LEAST: (u32, u32, u32) = (8192, 2048, 8);
+/// The least that this client works with: replies, requests and kept replies in bytes, and operations.
+const LEAST: (u32, u32, u32, u32) = (8192, 8192, 1536, 12);
 /// The minor versions, the best first.
 const MINORS: [u32; 2] = [2, 1];
 
 /// Sends one operation outside of a session.
 type Outside<'a> = dyn Fn(Op) -> Tried<Compound> + 'a;
 
-/// Makes a session on a connection.
+/// Makes a session on a connection. If the server no longer has the state of the client ID `known`, calls
+/// `reclaim`.
 pub fn session(
     exchange: &Exchange,
     owner: &ClientOwner,
     connection: &Connection,
     limit: Option<Instant>,
+    known: Option<ClientId>,
+    reclaim: &dyn Fn(&SendOnce<'_>) -> Tried<()>,
 ) -> Tried<(Session, ClientId)> {
     let outside = |op: Op| exchange.outside(connection, &[op], limit);
-    let (client, sequence) = announce(exchange, owner, &outside)?;
+    let Announced { client, sequence, confirmed } = announce(exchange, owner, &outside)?;
     let session = create_session(exchange, client, sequence, &outside)?;
-    match end_reclaim(exchange, connection, &session, limit)? {
+    let send = |caller: &Cred, ops: &[Op]| send_first(exchange, connection, &session, caller, ops, limit);
+    if known.is_some() && !(confirmed && known == Some(client)) {
+        reclaim(&send)?;
+    }
+    match send(&Cred::system(), &[Op::ReclaimComplete(false)])?.status {
         NfsStat::Ok | NfsStat::CompleteAlready => Ok((session, client)),
         status => Err(refused(exchange, "RECLAIM_COMPLETE", status)),
     }
+}
+
+/// The result of EXCHANGE_ID.
+struct Announced {
+    client: ClientId,
+    sequence: u32,
+    /// The server knows the client ID from before.
+    confirmed: bool,
 }
 
 fn refused(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
@@ -61,7 +79,7 @@ fn refused(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
 }
 
 /// Sends EXCHANGE_ID in the best minor version that the server has.
-fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> Tried<(ClientId, u32)> {
+fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> Tried<Announced> {
     let args = ExchangeIdArgs {
         owner: owner.clone(),
         flags: 0,
@@ -74,7 +92,10 @@ fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> 
         exchange.minor.store(*minor, Relaxed);
         let mut compound = outside(Op::ExchangeId(args.clone()))?;
         match (compound.status, compound.results.pop()) {
-            (NfsStat::Ok, Some(OpResult::ExchangeId(Ok(ok)))) => return Ok((ok.clientid, ok.sequenceid)),
+            (NfsStat::Ok, Some(OpResult::ExchangeId(Ok(ok)))) => {
+                let confirmed = ok.flags & exchgid::CONFIRMED_R != 0;
+                return Ok(Announced { client: ok.clientid, sequence: ok.sequenceid, confirmed });
+            }
             (NfsStat::MinorVersMismatch, _) => exchange.minor.store(0, Relaxed),
             (status, _) => return Err(refused(exchange, "EXCHANGE_ID", status)),
         }
@@ -93,7 +114,7 @@ fn create_session(
         header_pad_size: 0,
         max_request: REQUEST_BYTES_MAX,
         max_response: REPLY_BYTES_MAX as u32,
-        max_response_cached: 4096,
+        max_response_cached: KEPT_REPLY_BYTES,
         max_operations: OPERATIONS,
         max_requests: SLOTS,
         rdma_ird: List(Vec::new()),
@@ -114,16 +135,21 @@ fn create_session(
         (status, _) => return Err(refused(exchange, "CREATE_SESSION", status)),
     };
     let fore = granted.fore;
-    let (replies, requests, operations) = LEAST;
+    let (replies, requests, kept, operations) = LEAST;
     if fore.max_response < replies
+        || fore.max_response_cached < kept
         || fore.max_request < requests
         || fore.max_operations < operations
         || fore.max_requests == 0
     {
         let why = format!(
             "the session that the server grants is too small: {} requests of {} operations and {} bytes, \
-             with replies of {} bytes",
-            fore.max_requests, fore.max_operations, fore.max_request, fore.max_response
+             with replies of {} bytes, of which it keeps {}",
+            fore.max_requests,
+            fore.max_operations,
+            fore.max_request,
+            fore.max_response,
+            fore.max_response_cached
         );
         return Err(Error::Incompatible(format!("{}: {why}", exchange.name)).into());
     }
@@ -137,27 +163,29 @@ fn create_session(
     ))
 }
 
-/// Sends RECLAIM_COMPLETE, the first request of a session, and returns its status.
-fn end_reclaim(
+/// Sends a request in a session that no other thread has yet.
+fn send_first(
     exchange: &Exchange,
     connection: &Connection,
     session: &Session,
+    caller: &Cred,
+    ops: &[Op],
     limit: Option<Instant>,
-) -> Tried<NfsStat> {
+) -> Tried<Compound> {
     let Acquired::Slot(slot) = session.acquire(Duration::ZERO) else {
         return Err(Failure::Broken(Broken("a session without slots".into())));
     };
-    let auth = exchange.identity.auth(&Cred::system());
-    let ops = [Op::ReclaimComplete(false)];
-    let answer = exchange.in_slot(connection, (session, &slot), &auth, &ops, limit)?;
-    match answer.results.first() {
-        Some(OpResult::Sequence(Ok(ok))) if slot.accepts(ok) => slot.finish(true),
+    let auth = exchange.identity.auth(caller);
+    let answer = exchange.in_slot(connection, (session, &slot), &auth, ops, false, limit)?;
+    let mut results = answer.results.into_iter();
+    match results.next() {
+        Some(OpResult::Sequence(Ok(ok))) if slot.accepts(&ok) => slot.finish(true),
         Some(OpResult::Sequence(Ok(_))) => {
             return Err(Failure::Broken(connection.fail("a reply for another slot")));
         }
         _ => return Err(Failure::Broken(Broken(format!("a new session: {}", answer.status.name())))),
     }
-    Ok(answer.status)
+    Ok(Compound { status: answer.status, results: results.collect() })
 }
 
 /// Binds a connection to a session that the server does not find on it.

@@ -76,16 +76,18 @@ impl Exchange {
         self.send(connection, &auth, || ops.iter(), usize::MAX, limit)
     }
 
-    /// Sends operations in a slot. The results start with that of SEQUENCE.
+    /// Sends operations in a slot. The results start with that of SEQUENCE. `keeps_reply`: the server keeps
+    /// the reply for a retry.
     pub fn in_slot(
         &self,
         connection: &Connection,
         (session, slot): (&Session, &Slot<'_>),
         auth: &AuthSys,
         ops: &[Op],
+        keeps_reply: bool,
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        let sequence = Op::Sequence(slot.sequence(false));
+        let sequence = Op::Sequence(slot.sequence(keeps_reply));
         let all = || std::iter::once(&sequence).chain(ops);
         self.send(connection, auth, all, session.request_bytes_max, limit)
     }

@@ -1,4 +1,4 @@
-//! An NFSv4.1 and 4.2 client: a filesystem whose files are on a server. It reads only; see `docs/nfs.md`.
+//! An NFSv4.1 and 4.2 client: a filesystem whose files are on a server. See `docs/nfs.md`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,9 +13,14 @@
 //! | `client` | requests: connects, recovers, repeats |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
+//! | `unstable` | writes that the server may lose |
+//! | `opens` | opens on the server |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
+//! | `directory`, `names` | finding names, changing names |
+//! | `data`, `settings` | bytes, attributes and opens |
+//! | `xattrs`, `holes` | extended attributes, holes |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -25,18 +30,26 @@
 mod attributes;
 mod client;
 mod connection;
+mod data;
+mod directory;
 mod driver;
 mod establish;
 mod exchange;
+mod holes;
 pub mod identity;
 mod lease;
 mod listing;
+mod names;
 mod nodes;
 mod open;
+mod opens;
 mod reply;
 mod session;
+mod settings;
 mod status;
 pub mod target;
+mod unstable;
+mod xattrs;
 
 pub use client::{Dial, NO_RECONNECTION, Patience};
 pub use connection::connect;

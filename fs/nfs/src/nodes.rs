@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::rpc::AuthSys;
-use ivers_nfs4::types::{FileHandle, Verifier};
+use ivers_nfs4::types::{ChangeInfo, FileHandle, Verifier};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{CacheHandle, Cause, Ino};
 
 use crate::attributes::FileAttributes;
+use crate::opens::{FileOpen, OpenTable};
 
 /// The first number that the table assigns.
 const ASSIGNED: u64 = 1 << 63;
@@ -50,6 +51,8 @@ pub struct Node {
     /// The number of a directory's parent when it was last looked up; 0 if unknown. Only for `..` in
     /// listings.
     pub parent: AtomicU64,
+    /// What it has on the server.
+    pub open: Arc<FileOpen>,
     known: RankedMutex<rank::Driver<6>, Known>,
     applied: Condvar,
 }
@@ -69,7 +72,11 @@ struct Table {
 
 /// The files that the VFS knows by number.
 #[derive(Default)]
-pub struct Nodes(RankedMutex<rank::Driver<5>, Table>);
+pub struct Nodes {
+    table: RankedMutex<rank::Driver<5>, Table>,
+    /// The files that are open on the server. They outlive their nodes.
+    pub opens: Arc<OpenTable>,
+}
 
 /// What an inode keeps: its file, which the table keeps too as long as this is not released.
 pub struct Held {
@@ -105,20 +112,23 @@ impl Table {
 impl Nodes {
     /// Returns the file with this filehandle, and keeps it.
     pub fn hold(self: &Arc<Self>, handle: &FileHandle, fileid: Option<u64>) -> Held {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         let known = table.numbers.get(handle).copied();
         let ino = known.or_else(|| table.number(handle, fileid)).unwrap_or_else(|| table.assign());
         if known.is_none() {
             table.numbers.insert(handle.clone(), ino);
         }
-        let row = table.rows.entry(ino).or_insert_with(|| Row { node: Node::new(ino, handle), users: 0 });
+        let row = table
+            .rows
+            .entry(ino)
+            .or_insert_with(|| Row { node: Node::new(ino, handle, self.opens.find(handle)), users: 0 });
         row.users += 1;
         Held { nodes: self.clone(), node: row.node.clone(), counted: AtomicBool::new(true) }
     }
 
     /// Returns the file with this number, and keeps it.
     pub fn hold_number(self: &Arc<Self>, ino: Ino) -> Option<Held> {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         let row = table.rows.get_mut(&ino)?;
         row.users += 1;
         Some(Held { nodes: self.clone(), node: row.node.clone(), counted: AtomicBool::new(true) })
@@ -126,14 +136,14 @@ impl Nodes {
 
     /// Returns the file with this filehandle, if the table has it.
     pub fn find(&self, handle: &FileHandle) -> Option<Arc<Node>> {
-        let table = self.0.lock();
+        let table = self.table.lock();
         let ino = table.numbers.get(handle)?;
         table.rows.get(ino).map(|row| row.node.clone())
     }
 
     /// The VFS uses the number no more. Nothing happens if another reply has brought the file back meanwhile.
     pub fn release(&self, ino: Ino) {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         if table.rows.get(&ino).is_some_and(|row| row.users == 0)
             && let Some(row) = table.rows.remove(&ino)
         {
@@ -144,7 +154,7 @@ impl Nodes {
     /// Returns the number of files in the table.
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.0.lock().rows.len()
+        self.table.lock().rows.len()
     }
 }
 
@@ -152,7 +162,7 @@ impl Held {
     /// The inode leaves memory.
     pub fn let_go(&self) {
         if self.counted.swap(false, Relaxed)
-            && let Some(row) = self.nodes.0.lock().rows.get_mut(&self.node.ino)
+            && let Some(row) = self.nodes.table.lock().rows.get_mut(&self.node.ino)
         {
             row.users -= 1;
         }
@@ -166,12 +176,13 @@ impl Drop for Held {
 }
 
 impl Node {
-    fn new(ino: Ino, handle: &FileHandle) -> Arc<Self> {
+    fn new(ino: Ino, handle: &FileHandle, open: Arc<FileOpen>) -> Arc<Self> {
         Arc::new(Self {
             ino,
             handle: handle.clone(),
             generation: hash(&handle.0),
             parent: AtomicU64::new(0),
+            open,
             known: RankedMutex::default(),
             applied: Condvar::new(),
         })
@@ -201,7 +212,12 @@ impl Node {
         (known.sent, known.change, known.applying) = (sent, file.change, true);
         drop(known);
         if let Some(cache) = cache {
-            cache.update(self.ino, file.attr.clone(), file.change, Cause::Unknown);
+            let mut attr = file.attr.clone();
+            let hidden = self.open.hidden_names();
+            if hidden > 0 {
+                attr.nlink = file.names.saturating_sub(hidden);
+            }
+            cache.update(self.ino, attr, file.change, Cause::Unknown);
         }
         let mut known = self.known.lock();
         // After the cache has it: until then another thread must not count on it.
@@ -209,6 +225,52 @@ impl Node {
         known.applying = false;
         self.applied.notify_all();
         moved
+    }
+
+    /// A request of this client changed the names of this directory. `info` is from its reply, and so are the
+    /// attributes of the directory, unless the server did not get that far.
+    pub fn names_changed(
+        &self,
+        info: ChangeInfo,
+        file: Option<&FileAttributes>,
+        sent: u64,
+        timeout: Duration,
+        cache: Option<&CacheHandle>,
+    ) {
+        let mut known = self.known.lock();
+        while known.applying {
+            known.wait(&self.applied);
+        }
+        // What is known is from a later request: nobody can say which names it includes.
+        if sent <= known.sent {
+            drop(known);
+            if let Some(cache) = cache {
+                cache.invalidate(self.ino);
+            }
+            return;
+        }
+        let change = file.map_or(info.after, |file| file.change);
+        if !info.atomic || info.before != known.change {
+            known.access.clear();
+        }
+        (known.sent, known.change, known.applying, known.fresh_until) = (sent, change, true, None);
+        drop(known);
+        if let Some(cache) = cache {
+            let ChangeInfo { atomic, before, after } = info;
+            cache.names_changed(self.ino, ivers_vfs::ChangeInfo { before, after }, atomic);
+            if let Some(file) = file {
+                cache.update(self.ino, file.attr.clone(), file.change, Cause::Unknown);
+            }
+        }
+        let mut known = self.known.lock();
+        known.fresh_until = file.and_then(|_| Instant::now().checked_add(timeout));
+        known.applying = false;
+        self.applied.notify_all();
+    }
+
+    /// The attributes changed, and no reply said how.
+    pub fn expire(&self) {
+        self.known.lock().fresh_until = None;
     }
 
     /// Returns whether the attributes count as current.
@@ -279,7 +341,7 @@ mod tests {
 
     fn file(change: u64) -> FileAttributes {
         let attr = NewInode::new(FileType::Regular, Timestamp::default()).attr(1);
-        FileAttributes { attr, change, fileid: None }
+        FileAttributes { attr, change, fileid: None, names: 1 }
     }
 
     const LONG: Duration = Duration::from_secs(1000);

@@ -60,16 +60,19 @@ pub struct Facts {
     pub lease_seconds: u32,
     /// The longest READ in bytes.
     pub read_bytes_max: u64,
+    /// The longest WRITE in bytes.
+    pub write_bytes_max: u64,
     fsid: Option<Fsid>,
     name_max: u32,
     max_file_size: u64,
     max_links: u32,
     time_granularity_ns: u32,
     case_insensitive: bool,
+    xattr_support: bool,
 }
 
 /// The attributes that [`Facts`] are made of.
-const FACTS: [u32; 10] = [
+const FACTS: [u32; 12] = [
     attr::FSID,
     attr::LEASE_TIME,
     attr::CASE_INSENSITIVE,
@@ -78,8 +81,10 @@ const FACTS: [u32; 10] = [
     attr::MAXLINK,
     attr::MAXNAME,
     attr::MAXREAD,
+    attr::MAXWRITE,
     attr::TIME_DELTA,
     attr::CHANGE_ATTR_TYPE,
+    attr::XATTR_SUPPORT,
 ];
 
 fn facts_bitmap(client: &Client) -> Bitmap {
@@ -98,18 +103,30 @@ impl Facts {
             change_attr_type: attrs.change_attr_type,
             lease_seconds: attrs.lease_time.unwrap_or(90),
             read_bytes_max: attrs.maxread.unwrap_or(u64::MAX).max(4096),
+            write_bytes_max: attrs.maxwrite.unwrap_or(u64::MAX).max(4096),
             fsid: attrs.fsid,
             name_max: attrs.maxname.unwrap_or(255).clamp(1, 255),
             max_file_size: attrs.maxfilesize.unwrap_or(u64::MAX).min(i64::MAX as u64),
             max_links: attrs.maxlink.unwrap_or(u32::MAX),
             time_granularity_ns: delta,
             case_insensitive: attrs.case_insensitive.unwrap_or(false),
+            xattr_support: attrs.xattr_support.unwrap_or(false),
         }
     }
 
     /// Returns the longest name in bytes.
     pub fn name_max(&self) -> u32 {
         self.name_max
+    }
+
+    /// Returns whether times are so fine that random nanoseconds in one are unique.
+    pub fn has_fine_times(&self) -> bool {
+        self.time_granularity_ns <= 1000
+    }
+
+    /// Returns whether files have extended attributes.
+    pub fn has_xattrs(&self) -> bool {
+        self.xattr_support
     }
 
     /// Returns why the change attribute must not be served, if so: the server does not say what it promises.

@@ -7,6 +7,8 @@ use ivers_nfs4::xdr::{Decoder, Xdr, XdrError};
 use ivers_vfs::{Error, Result, ServerError};
 use thiserror::Error;
 
+use crate::attributes::FileAttributes;
+
 /// A reply that the protocol does not permit. The connection must be closed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Malformed {
@@ -79,6 +81,14 @@ impl Results {
     /// Skips the result of an operation that returns nothing.
     pub fn skip(&mut self) {
         self.0.next();
+    }
+
+    /// Takes the attributes of a file, if the server got that far.
+    pub fn attributes(&mut self, place: &str) -> Result<Option<FileAttributes>> {
+        match self.0.next() {
+            Some(OpResult::GetAttr(Ok(fattr))) => FileAttributes::take(&fattr, place).map(Some),
+            _ => Ok(None),
+        }
     }
 }
 

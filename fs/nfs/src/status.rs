@@ -9,12 +9,15 @@ pub fn error(status: NfsStat, place: &str) -> Error {
     let name = match status {
         NfsStat::Perm => NameError::NotPermitted,
         NfsStat::Noent => NameError::NotFound,
-        NfsStat::Access => NameError::Access,
+        NfsStat::Access | NfsStat::ShareDenied | NfsStat::Openmode => NameError::Access,
+        NfsStat::Locked | NfsStat::Denied | NfsStat::FileOpen => NameError::Busy,
         NfsStat::Exist => NameError::Exists,
         NfsStat::Xdev => NameError::CrossDevice,
         NfsStat::Notdir => NameError::NotDirectory,
         NfsStat::Isdir => NameError::IsDirectory,
-        NfsStat::Inval | NfsStat::Badname | NfsStat::Badchar | NfsStat::WrongType => NameError::Invalid,
+        NfsStat::Inval | NfsStat::Badname | NfsStat::Badchar | NfsStat::WrongType | NfsStat::Badowner => {
+            NameError::Invalid
+        }
         NfsStat::Fbig => NameError::TooLarge,
         NfsStat::Nospc => NameError::NoSpace,
         NfsStat::Rofs => NameError::ReadOnly,
@@ -23,7 +26,8 @@ pub fn error(status: NfsStat, place: &str) -> Error {
         NfsStat::Notempty => NameError::NotEmpty,
         NfsStat::Dquot => NameError::Quota,
         NfsStat::Stale | NfsStat::Badhandle | NfsStat::Fhexpired => NameError::Stale,
-        NfsStat::Notsupp => NameError::NotSupported,
+        NfsStat::Notsupp | NfsStat::Attrnotsupp | NfsStat::UnionNotsupp => NameError::NotSupported,
+        NfsStat::Nxio => NameError::NoSuchOffset,
         NfsStat::Symlink => NameError::Loop,
         NfsStat::Noxattr => NameError::NoAttribute,
         NfsStat::Xattr2big => NameError::AttributeTooLarge,
@@ -35,9 +39,12 @@ pub fn error(status: NfsStat, place: &str) -> Error {
             return Error::Incompatible(format!("{place}: {why}"));
         }
         NfsStat::Delay | NfsStat::Grace => return ServerError::Delay.into(),
-        NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::BadStateid | NfsStat::DelegRevoked => {
-            return ServerError::StateLost.into();
-        }
+        NfsStat::Expired
+        | NfsStat::AdminRevoked
+        | NfsStat::BadStateid
+        | NfsStat::OldStateid
+        | NfsStat::StaleStateid
+        | NfsStat::DelegRevoked => return ServerError::StateLost.into(),
         other => {
             log::warn!("{place}: {}", other.name());
             return ServerError::Failed.into();

@@ -37,6 +37,7 @@ const DIGEST: Duration = Duration::from_secs(5);
 const ROOM_AGAIN: u64 = 2 << 20;
 
 pub(crate) const ENODATA: i32 = 61;
+pub(crate) const O_EXCL: i32 = 0o200;
 pub(crate) const O_TRUNC: i32 = 0o1000;
 pub(crate) const O_APPEND: i32 = 0o2000;
 pub(crate) const O_DSYNC: i32 = 0o10000;

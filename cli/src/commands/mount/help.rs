@@ -92,8 +92,8 @@ killed, programs get errors until `ivers unmount DIR`.
 If this program is called by the name fuse2fs (e.g. through a link), it takes the command line of fuse2fs: \
 fuse2fs --help.
 
-IMAGE can be a directory of an NFS server: nfs://server[:port]/path. It is mounted read-only. The server \
-checks permissions.
+IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server checks permissions. A file \
+that is removed while it is open stays as .nfs* until it is closed.
 
 In /etc/fstab:
   IMAGE DIR fuse.ivers OPTIONS 0 0
@@ -112,4 +112,4 @@ Examples:
   ivers mount disk-with-partitions.img@2 mnt
   ivers mount -o ro,partition=root disk-with-partitions.img mnt
   ivers mount -t mem none mnt
-  ivers mount -o ro nfs://server/export mnt";
+  ivers mount nfs://server/export mnt";

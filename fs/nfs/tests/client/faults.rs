@@ -10,16 +10,16 @@ use ivers_vfs::{Error, ServerError};
 
 /// What the proxy does with replies.
 #[derive(Default)]
-struct Plan {
+pub struct Plan {
     /// Connections are cut after this many more bytes of replies; 0: never.
-    cut_after: AtomicUsize,
+    pub cut_after: AtomicUsize,
     /// Replies disappear.
-    swallow: AtomicBool,
-    cuts: AtomicUsize,
+    pub swallow: AtomicBool,
+    pub cuts: AtomicUsize,
 }
 
 /// Forwards connections to a server.
-fn proxy(server: SocketAddr) -> (SocketAddr, Arc<Plan>) {
+pub fn proxy(server: SocketAddr) -> (SocketAddr, Arc<Plan>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, plan) = (listener.local_addr().unwrap(), Arc::new(Plan::default()));
     let theirs = plan.clone();

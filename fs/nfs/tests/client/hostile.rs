@@ -36,7 +36,7 @@ fn start(lie: Lie, damage: Damage) -> SocketAddr {
     address
 }
 
-fn liar(lie: impl Fn(&Op) -> Option<OpResult> + Send + Sync + 'static) -> SocketAddr {
+pub fn liar(lie: impl Fn(&Op) -> Option<OpResult> + Send + Sync + 'static) -> SocketAddr {
     start(Box::new(lie), Box::new(|reply| reply))
 }
 
@@ -72,14 +72,14 @@ fn execute(args: CompoundArgs, lie: &Lie) -> CompoundRes {
     CompoundRes { status, tag: args.header.tag, results }
 }
 
-fn attrs(fileid: u64, kind: Ftype) -> Attrs {
+pub fn attrs(fileid: u64, kind: Ftype) -> Attrs {
     let filehandle = Some(Opaque(fileid.to_be_bytes().to_vec()));
     let (size, mode, change) = (Some(100_000), Some(0o755), Some(5));
     Attrs { kind: Some(kind), change, size, mode, fileid: Some(fileid), filehandle, ..Attrs::default() }
 }
 
 /// Returns the attributes that were asked for.
-fn asked(attrs: Attrs, wanted: &Bitmap) -> Fattr {
+pub fn asked(attrs: Attrs, wanted: &Bitmap) -> Fattr {
     let mut attrs = attrs;
     if !wanted.contains(attr::FILEHANDLE) {
         attrs.filehandle = None;
@@ -137,7 +137,7 @@ fn listing(args: &ReadDirArgs, entries: Vec<(u64, Vec<u8>)>, eof: bool) -> ReadD
     ReadDirOk { verifier: [1; 8], entries: entries.into_iter().map(entry).collect(), eof }
 }
 
-fn root_options() -> NfsOptions {
+pub fn root_options() -> NfsOptions {
     NfsOptions { root: b"/".to_vec(), patience: impatient(), ..options() }
 }
 

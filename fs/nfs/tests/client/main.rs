@@ -3,7 +3,10 @@
 
 mod faults;
 mod hostile;
+mod lies;
+mod recovery;
 mod served;
+mod writing;
 
 use std::net::SocketAddr;
 use std::path::Path;

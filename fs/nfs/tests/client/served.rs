@@ -170,22 +170,6 @@ fn the_server_decides_who_may_do_what() {
 }
 
 #[test]
-fn changes_are_refused() {
-    let served = Served::new(mem());
-    served.file(&served.root(), b"f", b"x");
-    let client = mount(served.address(), &options()).unwrap();
-    let (root, file, cred) = (client.vfs.root().unwrap(), client.find("/f").unwrap(), Cred::root());
-    let refused = |result: Result<()>| matches!(result, Err(Error::Name(NameError::ReadOnly)));
-    assert!(client.vfs.health().read_only.unwrap().contains("only reads"));
-    assert!(refused(client.vfs.create(&cred, &root, b"g", &CreateSpec::file(0o644), false).map(drop)));
-    assert!(refused(client.vfs.write(&cred, &file, 0, b"y", WriteFlags::empty()).map(drop)));
-    assert!(refused(client.vfs.remove(&cred, &root, b"f", &file, false).map(drop)));
-    let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
-    assert!(refused(client.vfs.set_attr(&cred, &file, &set).map(drop)));
-    assert_eq!(client.contents("/f").unwrap(), b"x");
-}
-
-#[test]
 fn a_root_that_cannot_be_mounted_is_named() {
     let served = Served::new(mem());
     served.file(&served.root(), b"f", b"x");

@@ -167,6 +167,16 @@ impl Ops {
         self.0.vfs.fsync_descriptor(&node.inode, datasync, &cursor).or_errno()
     }
 
+    /// A program closes a descriptor of a file of a server: the next opener, anywhere, must see its writes.
+    pub(super) fn flush_file(&self, ino: INodeNo, handle: Handle) -> Reply<()> {
+        if handle.ours {
+            return Ok(());
+        }
+        let node = self.0.node(ino)?;
+        let cursor = self.0.error_cursor(handle);
+        self.0.vfs.flush_descriptor(&node.inode, &cursor).or_errno()
+    }
+
     pub(super) fn sync_dir(&self, ino: INodeNo, datasync: bool) -> Reply<()> {
         let node = self.0.node(ino)?;
         self.0.vfs.fsync(&node.inode, datasync).or_errno()

@@ -211,12 +211,17 @@ impl Filesystem for Ops {
     fn flush(
         &self,
         request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
+        ino: INodeNo,
+        fh: FileHandle,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        self.empty(request, reply, Err(Errno::ENOSYS));
+        let flushed = match self.0.vfs.fs().server() {
+            Some(_) => self.flush_file(ino, Handle::unpack(fh)),
+            // The kernel does not ask again.
+            None => Err(Errno::ENOSYS),
+        };
+        self.empty(request, reply, flushed);
     }
 
     fn release(

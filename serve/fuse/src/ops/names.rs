@@ -2,7 +2,7 @@
 
 use super::Ops;
 use super::reply::Reply;
-use crate::connection::{Found, Handle, OrErrno};
+use crate::connection::{Found, Handle, O_EXCL, OrErrno};
 use crate::convert::negative_attr;
 use crate::errno::errno;
 use crate::nodes::Node;
@@ -79,7 +79,14 @@ impl Ops {
         let dir = s.node(parent)?;
         let cred = s.cred(request);
         s.names_change(request, &dir, &[&dir]);
-        let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
+        let inode = match s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false) {
+            Ok((inode, _)) => inode,
+            // Another client made it after the kernel looked. At ESTALE the kernel looks again, and opens it.
+            Err(Error::Name(NameError::Exists)) if flags & O_EXCL == 0 && dir.inode.is_server_managed() => {
+                return Err(Errno::ESTALE);
+            }
+            Err(error) => return Err(errno(error)),
+        };
         let (node, found) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
         if let Err(error) = s.tell_open(&cred, &node, handle) {

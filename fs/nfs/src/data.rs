@@ -1,0 +1,177 @@
+//! The bytes of files: READ, WRITE, COMMIT.
+
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, WriteArgs, share};
+use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::types::StableHow;
+use ivers_vfs::*;
+
+use crate::attributes;
+use crate::client::Outcome;
+use crate::driver::{Nfs, REPLY_OVERHEAD};
+use crate::nodes::Node;
+use crate::opens::is_lost;
+use crate::reply::take;
+
+/// Bytes of a request beside its data.
+const REQUEST_OVERHEAD: usize = 2048;
+/// How often a request may find that the server has lost its stateid.
+const LOSSES_MAX: usize = 8;
+
+fn cred_of(auth: AuthSys) -> Cred {
+    Cred { uid: auth.uid, gid: auth.gid, groups: auth.gids.0, ..Cred::trusted() }
+}
+
+impl Nfs {
+    /// Sends operations that carry a stateid of the file for `access`. Repeats them if the server lost it.
+    pub(crate) fn with_stateid(
+        &self,
+        caller: &Cred,
+        node: &Node,
+        access: u32,
+        ops: impl Fn(ivers_nfs4::types::StateId) -> Vec<Op>,
+    ) -> Result<Outcome> {
+        for _ in 0..LOSSES_MAX {
+            let stateid = self.opens.stateid(&node.open, access);
+            let mut all = vec![Op::PutFh(node.handle.clone())];
+            all.extend(ops(stateid));
+            let outcome = self.client.call(caller, &all)?;
+            if !is_lost(outcome.status) {
+                return Ok(outcome);
+            }
+            self.opens.lost(&node.open, stateid, outcome.status);
+        }
+        Err(ServerError::StateLost.into())
+    }
+
+    /// Sends bytes. Returns whether the server made all of them durable.
+    fn send(&self, node: &Node, offset: u64, data: &[u8]) -> Result<Written> {
+        let session = self.client.session()?;
+        let most = session.request_bytes_max.saturating_sub(REQUEST_OVERHEAD);
+        let most = most.min(usize::try_from(self.facts.write_bytes_max).unwrap_or(usize::MAX)).max(1);
+        let (place, writer) = (self.place(node), node.open.writer());
+        let (mut done, mut written) = (0, Written::Durable);
+        while done < data.len() {
+            let part = &data[done..data.len().min(done + most)];
+            let at = offset + done as u64;
+            let ops = |stateid| {
+                let (stable, data) = (StableHow::Unstable, part.to_vec());
+                let write = WriteArgs { stateid, offset: at, stable, data };
+                vec![Op::Write(write), Op::GetAttr(attributes::of_file())]
+            };
+            let outcome = self.with_stateid(&writer, node, share::WRITE, ops)?;
+            let (mut results, sent) = outcome.up_to(2, &place)?;
+            results.skip();
+            let ok = take!(results, Write)?;
+            let count = ok.count as usize;
+            if count == 0 || count > part.len() {
+                log::error!("{place}: the server wrote {count} of {} bytes", part.len());
+                return Err(ServerError::Failed.into());
+            }
+            let verifier = (ok.committed == StableHow::Unstable).then_some(ok.verifier);
+            if verifier.is_some() {
+                written = Written::Unstable;
+            }
+            node.open.with_unstable(|unstable| unstable.note(at..at + count as u64, verifier));
+            match results.attributes(&place)? {
+                Some(file) => self.learn(node, &file, sent),
+                None => node.expire(),
+            }
+            done += count;
+        }
+        Ok(written)
+    }
+
+    /// Makes the writes of a file durable that the server has. Those that it lost are cached again.
+    pub(crate) fn commit(&self, node: &Node) -> Result<()> {
+        let Some(sent) =
+            node.open.with_unstable(|unstable| (!unstable.is_empty()).then(|| unstable.snapshot()))
+        else {
+            return Ok(());
+        };
+        let ops = [Op::Commit(CommitArgs { offset: 0, count: 0 }), Op::GetAttr(attributes::of_file())];
+        let committed = self.on_file_up_to(&node.open.writer(), node, &ops, 1);
+        let (mut results, sent_at) = match committed {
+            // The bytes are sent again. An error that stays comes back with them, and is kept for `fsync`.
+            Err(Error::Name(refused)) => {
+                log::warn!("{}: COMMIT: {refused}", self.place(node));
+                return Ok(self.cache_again(node, node.open.with_unstable(|unstable| unstable.all(sent))));
+            }
+            other => other?,
+        };
+        let verifier = take!(results, Commit)?;
+        if let Some(file) = results.attributes(&self.place(node))? {
+            self.learn(node, &file, sent_at);
+        }
+        let lost = node.open.with_unstable(|unstable| unstable.committed(sent, verifier));
+        self.cache_again(node, lost);
+        self.opens.settle(&node.open);
+        Ok(())
+    }
+
+    /// The server does not have these bytes.
+    fn cache_again(&self, node: &Node, ranges: Vec<std::ops::Range<u64>>) {
+        if let Some(cache) = self.cache() {
+            ranges.into_iter().for_each(|range| cache.redirty(node.ino, range));
+        }
+    }
+}
+
+impl FileOps for Nfs {
+    fn read(&self, caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let node = self.node(inode);
+        let session = self.client.session()?;
+        let most = (session.reply_bytes_max - REPLY_OVERHEAD) as u64;
+        let most = most.min(self.facts.read_bytes_max) as usize;
+        // Reads through an open come without the groups of its opener.
+        let opener = node.opener(caller.uid).filter(|_| caller.access_checked && !caller.system);
+        let caller = opener.map_or_else(|| caller.clone(), cred_of);
+        let place = self.place(node);
+        let mut done = 0;
+        while done < buf.len() {
+            let count = (buf.len() - done).min(most);
+            let (at, len) = (offset + done as u64, count as u32);
+            let ops = |stateid| vec![Op::Read(ReadArgs { stateid, offset: at, count: len })];
+            let (mut results, _) = self.with_stateid(&caller, node, share::READ, ops)?.ok(&place)?;
+            results.skip();
+            let ok = take!(results, Read)?;
+            if ok.data.len() > count || (ok.data.is_empty() && !ok.eof) {
+                let what = format!("the server answered a read of {count} bytes with {}", ok.data.len());
+                return Err(Error::corrupt(what, place));
+            }
+            buf[done..done + ok.data.len()].copy_from_slice(&ok.data);
+            done += ok.data.len();
+            if ok.eof {
+                break;
+            }
+        }
+        buf[done..].fill(0);
+        Ok(())
+    }
+
+    /// The server reserves nothing.
+    fn reserve(&self, _: &Inode, _: u64, _: u64, _: BlockPool) -> Result<()> {
+        Ok(())
+    }
+
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        let node = self.node(inode);
+        let sent = self.send(node, offset, data);
+        node.open.note_unsent(sent.is_err());
+        match sent {
+            // A refusal is final: these bytes would wait for ever.
+            Err(Error::Name(refused)) => {
+                node.open.note_unsent(false);
+                let range = offset..offset + data.len() as u64;
+                node.open.with_unstable(|unstable| unstable.forget(range));
+                Err(Error::DataRefused(refused))
+            }
+            other => self.change(other),
+        }
+    }
+
+    /// The size goes to the server with the other attributes.
+    fn truncate(&self, _: &Cred, _: &Inode, _: u64) -> Result<()> {
+        Err(NameError::NotSupported.into())
+    }
+}

@@ -1,0 +1,165 @@
+//! Directories: finding and listing names. What changes them is in `names`.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::ReadDirArgs;
+use ivers_nfs4::types::Verifier;
+use ivers_vfs::*;
+
+use crate::attributes::{self, FileAttributes};
+use crate::driver::{Nfs, REPLY_OVERHEAD, all_rights};
+use crate::listing::{FIRST_COOKIE, Part, shown_number};
+use crate::nodes::Node;
+use crate::reply::take;
+
+/// Bytes of a READDIR reply.
+const READDIR_BYTES: u32 = 128 << 10;
+/// The cursors after `.` and `..`.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+
+impl Nfs {
+    /// Reads the part of a listing that follows `cookie`, and where to start in it.
+    fn part(&self, caller: &Cred, node: &Node, cookie: u64) -> Result<(Arc<Part>, usize)> {
+        if let Some(kept) = self.listings.continuation(node.ino, cookie) {
+            return Ok(kept);
+        }
+        let session = self.client.session()?;
+        let maxcount = READDIR_BYTES.min((session.reply_bytes_max - REPLY_OVERHEAD) as u32);
+        let starts = cookie < FIRST_COOKIE;
+        let args = ReadDirArgs {
+            cookie: if starts { 0 } else { cookie },
+            verifier: if starts { Verifier::default() } else { node.verifier() },
+            dircount: maxcount,
+            maxcount,
+            attrs: attributes::of_entry(),
+        };
+        let place = self.place(node);
+        let ops = [Op::GetAttr(attributes::of_file()), Op::ReadDir(args)];
+        let (mut results, sent) = self.on_file(caller, node, &ops)?;
+        let dir = FileAttributes::take(&take!(results, GetAttr)?, &place)?;
+        let reply = take!(results, ReadDir)?;
+        self.learn(node, &dir, sent);
+        node.note_verifier(reply.verifier);
+        let part = Part::check(reply, cookie, self.facts.name_max() as usize, &place)?;
+        self.listings.count(node.ino, cookie, &part, &place)?;
+        for item in &part.items {
+            if let Some((handle, file)) = &item.attributes.file
+                && let Some(known) = self.nodes.find(handle)
+            {
+                self.learn(&known, file, sent);
+            }
+        }
+        let part = Arc::new(part);
+        self.listings.keep(node.ino, &part, sent, dir.change, self.attribute_timeout);
+        Ok((part, 0))
+    }
+}
+
+impl DirectoryOps for Nfs {
+    fn lookup(&self, caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
+        let node = self.node(dir);
+        if let Some(known) = self.listings.take(node.ino, name, node.change()) {
+            let held = self.found(&known.handle, known.file.clone(), known.sent);
+            held.node.parent.store(node.ino.0, Relaxed);
+            return Ok(Some(Child::Inode(self.loaded(held, known.file))));
+        }
+        let auth = self.client.identity().auth(caller);
+        let ops = [
+            Op::PutFh(node.handle.clone()),
+            Op::Lookup(name.to_vec()),
+            Op::GetFh(()),
+            Op::GetAttr(attributes::of_file()),
+            Op::Access(all_rights()),
+        ];
+        let (mut results, sent) = match self.client.call(caller, &ops)?.ok(self.client.name()) {
+            Err(Error::Name(NameError::NotFound)) => return Ok(None),
+            answered => answered?,
+        };
+        results.skip();
+        results.skip();
+        let handle = take!(results, GetFh)?;
+        let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
+        let ok = take!(results, Access)?;
+        let held = self.found(&handle, file.clone(), sent);
+        self.granted(&held.node, auth, &ok, file.change);
+        held.node.parent.store(node.ino.0, Relaxed);
+        Ok(Some(Child::Inode(self.loaded(held, file))))
+    }
+
+    fn parent(&self, caller: &Cred, dir: &Inode) -> Result<Ino> {
+        let node = self.node(dir);
+        if node.ino == self.info.root {
+            return Ok(node.ino);
+        }
+        let ops = [Op::LookupP(()), Op::GetFh(()), Op::GetAttr(attributes::of_file())];
+        let (mut results, sent) = self.on_file(caller, node, &ops)?;
+        results.skip();
+        let handle = take!(results, GetFh)?;
+        let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
+        let ino = self.found(&handle, file, sent).node.ino;
+        node.parent.store(ino.0, Relaxed);
+        Ok(ino)
+    }
+
+    fn readdir(
+        &self,
+        caller: &Cred,
+        dir: &Inode,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let node = self.node(dir);
+        let kind = Some(FileType::Directory);
+        if cursor < AFTER_DOT
+            && emit(&DirEntry { ino: node.ino, name: b".", kind, next: AFTER_DOT }).is_break()
+        {
+            return Ok(());
+        }
+        if cursor < AFTER_DOT_DOT {
+            let ino = match node.parent.load(Relaxed) {
+                0 => self.parent(caller, dir).unwrap_or(node.ino),
+                parent => Ino(parent),
+            };
+            if emit(&DirEntry { ino, name: b"..", kind, next: AFTER_DOT_DOT }).is_break() {
+                return Ok(());
+            }
+        }
+        let mut cookie = cursor;
+        loop {
+            let (part, start) = self.part(caller, node, cookie)?;
+            for item in part.items.iter().skip(start) {
+                let handle = item.attributes.file.as_ref().map(|(handle, _)| handle);
+                let known = handle.and_then(|handle| self.nodes.find(handle)).map(|node| node.ino);
+                let ino = shown_number(known, &item.attributes);
+                let entry = DirEntry { ino, name: &item.name, kind: item.attributes.kind, next: item.cookie };
+                if emit(&entry).is_break() {
+                    return Ok(());
+                }
+                cookie = item.cookie;
+            }
+            if part.eof {
+                return Ok(());
+            }
+        }
+    }
+
+    fn create(&self, caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.change(self.create_name(caller, dir, name, new))
+    }
+
+    fn link(&self, caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.change(self.link_name(caller, self.node(dir), name, self.node(inode)))
+    }
+
+    fn unlink(&self, caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.change(self.remove_name(caller, self.node(dir), name, inode))
+    }
+
+    fn rename(&self, rename: &Rename<'_>) -> Result<()> {
+        self.change(self.rename_name(rename))
+    }
+}

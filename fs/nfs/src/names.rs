@@ -1,0 +1,422 @@
+//! Changes of names: creating, linking, removing, renaming.
+//!
+//! None is executed twice (N10). If a request is in doubt, the names on the server show whether it was
+//! executed.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ivers_nfs4::attr::Attrs;
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::{CreateArgs, OpenClaim, Opened, RenameArgs, share};
+use ivers_nfs4::types::{ChangeInfo, CreateHow, CreateType, FileHandle, NfsTime, OpenHow, SetTime, SpecData};
+use ivers_vfs::*;
+
+use crate::attributes::{self, FileAttributes};
+use crate::driver::Nfs;
+use crate::nodes::Node;
+use crate::opens::{Hidden, open_op};
+use crate::reply::{Results, take};
+
+/// A file under a name.
+struct Found {
+    handle: FileHandle,
+    file: FileAttributes,
+    sent: u64,
+}
+
+/// A request to move a name.
+struct Move<'a> {
+    caller: &'a Cred,
+    from: (&'a Node, &'a [u8]),
+    to: (&'a Node, &'a [u8]),
+    /// The file that is moved.
+    file: &'a Node,
+}
+
+/// Returns an access time that only one request has.
+fn mark() -> NfsTime {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    NfsTime { seconds: now.as_secs() as i64, nseconds: rand::random::<u32>() % 1_000_000_000 }
+}
+
+fn hidden_name() -> Vec<u8> {
+    format!(".nfs{:016x}{:08x}", rand::random::<u64>(), rand::random::<u32>()).into_bytes()
+}
+
+fn wire_time(time: Timestamp) -> NfsTime {
+    NfsTime { seconds: time.sec, nseconds: time.nsec }
+}
+
+/// Returns what CREATE makes; `None` for a regular file.
+fn create_type(new: &NewInode) -> Option<CreateType> {
+    let device = || SpecData {
+        major: rustix::fs::major(u64::from(new.rdev)),
+        minor: rustix::fs::minor(u64::from(new.rdev)),
+    };
+    Some(match new.kind {
+        FileType::Regular => return None,
+        FileType::Directory => CreateType::Dir,
+        FileType::Symlink => CreateType::Lnk(new.target.clone()),
+        FileType::CharDevice => CreateType::Chr(device()),
+        FileType::BlockDevice => CreateType::Blk(device()),
+        FileType::Fifo => CreateType::Fifo,
+        FileType::Socket => CreateType::Sock,
+    })
+}
+
+/// Returns the attributes of a new file. A server decides about owner and group itself, unless another owner
+/// was asked for.
+fn new_attributes(caller: &Cred, new: &NewInode, mark: NfsTime) -> Attrs {
+    let owners = (new.uid != caller.uid).then(|| {
+        let text = |id: u32| id.to_string().into_bytes();
+        (text(new.uid), text(new.gid))
+    });
+    let (owner, owner_group) = owners.unzip();
+    Attrs {
+        size: (new.size > 0).then_some(new.size),
+        mode: (new.kind != FileType::Symlink).then_some(new.perm & 0o7777),
+        time_access_set: Some(SetTime::Client(mark)),
+        time_modify_set: (new.mtime != new.now).then(|| SetTime::Client(wire_time(new.mtime))),
+        owner,
+        owner_group,
+        ..Attrs::default()
+    }
+}
+
+impl Nfs {
+    /// What a request of this client did to the names of a directory.
+    fn names_changed(&self, dir: &Node, info: ChangeInfo, file: Option<&FileAttributes>, sent: u64) {
+        self.listings.forget(dir.ino);
+        dir.names_changed(info, file, sent, self.attribute_timeout, self.cache());
+    }
+
+    /// Takes the attributes of a directory whose names a request changed.
+    fn take_directory(
+        &self,
+        dir: &Node,
+        info: ChangeInfo,
+        results: &mut Results,
+        sent: u64,
+    ) -> Result<Option<FileAttributes>> {
+        let file = results.attributes(&self.place(dir))?;
+        self.names_changed(dir, info, file.as_ref(), sent);
+        Ok(file)
+    }
+
+    /// A request was executed, and its reply is lost: asks for a directory that it changed.
+    fn look_again(&self, caller: &Cred, dir: &Node) -> Result<()> {
+        self.listings.forget(dir.ino);
+        if let Some(cache) = self.cache() {
+            cache.invalidate(dir.ino);
+        }
+        self.ask(caller, dir).map(drop)
+    }
+
+    /// Finds a name on the server.
+    fn look(&self, caller: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+        let ops = [Op::Lookup(name.to_vec()), Op::GetFh(()), Op::GetAttr(attributes::of_file())];
+        let (mut results, sent) = match self.on_file(caller, dir, &ops) {
+            Err(Error::Name(NameError::NotFound)) => return Ok(None),
+            other => other?,
+        };
+        results.skip();
+        let handle = take!(results, GetFh)?;
+        let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(dir))?;
+        Ok(Some(Found { handle, file, sent }))
+    }
+
+    pub(crate) fn create_name(
+        &self,
+        caller: &Cred,
+        dir: &Inode,
+        name: &[u8],
+        new: &NewInode,
+    ) -> Result<LoadedInode> {
+        let node = self.node(dir);
+        let mark = mark();
+        let attrs = new_attributes(caller, new, mark).encode();
+        let create = match create_type(new) {
+            Some(kind) => Op::Create(CreateArgs { kind, name: name.to_vec(), attrs }),
+            None => {
+                let how = OpenHow::Create(CreateHow::Guarded(attrs));
+                open_op(share::BOTH, how, OpenClaim::Null(name.to_vec()))
+            }
+        };
+        let ops = [
+            Op::PutFh(node.handle.clone()),
+            create,
+            Op::GetFh(()),
+            Op::GetAttr(attributes::of_file()),
+            Op::PutFh(node.handle.clone()),
+            Op::GetAttr(attributes::of_file()),
+        ];
+        loop {
+            if let Some(outcome) = self.client.call_once(caller, &ops)? {
+                let (results, sent) = outcome.up_to(2, self.client.name())?;
+                return self.created(caller, node, name, (new, results, sent));
+            }
+            let Some(found) = self.look(caller, node, name)? else { continue };
+            let atime = wire_time(found.file.attr.atime);
+            let is_marked = self.facts.has_fine_times() && atime == mark;
+            if !is_marked || found.file.attr.kind != new.kind {
+                return Err(NameError::Exists.into());
+            }
+            self.look_again(caller, node)?;
+            return self.loaded_new(node, found);
+        }
+    }
+
+    /// A file was created: takes over what the reply says of it.
+    fn created(
+        &self,
+        caller: &Cred,
+        dir: &Node,
+        name: &[u8],
+        (new, mut results, sent): (&NewInode, Results, u64),
+    ) -> Result<LoadedInode> {
+        results.skip();
+        let mut opened: Option<Opened> = None;
+        let info = if new.kind == FileType::Regular {
+            opened.insert(take!(results, Open)?).cinfo
+        } else {
+            take!(results, Create)?.cinfo
+        };
+        let reply = take!(results, GetFh).ok();
+        let file = results.attributes(&self.place(dir))?;
+        results.skip();
+        self.take_directory(dir, info, &mut results, sent)?;
+        let (found, opened) = match (reply, file) {
+            (Some(handle), Some(file)) => (Found { handle, file, sent }, opened),
+            // Perhaps the name is another file's by now: then the open is not that file's.
+            _ => (self.look(caller, dir, name)?.ok_or(NameError::Stale)?, None),
+        };
+        let loaded = self.loaded_new(dir, found)?;
+        if let Some(opened) = opened
+            && let Some(held) = loaded.private.downcast_ref::<crate::nodes::Held>()
+        {
+            self.opens.created(&held.node.open, &opened, caller);
+        }
+        Ok(loaded)
+    }
+
+    fn loaded_new(&self, dir: &Node, Found { handle, file, sent }: Found) -> Result<LoadedInode> {
+        let held = self.found(&handle, file.clone(), sent);
+        held.node.parent.store(dir.ino.0, Relaxed);
+        Ok(self.loaded(held, file))
+    }
+
+    pub(crate) fn link_name(&self, caller: &Cred, dir: &Node, name: &[u8], node: &Node) -> Result<()> {
+        let ops = [
+            Op::PutFh(node.handle.clone()),
+            Op::SaveFh(()),
+            Op::PutFh(dir.handle.clone()),
+            Op::Link(name.to_vec()),
+            Op::GetAttr(attributes::of_file()),
+            Op::RestoreFh(()),
+            Op::GetAttr(attributes::of_file()),
+        ];
+        loop {
+            if let Some(outcome) = self.client.call_once(caller, &ops)? {
+                let (mut results, sent) = outcome.up_to(4, self.client.name())?;
+                (0..3).for_each(|_| results.skip());
+                let info = take!(results, Link)?;
+                self.take_directory(dir, info, &mut results, sent)?;
+                results.skip();
+                return self.learn_or_expire(node, &mut results, sent);
+            }
+            match self.look(caller, dir, name)? {
+                None => {}
+                Some(found) if found.handle == node.handle => {
+                    node.expire();
+                    return self.look_again(caller, dir);
+                }
+                Some(_) => return Err(NameError::Exists.into()),
+            }
+        }
+    }
+
+    fn learn_or_expire(&self, node: &Node, results: &mut Results, sent: u64) -> Result<()> {
+        match results.attributes(&self.place(node))? {
+            Some(file) => self.learn(node, &file, sent),
+            None => node.expire(),
+        }
+        Ok(())
+    }
+
+    /// A file has lost a name. `file`: its attributes, if it still exists.
+    fn lost_name(&self, inode: &Inode, file: Option<FileAttributes>, sent: u64) {
+        let node = self.node(inode);
+        let hidden = node.open.hidden_names();
+        let names = file.as_ref().map_or(0, |file| file.names.saturating_sub(hidden));
+        if let Some(file) = file {
+            self.learn(node, &file, sent);
+        }
+        inode.with_attr(|attr| attr.nlink = names);
+    }
+
+    /// Gives an open file a hidden name that it keeps until nobody has it open. `link`: as another name.
+    fn hide(&self, caller: &Cred, dir: &Node, name: &[u8], inode: &Inode, link: bool) -> Result<()> {
+        let node = self.node(inode);
+        let hidden = Hidden { dir: dir.handle.clone(), name: hidden_name(), caller: caller.clone() };
+        if link {
+            self.link_name(caller, dir, &hidden.name, node)?;
+        } else {
+            let to = (dir, hidden.name.as_slice());
+            self.move_name(&Move { caller, from: (dir, name), to, file: node }, None)?;
+        }
+        node.open.hide(hidden);
+        Ok(())
+    }
+
+    pub(crate) fn remove_name(&self, caller: &Cred, dir: &Node, name: &[u8], inode: &Inode) -> Result<()> {
+        let node = self.node(inode);
+        if inode.kind == FileType::Regular && node.open.is_used() {
+            self.hide(caller, dir, name, inode, false)?;
+            let nlink = inode.with_attr(|attr| attr.nlink);
+            inode.with_attr(|attr| attr.nlink = nlink.saturating_sub(1));
+            node.expire();
+            return Ok(());
+        }
+        let ops = [
+            Op::PutFh(dir.handle.clone()),
+            Op::Remove(name.to_vec()),
+            Op::GetAttr(attributes::of_file()),
+            Op::PutFh(node.handle.clone()),
+            Op::GetAttr(attributes::of_file()),
+        ];
+        loop {
+            if let Some(outcome) = self.client.call_once(caller, &ops)? {
+                let (mut results, sent) = outcome.up_to(2, self.client.name())?;
+                results.skip();
+                let info = take!(results, Remove)?;
+                self.take_directory(dir, info, &mut results, sent)?;
+                results.skip();
+                let file = results.attributes(&self.place(node))?;
+                self.lost_name(inode, file, sent);
+                return Ok(());
+            }
+            let found = self.look(caller, dir, name)?;
+            if found.is_some_and(|found| found.handle == node.handle) {
+                continue;
+            }
+            self.look_again(caller, dir)?;
+            self.lost_name_unseen(caller, inode)?;
+            return Ok(());
+        }
+    }
+
+    /// A file has lost a name by a request whose reply is lost.
+    fn lost_name_unseen(&self, caller: &Cred, inode: &Inode) -> Result<()> {
+        match self.ask(caller, self.node(inode)) {
+            Ok(file) => inode.with_attr(|attr| attr.nlink = file.names),
+            Err(Error::Name(NameError::Stale)) => inode.with_attr(|attr| attr.nlink = 0),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Sends RENAME. `target`: what has the new name.
+    fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
+        let &Move { caller, from: (old_dir, old), to: (new_dir, new), file } = request;
+        let crosses = old_dir.ino != new_dir.ino;
+        let mut ops = vec![
+            Op::PutFh(old_dir.handle.clone()),
+            Op::SaveFh(()),
+            Op::PutFh(new_dir.handle.clone()),
+            Op::Rename(RenameArgs { old: old.to_vec(), new: new.to_vec() }),
+            Op::GetAttr(attributes::of_file()),
+        ];
+        let of = |node: &Node| [Op::PutFh(node.handle.clone()), Op::GetAttr(attributes::of_file())];
+        if crosses {
+            ops.extend(of(old_dir));
+        }
+        ops.extend(of(file));
+        if let Some(target) = target {
+            ops.extend(of(self.node(target)));
+        }
+        loop {
+            if let Some(outcome) = self.client.call_once(caller, &ops)? {
+                let (mut results, sent) = outcome.up_to(4, self.client.name())?;
+                (0..3).for_each(|_| results.skip());
+                let infos = take!(results, Rename)?;
+                self.take_directory(new_dir, infos.target, &mut results, sent)?;
+                if crosses {
+                    results.skip();
+                    self.take_directory(old_dir, infos.source, &mut results, sent)?;
+                }
+                results.skip();
+                self.learn_or_expire(file, &mut results, sent)?;
+                if let Some(target) = target {
+                    results.skip();
+                    let gone = results.attributes(&self.place(self.node(target)))?;
+                    self.lost_name(target, gone, sent);
+                }
+                return Ok(());
+            }
+            let has = |found: Option<Found>| found.is_some_and(|found| found.handle == file.handle);
+            if has(self.look(caller, old_dir, old)?) {
+                continue;
+            }
+            if !has(self.look(caller, new_dir, new)?) {
+                return Err(NameError::NotFound.into());
+            }
+            file.expire();
+            self.look_again(caller, new_dir)?;
+            if crosses {
+                self.look_again(caller, old_dir)?;
+            }
+            return target.map_or(Ok(()), |target| self.lost_name_unseen(caller, target));
+        }
+    }
+
+    pub(crate) fn rename_name(&self, rename: &Rename<'_>) -> Result<()> {
+        if rename.exchange {
+            return Err(NameError::NotSupported.into());
+        }
+        let (old_dir, new_dir): (&Node, &Node) = (self.node(rename.old_dir), self.node(rename.new_dir));
+        let (caller, file) = (rename.caller, self.node(rename.inode));
+        let target = rename.target;
+        if let Some(target) = target
+            && target.kind == FileType::Regular
+            && self.node(target).open.is_used()
+        {
+            match self.hide(caller, new_dir, rename.new_name, target, true) {
+                // Without links the name is missing for a moment.
+                Err(Error::Name(NameError::NotSupported | NameError::TooManyLinks)) => {
+                    self.hide(caller, new_dir, rename.new_name, target, false)?;
+                }
+                hidden => hidden?,
+            }
+        }
+        let (from, to) = ((old_dir, rename.old_name), (new_dir, rename.new_name));
+        self.move_name(&Move { caller, from, to, file }, target)?;
+        file.parent.store(new_dir.ino.0, Relaxed);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_names_and_marks_differ() {
+        let (one, two) = (hidden_name(), hidden_name());
+        assert!(one.starts_with(b".nfs") && one.len() == 28 && one != two);
+        assert!(mark() != mark() && mark().nseconds < 1_000_000_000);
+    }
+
+    #[test]
+    fn an_owner_is_sent_only_if_another_one_was_asked_for() {
+        let now = Timestamp { sec: 5, nsec: 0 };
+        let new = NewInode { uid: 7, gid: 8, perm: 0o640, ..NewInode::new(FileType::Directory, now) };
+        let attrs = new_attributes(&Cred::user(7, 9), &new, mark());
+        assert_eq!((attrs.owner, attrs.mode, attrs.time_modify_set), (None, Some(0o640), None));
+        let attrs = new_attributes(&Cred::root(), &new, mark());
+        assert_eq!(attrs.owner.as_deref(), Some(&b"7"[..]));
+        let link = NewInode { kind: FileType::Symlink, mtime: Timestamp::default(), ..new };
+        let attrs = new_attributes(&Cred::root(), &link, mark());
+        assert!(attrs.mode.is_none() && attrs.time_modify_set.is_some());
+    }
+}

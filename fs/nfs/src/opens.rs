@@ -1,0 +1,514 @@
+//! Opens of files on the server (RFC 8881, 9 and 18.16).
+//!
+//! This client has one open-owner, so a file has at most one stateid (N12). One thread at a time sends OPEN
+//! or CLOSE for a file; the others wait for it. The thread that reclaims opens in a new session waits for
+//! nobody, because others may wait for the session.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{FileHandle, Opaque, OpenHow, Owner, StateId};
+use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
+use ivers_vfs::{Cred, Result};
+
+use crate::attributes::{self, FileAttributes};
+use crate::client::{Client, Reclaim, SendOnce};
+use crate::exchange::Tried;
+use crate::reply::take;
+use crate::unstable::Unstable;
+
+/// The name of the open-owner.
+const OWNER: &[u8] = b"ivers";
+/// Created files that nobody has opened and that stay open on the server.
+const UNCLAIMED_MAX: usize = 32;
+/// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
+const RECLAIM_DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
+
+/// The name of a removed file that is still open.
+#[derive(Debug, Clone)]
+pub struct Hidden {
+    /// The directory.
+    pub dir: FileHandle,
+    /// The name.
+    pub name: Vec<u8>,
+    /// Who removed the file.
+    pub caller: Cred,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None` with an `access`: the server lost the open.
+    stateid: Option<StateId>,
+    /// What the open permits: bits of [`share`]. 0: not open.
+    access: u32,
+    /// Whose OPEN it was.
+    opener: Option<Cred>,
+    /// The newest opener for writing.
+    writer: Option<Cred>,
+    /// Users of this client that have the file open.
+    users: u32,
+    /// The file was created, and its creator has not opened it yet.
+    unclaimed: bool,
+    /// A thread sends OPEN or CLOSE.
+    busy: bool,
+    unstable: Unstable,
+    /// The last write-back failed, and the bytes are still cached.
+    unsent: bool,
+    hidden: Vec<Hidden>,
+}
+
+impl State {
+    /// Nobody needs the open.
+    fn is_idle(&self) -> bool {
+        self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
+    }
+
+    fn permits(&self, access: u32) -> bool {
+        self.stateid.is_some() && self.access & access == access
+    }
+}
+
+/// What a file has on the server: an open, and writes that are not committed.
+pub struct FileOpen {
+    handle: FileHandle,
+    state: RankedMutex<rank::Driver<9>, State>,
+    settled: Condvar,
+}
+
+impl FileOpen {
+    fn new(handle: &FileHandle) -> Arc<Self> {
+        let (state, settled) = (RankedMutex::default(), Condvar::new());
+        Arc::new(Self { handle: handle.clone(), state, settled })
+    }
+
+    /// Waits until no thread sends OPEN or CLOSE.
+    fn at_rest(&self) -> RankedMutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        while state.busy {
+            state.wait(&self.settled);
+        }
+        state
+    }
+
+    /// Returns whether someone here has the file open.
+    pub fn is_used(&self) -> bool {
+        let state = self.state.lock();
+        state.users > 0 || state.unclaimed
+    }
+
+    /// Returns whether the file was created, and its creator has not opened it yet.
+    pub fn is_unclaimed(&self) -> bool {
+        self.state.lock().unclaimed
+    }
+
+    /// Returns whose credentials writes have.
+    pub fn writer(&self) -> Cred {
+        self.state.lock().writer.clone().unwrap_or_else(Cred::system)
+    }
+
+    /// Returns the writes that may be lost.
+    pub fn with_unstable<T>(&self, f: impl FnOnce(&mut Unstable) -> T) -> T {
+        f(&mut self.state.lock().unstable)
+    }
+
+    /// Notes whether the newest write-back left bytes in the cache.
+    pub fn note_unsent(&self, unsent: bool) {
+        self.state.lock().unsent = unsent;
+    }
+
+    /// The file has this name until nobody has it open.
+    pub fn hide(&self, name: Hidden) {
+        self.state.lock().hidden.push(name);
+    }
+
+    /// Returns how many of the file's names are hidden.
+    pub fn hidden_names(&self) -> u32 {
+        self.state.lock().hidden.len() as u32
+    }
+}
+
+/// Ends the time in which other threads wait.
+struct Busy<'a>(&'a FileOpen);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().busy = false;
+        self.0.settled.notify_all();
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    open: HashMap<FileHandle, Arc<FileOpen>>,
+    unclaimed: VecDeque<Arc<FileOpen>>,
+    /// Their inodes have left memory.
+    left: Vec<Arc<FileOpen>>,
+}
+
+/// The files that are open on the server.
+#[derive(Default)]
+pub struct OpenTable(RankedMutex<rank::Driver<8>, Table>);
+
+impl OpenTable {
+    /// Returns what a file has on the server.
+    pub fn find(&self, handle: &FileHandle) -> Arc<FileOpen> {
+        self.0.lock().open.get(handle).cloned().unwrap_or_else(|| FileOpen::new(handle))
+    }
+
+    fn add(&self, file: &Arc<FileOpen>) {
+        self.0.lock().open.insert(file.handle.clone(), file.clone());
+    }
+
+    fn remove_if_closed(&self, file: &FileOpen) {
+        let mut table = self.0.lock();
+        if file.state.lock().access == 0 {
+            table.open.remove(&file.handle);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<FileOpen>> {
+        self.0.lock().open.values().cloned().collect()
+    }
+
+    /// The inode of a file leaves memory. Sends nothing.
+    pub fn leave(&self, file: &Arc<FileOpen>) {
+        let idle = {
+            let mut state = file.state.lock();
+            (state.unclaimed, state.unsent) = (false, false);
+            state.unstable = Unstable::default();
+            state.access == 0 && state.hidden.is_empty()
+        };
+        if !idle {
+            self.0.lock().left.push(file.clone());
+        }
+    }
+}
+
+/// Opens and closes files.
+pub struct Opens {
+    client: Arc<Client>,
+    table: Arc<OpenTable>,
+}
+
+/// Returns the operation that opens a file.
+pub fn open_op(access: u32, how: OpenHow, claim: OpenClaim) -> Op {
+    Op::Open(OpenArgs {
+        seqid: 0,
+        share_access: access | share::WANT_NO_DELEG,
+        share_deny: 0,
+        // The session says which client it is.
+        owner: Owner { clientid: 0, owner: Opaque(OWNER.to_vec()) },
+        how,
+        claim,
+    })
+}
+
+/// Returns whether a status means that the server does not have a stateid.
+pub fn is_lost(status: NfsStat) -> bool {
+    matches!(
+        status,
+        NfsStat::BadStateid
+            | NfsStat::StaleStateid
+            | NfsStat::OldStateid
+            | NfsStat::Expired
+            | NfsStat::AdminRevoked
+    )
+}
+
+impl Opens {
+    /// Nothing is open yet.
+    pub fn new(client: Arc<Client>, table: Arc<OpenTable>) -> Arc<Self> {
+        let opens = Arc::new(Self { client, table });
+        let reclaim: Arc<dyn Reclaim> = opens.clone();
+        opens.client.set_reclaim(Arc::downgrade(&reclaim));
+        opens
+    }
+
+    /// Opens a file for one more user, until [`Opens::close`]. Returns its attributes if the server was
+    /// asked.
+    pub fn open(
+        &self,
+        file: &Arc<FileOpen>,
+        caller: &Cred,
+        access: u32,
+    ) -> Result<Option<(FileAttributes, u64)>> {
+        self.close_left();
+        {
+            let mut state = file.at_rest();
+            if access & share::WRITE != 0 {
+                state.writer = Some(caller.clone());
+            }
+            if state.permits(access) {
+                state.users += 1;
+                state.unclaimed = false;
+                return Ok(None);
+            }
+            state.busy = true;
+        }
+        let busy = Busy(file);
+        let (opened, attributes) = self.ask(file, caller, access)?;
+        {
+            let mut state = file.state.lock();
+            note_open(&mut state, &opened, access, caller);
+            state.users += 1;
+            state.unclaimed = false;
+        }
+        self.table.add(file);
+        drop(busy);
+        Ok(attributes)
+    }
+
+    /// A file was created, and is open for reading and writing.
+    pub fn created(&self, file: &Arc<FileOpen>, opened: &Opened, caller: &Cred) {
+        {
+            let mut state = file.state.lock();
+            note_open(&mut state, opened, share::BOTH, caller);
+            state.writer = Some(caller.clone());
+            state.unclaimed = true;
+        }
+        self.return_delegation(file, &opened.delegation);
+        self.table.add(file);
+        let oldest = {
+            let mut table = self.table.0.lock();
+            table.unclaimed.push_back(file.clone());
+            if table.unclaimed.len() > UNCLAIMED_MAX { table.unclaimed.pop_front() } else { None }
+        };
+        if let Some(oldest) = oldest {
+            oldest.state.lock().unclaimed = false;
+            self.settle(&oldest);
+        }
+    }
+
+    fn ask(
+        &self,
+        file: &FileOpen,
+        caller: &Cred,
+        access: u32,
+    ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
+        let place = self.client.name();
+        let ops = [
+            Op::PutFh(file.handle.clone()),
+            open_op(access, OpenHow::NoCreate, OpenClaim::Fh),
+            Op::GetAttr(attributes::of_file()),
+        ];
+        let (mut results, sent) = self.client.call(caller, &ops)?.up_to(2, place)?;
+        results.skip();
+        let opened = take!(results, Open)?;
+        self.return_delegation(file, &opened.delegation);
+        let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
+        Ok((opened, attributes))
+    }
+
+    /// This client has no backchannel, and asks for no delegation. A server that gives one all the same gets
+    /// it back.
+    fn return_delegation(&self, file: &FileOpen, delegation: &OpenDelegation) {
+        let stateid = match delegation {
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
+            OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => read.stateid,
+            OpenDelegation::Write(write) | OpenDelegation::WriteAttrs(write) => write.stateid,
+        };
+        let ops = [Op::PutFh(file.handle.clone()), Op::DelegReturn(stateid)];
+        if let Err(error) = self.client.call(&Cred::system(), &ops) {
+            log::info!("{}: cannot return a delegation: {error}", self.client.name());
+        }
+    }
+
+    /// Returns the stateid for reading or writing, and gets a lost open back.
+    pub fn stateid(&self, file: &Arc<FileOpen>, access: u32) -> StateId {
+        let (caller, had) = {
+            let mut state = file.state.lock();
+            if let Some(stateid) = state.stateid.filter(|_| state.access & access == access) {
+                return StateId { seqid: 0, ..stateid };
+            }
+            if state.access & access != access || state.stateid.is_some() || state.busy {
+                return StateId::ANONYMOUS;
+            }
+            state.busy = true;
+            (state.opener.clone().unwrap_or_else(Cred::system), state.access)
+        };
+        let busy = Busy(file);
+        let asked = self.ask(file, &caller, had);
+        let mut state = file.state.lock();
+        match asked {
+            Ok((opened, _)) => note_open(&mut state, &opened, had, &caller),
+            Err(error) => {
+                log::warn!("{}: an open that the server lost: {error}", self.client.name());
+                state.access = 0;
+            }
+        }
+        let stateid = state.stateid.filter(|_| state.access & access == access);
+        drop(state);
+        drop(busy);
+        self.table.remove_if_closed(file);
+        stateid.map_or(StateId::ANONYMOUS, |stateid| StateId { seqid: 0, ..stateid })
+    }
+
+    /// The server does not have a stateid that was used.
+    pub fn lost(&self, file: &FileOpen, used: StateId, status: NfsStat) {
+        {
+            let mut state = file.state.lock();
+            if state.stateid.is_some_and(|stateid| stateid.other == used.other) {
+                log::info!("{}: an open is lost: {}", self.client.name(), status.name());
+                state.stateid = None;
+            }
+        }
+        if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked) {
+            // The server keeps it until then, to be able to say so.
+            let _ = self.client.call(&Cred::system(), &[Op::FreeStateId(used)]);
+        }
+    }
+
+    /// One user closes the file.
+    pub fn close(&self, file: &Arc<FileOpen>) {
+        {
+            let mut state = file.state.lock();
+            state.users = state.users.saturating_sub(1);
+        }
+        self.settle(file);
+        self.close_left();
+    }
+
+    /// Nothing of the file is needed any more.
+    pub fn forget(&self, file: &Arc<FileOpen>) {
+        {
+            let mut state = file.state.lock();
+            (state.users, state.unclaimed, state.unsent) = (0, false, false);
+            state.unstable = Unstable::default();
+        }
+        self.settle(file);
+    }
+
+    /// Sends CLOSE, and removes the hidden name, if nobody needs them.
+    pub fn settle(&self, file: &Arc<FileOpen>) {
+        self.settle_within(file, None);
+    }
+
+    fn settle_within(&self, file: &Arc<FileOpen>, time: Option<Duration>) {
+        let hidden = {
+            let mut state = file.state.lock();
+            if state.users == 0 && !state.unclaimed { std::mem::take(&mut state.hidden) } else { Vec::new() }
+        };
+        while self.close_once(file, time) {}
+        for Hidden { dir, name, caller } in hidden {
+            // Nobody else has this name, so that removing it twice is harmless.
+            let ops = [Op::PutFh(dir), Op::Remove(name)];
+            let removed = self.call(&caller, &ops, time).and_then(|outcome| outcome.ok(self.client.name()));
+            if let Err(error) = removed {
+                log::warn!("{}: a removed file keeps a hidden name: {error}", self.client.name());
+            }
+        }
+    }
+
+    fn call(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<crate::client::Outcome> {
+        match time {
+            Some(_) => self.client.call_within(caller, ops, time),
+            None => self.client.call(caller, ops),
+        }
+    }
+
+    /// Sends one CLOSE. Returns whether another one is needed: the open was reclaimed meanwhile.
+    fn close_once(&self, file: &Arc<FileOpen>, time: Option<Duration>) -> bool {
+        let (stateid, caller) = {
+            let mut state = file.at_rest();
+            if !state.is_idle() || state.access == 0 {
+                return false;
+            }
+            let Some(stateid) = state.stateid else {
+                state.access = 0;
+                drop(state);
+                self.table.remove_if_closed(file);
+                return false;
+            };
+            state.busy = true;
+            (stateid, state.opener.clone().unwrap_or_else(Cred::system))
+        };
+        let busy = Busy(file);
+        let ops = [Op::PutFh(file.handle.clone()), Op::Close(SeqState { seqid: 0, stateid })];
+        let closed = self.call(&caller, &ops, time).and_then(|outcome| outcome.ok(self.client.name()));
+        if let Err(error) = closed {
+            log::info!("{}: CLOSE: {error}", self.client.name());
+        }
+        let again = {
+            let mut state = file.state.lock();
+            let again = state.stateid.is_some_and(|now| now != stateid);
+            if !again {
+                (state.stateid, state.access) = (None, 0);
+            }
+            again
+        };
+        drop(busy);
+        self.table.remove_if_closed(file);
+        again
+    }
+
+    /// Closes files whose inodes have left memory.
+    fn close_left(&self) {
+        let left = std::mem::take(&mut self.table.0.lock().left);
+        left.iter().for_each(|file| self.settle(file));
+    }
+
+    /// Closes everything, until this time.
+    pub fn close_all(&self, until: Instant) {
+        let left = std::mem::take(&mut self.table.0.lock().left);
+        for file in self.table.all().into_iter().chain(left) {
+            {
+                let mut state = file.state.lock();
+                (state.users, state.unclaimed, state.unsent) = (0, false, false);
+                state.unstable = Unstable::default();
+            }
+            let time = until.saturating_duration_since(Instant::now());
+            if time.is_zero() || self.client.is_stopped() {
+                return;
+            }
+            self.settle_within(&file, Some(time));
+        }
+    }
+}
+
+/// Notes what OPEN returned.
+fn note_open(state: &mut State, opened: &Opened, access: u32, caller: &Cred) {
+    let same = state.stateid.is_some_and(|stateid| stateid.other == opened.stateid.other);
+    state.access = if same { state.access | access } else { access };
+    state.stateid = Some(opened.stateid);
+    state.opener = Some(caller.clone());
+}
+
+impl Reclaim for Opens {
+    fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
+        for file in self.table.all() {
+            let (old, access, caller) = {
+                let state = file.state.lock();
+                let Some(stateid) = state.stateid else { continue };
+                (stateid, state.access, state.opener.clone().unwrap_or_else(Cred::system))
+            };
+            let claim = OpenClaim::Previous(0);
+            let ops = [Op::PutFh(file.handle.clone()), open_op(access, OpenHow::NoCreate, claim)];
+            let mut compound = send(&caller, &ops)?;
+            for _ in 0..RECLAIM_DELAYS.0 {
+                if compound.status != NfsStat::Delay || self.client.is_stopped() {
+                    break;
+                }
+                std::thread::sleep(RECLAIM_DELAYS.1);
+                compound = send(&caller, &ops)?;
+            }
+            let status = compound.status;
+            let new = match compound.results.pop() {
+                Some(OpResult::Open(Ok(opened))) if status == NfsStat::Ok => Some(opened.stateid),
+                _ => None,
+            };
+            if new.is_none() {
+                log::info!("{}: an open cannot be reclaimed: {}", self.client.name(), status.name());
+            }
+            let mut state = file.state.lock();
+            // Unless a thread has stored another one meanwhile.
+            if state.stateid == Some(old) {
+                state.stateid = new;
+            }
+        }
+        Ok(())
+    }
+}

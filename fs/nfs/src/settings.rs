@@ -1,0 +1,128 @@
+//! SETATTR, and what opens of the VFS are on the server.
+
+use ivers_nfs4::attr::Attrs;
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::{SetAttrArgs, share};
+use ivers_nfs4::types::{NfsTime, SetTime, StateId};
+use ivers_vfs::*;
+
+use crate::attributes::{self, FileAttributes};
+use crate::driver::Nfs;
+use crate::nodes::Node;
+
+fn wire(time: TimeSet) -> SetTime {
+    match time {
+        TimeSet::Now => SetTime::Server,
+        TimeSet::At(time) => SetTime::Client(NfsTime { seconds: time.sec, nseconds: time.nsec }),
+    }
+}
+
+/// Returns the attributes to send. A change time that a kernel keeps is not among them: the server's counts.
+fn attributes_of(set: &SetAttr, old_perm: u32) -> Attrs {
+    let text = |id: u32| id.to_string().into_bytes();
+    Attrs {
+        size: set.size,
+        mode: set.perm.map(|perm| perm & 0o7777 & !set.keep_perm | old_perm & set.keep_perm & 0o7777),
+        owner: set.uid.map(text),
+        owner_group: set.gid.map(text),
+        time_access_set: set.atime.map(wire),
+        time_modify_set: set.mtime.map(wire),
+        ..Attrs::default()
+    }
+}
+
+/// Returns the share access that an open needs.
+fn access_of(mode: OpenMode) -> u32 {
+    let mut access = 0;
+    if mode.intersects(OpenMode::READ | OpenMode::EXECUTE) {
+        access |= share::READ;
+    }
+    if mode.intersects(OpenMode::WRITE | OpenMode::APPEND) {
+        access |= share::WRITE;
+    }
+    if access == 0 { share::READ } else { access }
+}
+
+impl Nfs {
+    pub(crate) fn set_attributes(&self, caller: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        if set.flags.is_some() || set.project.is_some() {
+            return Err(NameError::NotSupported.into());
+        }
+        let node = self.node(inode);
+        let attrs = attributes_of(set, inode.with_attr(|attr| attr.perm)).encode();
+        if attrs.mask.is_empty() {
+            return Ok(());
+        }
+        let caller = if set.opened { node.open.writer() } else { caller.clone() };
+        let ops = |stateid| {
+            let set = SetAttrArgs { stateid, attrs: attrs.clone() };
+            vec![Op::SetAttr(set), Op::GetAttr(attributes::of_file())]
+        };
+        let outcome = match set.size {
+            Some(_) => self.with_stateid(&caller, node, share::WRITE, ops)?,
+            None => {
+                let put = std::iter::once(Op::PutFh(node.handle.clone()));
+                self.client.call(&caller, &put.chain(ops(StateId::ANONYMOUS)).collect::<Vec<_>>())?
+            }
+        };
+        let place = self.place(node);
+        let (mut results, sent) = outcome.up_to(2, &place)?;
+        (0..2).for_each(|_| results.skip());
+        if let Some(size) = set.size {
+            node.open.with_unstable(|unstable| unstable.forget(size..u64::MAX));
+        }
+        match results.attributes(&place)? {
+            Some(file) => self.learn(node, &file, sent),
+            None => node.expire(),
+        }
+        Ok(())
+    }
+
+    /// Opens a file on the server for one more user.
+    pub(crate) fn open_on_server(
+        &self,
+        caller: &Cred,
+        node: &Node,
+        mode: OpenMode,
+    ) -> Result<Option<(FileAttributes, u64)>> {
+        let access = access_of(mode);
+        if access != share::WRITE {
+            return self.opens.open(&node.open, caller, access);
+        }
+        // A write of part of a page reads the rest of it.
+        match self.opens.open(&node.open, caller, share::BOTH) {
+            Err(Error::Name(NameError::Access)) => self.opens.open(&node.open, caller, access),
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_sent_as_they_are_asked_for() {
+        let set = SetAttr {
+            perm: Some(0o644),
+            keep_perm: 0o6000,
+            uid: Some(7),
+            mtime: Some(TimeSet::Now),
+            ctime: Some(Timestamp::default()),
+            ..SetAttr::default()
+        };
+        let attrs = attributes_of(&set, 0o4755);
+        assert_eq!((attrs.mode, attrs.owner.as_deref()), (Some(0o4644), Some(&b"7"[..])));
+        assert_eq!((attrs.time_modify_set, attrs.size), (Some(SetTime::Server), None));
+        let only_ctime = SetAttr { ctime: Some(Timestamp::default()), ..SetAttr::default() };
+        assert!(attributes_of(&only_ctime, 0).encode().mask.is_empty());
+    }
+
+    #[test]
+    fn opens_need_what_their_mode_says() {
+        assert_eq!(access_of(OpenMode::EXECUTE), share::READ);
+        assert_eq!(access_of(OpenMode::APPEND), share::WRITE);
+        assert_eq!(access_of(OpenMode::READ | OpenMode::WRITE), share::BOTH);
+        assert_eq!(access_of(OpenMode::empty()), share::READ);
+    }
+}
