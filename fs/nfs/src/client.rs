@@ -19,7 +19,7 @@ use ivers_vfs::{Cred, Result, ServerError};
 
 use crate::connection::{Broken, Connection};
 use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
-use crate::exchange::{Exchange, Failure, Tried};
+use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::identity::Identity;
 use crate::reply::{Compound, Results};
 use crate::session::{Acquired, Session, Slot};
@@ -57,14 +57,11 @@ const SLICE: Duration = Duration::from_millis(500);
 
 /// What the server keeps for this client, and loses with the client ID.
 pub trait Reclaim: Send + Sync {
-    /// The server has lost it. Gets back what a restarted server gives back. Called by the thread that makes
-    /// a session, before another request uses it: `send` sends a request in it. Must not wait for threads
-    /// that call the client.
+    /// The server has lost it: reclaims what a restarted server returns. Called by the thread that makes a
+    /// session, before another request uses it: `send` sends a request in it. Must not wait for threads that
+    /// call the client.
     fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()>;
 }
-
-/// Sends a request once, with the credentials of a caller.
-pub type SendOnce<'a> = dyn Fn(&Cred, &[Op]) -> Tried<Compound> + 'a;
 
 /// What became of a request on a slot.
 enum Answered {

@@ -370,6 +370,10 @@ impl ServerOps for Nfs {
             } else if let Err(error) = self.commit(node) {
                 log::warn!("{}: cannot commit a removed file: {error}", self.place(node));
             }
+        } else if self.nodes.opens.is_crowded()
+            && let Err(error) = self.commit(node)
+        {
+            log::info!("{}: stays open: {error}", self.place(node));
         }
         self.opens.close(&node.open);
     }

@@ -11,9 +11,8 @@ use ivers_nfs4::types::ClientId;
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{Cred, Error};
 
-use crate::client::SendOnce;
 use crate::connection::{Broken, Connection};
-use crate::exchange::{Exchange, Failure, Tried};
+use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::reply::Compound;
 use crate::session::{Acquired, Session};
 

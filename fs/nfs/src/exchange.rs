@@ -41,6 +41,9 @@ impl From<Error> for Failure {
 /// Result of a request that is sent once.
 pub type Tried<T> = std::result::Result<T, Failure>;
 
+/// Sends a request once, with the credentials of a caller.
+pub type SendOnce<'a> = dyn Fn(&Cred, &[Op]) -> Tried<Compound> + 'a;
+
 /// What all requests have in common.
 pub struct Exchange {
     /// The server in messages.

@@ -188,7 +188,7 @@ impl Nfs {
         self.take_directory(dir, info, &mut results, sent)?;
         let (found, opened) = match (reply, file) {
             (Some(handle), Some(file)) => (Found { handle, file, sent }, opened),
-            // Perhaps the name is another file's by now: then the open is not that file's.
+            // The name can be another file's: then the open is not that file's.
             _ => (self.look(caller, dir, name)?.ok_or(NameError::Stale)?, None),
         };
         let loaded = self.loaded_new(dir, found)?;

@@ -16,8 +16,8 @@ use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 use ivers_vfs::{Cred, Result};
 
 use crate::attributes::{self, FileAttributes};
-use crate::client::{Client, Reclaim, SendOnce};
-use crate::exchange::Tried;
+use crate::client::{Client, Reclaim};
+use crate::exchange::{SendOnce, Tried};
 use crate::reply::take;
 use crate::unstable::Unstable;
 
@@ -25,6 +25,8 @@ use crate::unstable::Unstable;
 const OWNER: &[u8] = b"ivers";
 /// Created files that nobody has opened and that stay open on the server.
 const UNCLAIMED_MAX: usize = 32;
+/// Files that nobody here has open and that stay open on the server until their writes are committed.
+const CROWD: usize = 4096;
 /// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
 const RECLAIM_DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
 
@@ -172,6 +174,11 @@ impl OpenTable {
 
     fn all(&self) -> Vec<Arc<FileOpen>> {
         self.0.lock().open.values().cloned().collect()
+    }
+
+    /// Returns whether so many files are open that closed ones must be committed at once.
+    pub fn is_crowded(&self) -> bool {
+        self.0.lock().open.len() > CROWD
     }
 
     /// The inode of a file leaves memory. Sends nothing.
@@ -372,7 +379,7 @@ impl Opens {
         self.close_left();
     }
 
-    /// Nothing of the file is needed any more.
+    /// Nothing of the file is needed.
     pub fn forget(&self, file: &Arc<FileOpen>) {
         {
             let mut state = file.state.lock();
@@ -510,5 +517,64 @@ impl Reclaim for Opens {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_nfs4::types::{Bitmap, ChangeInfo};
+
+    fn opened(other: u8, seqid: u32) -> Opened {
+        Opened {
+            stateid: StateId { seqid, other: [other; 12] },
+            cinfo: ChangeInfo { atomic: false, before: 0, after: 0 },
+            rflags: 0,
+            attrset: Bitmap::default(),
+            delegation: OpenDelegation::None,
+        }
+    }
+
+    /// [`N12`]
+    #[test]
+    fn a_file_has_one_stateid_with_all_access() {
+        let mut state = State::default();
+        let user = Cred::user(1, 1);
+        note_open(&mut state, &opened(1, 1), share::READ, &user);
+        assert!(state.permits(share::READ) && !state.permits(share::BOTH));
+        note_open(&mut state, &opened(1, 2), share::WRITE, &user);
+        assert!(state.permits(share::BOTH) && state.stateid.is_some_and(|stateid| stateid.seqid == 2));
+        // The server had lost the first one.
+        note_open(&mut state, &opened(2, 1), share::READ, &user);
+        assert!(state.permits(share::READ) && !state.permits(share::WRITE));
+    }
+
+    #[test]
+    fn an_open_stays_as_long_as_anything_needs_it() {
+        let mut state = State::default();
+        assert!(state.is_idle());
+        state.users = 1;
+        assert!(!state.is_idle());
+        state.users = 0;
+        state.unstable.note(0..10, Some([1; 8]));
+        assert!(!state.is_idle(), "its writes may have to be sent again");
+        state.unstable.forget(0..10);
+        state.unclaimed = true;
+        assert!(!state.is_idle());
+    }
+
+    #[test]
+    fn an_open_outlives_its_node() {
+        let table = OpenTable::default();
+        let handle: FileHandle = Opaque(b"f".to_vec());
+        let file = table.find(&handle);
+        assert!(!Arc::ptr_eq(&file, &table.find(&handle)), "nothing is on the server");
+        note_open(&mut file.state.lock(), &opened(1, 1), share::BOTH, &Cred::root());
+        table.add(&file);
+        table.leave(&file);
+        assert!(Arc::ptr_eq(&file, &table.find(&handle)));
+        file.state.lock().access = 0;
+        table.remove_if_closed(&file);
+        assert!(!Arc::ptr_eq(&file, &table.find(&handle)));
     }
 }

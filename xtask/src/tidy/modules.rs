@@ -240,8 +240,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         "fs/nfs/src",
         &[(
             "",
-            "target identity status reply connection session exchange establish client lease attributes \
-             nodes listing open driver",
+            "target identity status attributes reply unstable connection session exchange establish client \
+             lease opens nodes listing open driver directory names data settings xattrs holes",
         )],
     ),
     (

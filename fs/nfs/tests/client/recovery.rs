@@ -193,7 +193,7 @@ fn nothing_is_done_twice() {
         );
         assert_eq!(made.unwrap(), spec.kind, "{name} is its own");
     }
-    // Somebody else's is not taken for its own.
+    // Another program's is not taken for its own.
     let made = lose_reply(
         &mut crashing,
         &plan,

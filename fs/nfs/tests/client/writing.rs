@@ -200,7 +200,7 @@ fn names_that_this_client_changes_stay_cached() {
     let before = client.nfs.requests();
     assert!(client.find("/first").is_ok() && client.find("/d7").is_ok());
     assert_eq!(client.nfs.requests(), before, "nobody else changed the directory");
-    // Somebody else does.
+    // Another program does.
     let file = served.file(&served.root(), b"theirs", b"x");
     client.make(&root, "mine", &CreateSpec::directory(0o755)).unwrap();
     assert_eq!(client.contents("/theirs").unwrap(), b"x");
