@@ -95,7 +95,8 @@ impl Nfs {
             // The bytes are sent again. An error that stays comes back with them, and is kept for `fsync`.
             Err(Error::Name(refused)) => {
                 log::warn!("{}: COMMIT: {refused}", self.place(node));
-                return Ok(self.cache_again(node, node.open.with_unstable(|unstable| unstable.all(sent))));
+                self.cache_again(node, node.open.with_unstable(|unstable| unstable.all(sent)));
+                return Ok(());
             }
             other => other?,
         };

@@ -356,7 +356,9 @@ impl ServerOps for Nfs {
         match self.open_on_server(caller, node, mode)? {
             Some((file, sent)) => self.learn(node, &file, sent),
             None if was_created => {}
-            None => drop(self.ask(caller, node)?),
+            None => {
+                self.ask(caller, node)?;
+            }
         }
         Ok(())
     }
