@@ -91,7 +91,7 @@ impl Vfs {
     ) -> Result<usize> {
         self.reclaim();
         inode.require_regular()?;
-        self.replace_outdated(inode)?;
+        self.replace_outdated(inode);
         let done = {
             let _lock = self.shared(inode)?;
             self.read_locked(cred, inode, offset, buf, inode.size(), missing)?
