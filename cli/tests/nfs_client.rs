@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
 
 use common::served::{Server, export};
 use common::*;
@@ -182,6 +184,103 @@ fn a_mount_shows_the_server_and_follows_it() {
     assert!(sandbox.contains("seccomp"), "{sandbox}");
     unmount(&mounted);
     unmount(&other);
+}
+
+#[test]
+fn a_mount_changes_the_server() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let (mounted, other) = (mount(&exported, "mnt", &[]), mount(&exported, "other", &[]));
+    let (here, there) = (&mounted.0, &other.0);
+    let copied = Command::new("cp").arg("-a").arg(&exported.tree).arg(here.join("new")).status().unwrap();
+    assert!(copied.success());
+    assert_same(&exported.tree, &here.join("new"));
+    assert_same(&exported.tree, &there.join("new"));
+
+    let (file, again) = (here.join("hello"), there.join("hello"));
+    let before = change(&again);
+    fs::write(&file, "written by one").unwrap();
+    assert_eq!(fs::read(&again).unwrap(), b"written by one", "after the close");
+    assert!(change(&again) != before && change(&again) == change(&file));
+    let mut appended = fs::OpenOptions::new().append(true).open(&again).unwrap();
+    appended.write_all(b", and by the other").unwrap();
+    appended.sync_all().unwrap();
+    assert_eq!(fs::read(&file).unwrap(), b"written by one, and by the other");
+    assert_eq!(fs::File::create_new(&file).unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+
+    fs::remove_file(&again).unwrap();
+    appended.write_all(b"!").unwrap();
+    let hidden = |dir: &Path| {
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.as_encoded_bytes().starts_with(b".nfs")).count()
+    };
+    assert_eq!((appended.metadata().unwrap().len(), hidden(here)), (33, 1));
+    drop(appended);
+    wait_until("the hidden name goes with the last close", || hidden(here) == 0);
+    fs::rename(here.join("new"), here.join("sub/moved")).unwrap();
+    assert_same(&exported.tree, &there.join("sub/moved"));
+    fs::remove_dir_all(there.join("sub/deeper")).unwrap();
+    assert!(!here.join("sub/deeper").exists() && !here.join("hello").exists());
+    unmount(&mounted);
+    unmount(&other);
+    let Exported { image, tree, server } = exported;
+    drop(server);
+    let on_image = |path: &str| format!("{}:{path}", image.path().display());
+    assert_eq!(works(&["cat", &on_image("/sub/moved/hello")]), "hello over the wire\n");
+    assert_eq!(works(&["ls", &on_image("/")]), "lost+found\nsub\n");
+    drop(tree);
+}
+
+/// What fsync acknowledged is on the server, however often it is killed.
+#[test]
+fn fsync_outlives_the_server() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let Exported { image, tree, mut server } = Exported::new();
+    let address = server.address();
+    let exported = Exported { image, tree, server };
+    let mounted = mount(&exported, "mnt", &[]);
+    let Exported { image, tree, server: first } = exported;
+    server = first;
+    let (path, stop) = (mounted.0.join("log"), std::sync::atomic::AtomicBool::new(false));
+    let durable = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = fs::File::create(&path).unwrap();
+            let mut line = 0_u64;
+            while !stop.load(Relaxed) {
+                for _ in 0..50 {
+                    line += 1;
+                    writeln!(file, "{line:0>99}").unwrap();
+                }
+                file.sync_data().unwrap();
+                durable.store(line, Relaxed);
+            }
+        });
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(400));
+            server.kill();
+            let acknowledged = durable.load(Relaxed);
+            let log = works(&["cat", &format!("{}:/log", image.path().display())]);
+            let lines: Vec<u64> = log.lines().map(|line| line.parse().unwrap_or(0)).collect();
+            let there = lines.iter().zip(1..).take_while(|(line, nth)| *line == nth).count() as u64;
+            assert!(there >= acknowledged, "{there} of {acknowledged} lines");
+            let flag = format!("photos={}", export(&image, "no_root_squash"));
+            let mut command = Command::new(IVERS);
+            command.args(["serve", "--json", "--listen", &address.to_string(), "--export", &flag]);
+            server = Server::of(command.arg("--state").arg(image.dir().join("state")));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        stop.store(true, Relaxed);
+    });
+    let log = fs::read_to_string(&path).unwrap();
+    assert_eq!(log.lines().count() as u64, durable.load(Relaxed));
+    assert!(log.lines().zip(1..).all(|(line, nth)| line.parse() == Ok(nth)));
+    unmount(&mounted);
+    drop((server, tree));
 }
 
 /// The supervisor makes the connections: the worker cannot.
