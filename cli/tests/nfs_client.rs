@@ -239,15 +239,13 @@ fn fsync_outlives_the_server() {
     if !can_serve() || !can_mount() {
         return;
     }
-    let Exported { image, tree, mut server } = Exported::new();
-    let address = server.address();
-    let exported = Exported { image, tree, server };
+    let exported = Exported::new();
     let mounted = mount(&exported, "mnt", &[]);
-    let Exported { image, tree, server: first } = exported;
-    server = first;
+    let Exported { image, tree, mut server } = exported;
+    let address = server.address();
     let (path, stop) = (mounted.0.join("log"), std::sync::atomic::AtomicBool::new(false));
     let durable = std::sync::atomic::AtomicU64::new(0);
-    std::thread::scope(|scope| {
+    let server = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut file = fs::File::create(&path).unwrap();
             let mut line = 0_u64;
@@ -275,6 +273,7 @@ fn fsync_outlives_the_server() {
         }
         std::thread::sleep(std::time::Duration::from_millis(400));
         stop.store(true, Relaxed);
+        server
     });
     let log = fs::read_to_string(&path).unwrap();
     assert_eq!(log.lines().count() as u64, durable.load(Relaxed));
