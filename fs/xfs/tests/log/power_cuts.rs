@@ -361,7 +361,7 @@ fn run(seed: u64, sector_size: u32, inode_size: u32, log_blocks: u32) {
         let must = run.must(cut);
         for round in 0..3 {
             let mut coin = StdRng::seed_from_u64(seed ^ (cut as u64) << 8 ^ round);
-            let place = format!("the contract was broken: seed {seed}, cut {cut}, round {round}");
+            let place = format!("seed {seed}, cut {cut}, round {round}");
             let image: Arc<dyn Device> = Arc::new(crash(&run.device, cut, &mut coin, round == 0));
             let recording = Arc::new(FaultDevice::new(image));
             let newest = recover_and_check(recording.clone(), &run.history, must, &place);
