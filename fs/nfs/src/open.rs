@@ -87,9 +87,15 @@ const FACTS: [u32; 12] = [
     attr::XATTR_SUPPORT,
 ];
 
-fn facts_bitmap(client: &Client) -> Bitmap {
+/// Returns those of [`FACTS`] that the server has. It should omit others, but some refuse the request.
+fn facts_bitmap(client: &Client, root: &FileHandle) -> Result<Bitmap> {
     let minor = client.minor_version();
-    Bitmap::of(FACTS.into_iter().filter(|attribute| attr::since(*attribute) <= minor))
+    let known = Bitmap::of(FACTS.into_iter().filter(|attribute| attr::since(*attribute) <= minor));
+    let ops = [Op::PutFh(root.clone()), Op::GetAttr(Bitmap::of([attr::SUPPORTED_ATTRS]))];
+    let (mut results, _) = client.call(&Cred::system(), &ops)?.ok(client.name())?;
+    results.skip();
+    let attrs = attributes::decode(&take!(results, GetAttr)?, client.name())?;
+    Ok(attrs.supported_attrs.map_or(known.clone(), |supported| known.and(&supported)))
 }
 
 impl Facts {
@@ -225,7 +231,7 @@ fn at_name(error: Error, name: Option<&[u8]>, place: &str) -> Error {
 
 /// Returns the facts of the filesystem that a path leads to, as far as it leads.
 fn facts_of(client: &Client, root: &FileHandle, path: &[Vec<u8>]) -> Result<Facts> {
-    let wanted = facts_bitmap(client);
+    let wanted = facts_bitmap(client, root)?;
     let ask = |at: &FileHandle, name: Option<&Vec<u8>>| -> Result<(FileHandle, Attrs)> {
         let mut ops = vec![Op::PutFh(at.clone())];
         ops.extend(name.map(|name| Op::Lookup(name.clone())));
