@@ -184,7 +184,8 @@ impl Harness {
         let said = String::from_utf8_lossy(&run.stdout);
         let complained = String::from_utf8_lossy(&run.stderr);
         let counted = self.counted.map(|words| sum_before(words, &said));
-        let found = said.contains(self.caught) || complained.contains(self.caught);
+        // The driver may find the damage itself.
+        let found = [self.caught, "Corrupt {"].iter().any(|w| said.contains(w) || complained.contains(w));
         match (run.status.success(), found) {
             (true, _) => Verdict::Missed(counted),
             (false, true) => Verdict::Caught(counted, format!("{said}\n{complained}")),

@@ -43,6 +43,12 @@ fn space(name: &[u8]) -> Result<Space> {
     }
 }
 
+/// Whether an inode can have POSIX ACLs. A server has its own kind of ACL, and decides what they mean: the mode
+/// that one of ours stands for would change only here.
+fn has_acls(inode: &Inode) -> bool {
+    inode.kind != FileType::Symlink && !inode.is_server_managed()
+}
+
 fn has_user_attributes(kind: FileType) -> bool {
     matches!(kind, FileType::Regular | FileType::Directory)
 }
@@ -70,7 +76,7 @@ impl Vfs {
             Space::User if !has_user_attributes(inode.kind) => return Err(NameError::NoAttribute.into()),
             Space::User => self.access(cred, inode, READ)?,
             Space::Trusted if !cred.privileged() => return Err(NameError::NoAttribute.into()),
-            Space::Acl if inode.kind == FileType::Symlink => return Err(NameError::NotSupported.into()),
+            Space::Acl if !has_acls(inode) => return Err(NameError::NotSupported.into()),
             _ => {}
         }
         let _lock = self.shared(inode)?;
@@ -118,7 +124,7 @@ impl Vfs {
             Space::Trusted | Space::Security if !cred.privileged() => {
                 return Err(NameError::NotPermitted.into());
             }
-            Space::Acl if inode.kind == FileType::Symlink => return Err(NameError::NotSupported.into()),
+            Space::Acl if !has_acls(inode) => return Err(NameError::NotSupported.into()),
             Space::Acl if !self.owns(cred, inode) => return Err(NameError::NotPermitted.into()),
             _ => {}
         }
