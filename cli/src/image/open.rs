@@ -303,6 +303,10 @@ fn recognise(
 /// Returns an error that says what a device contains instead of a filesystem.
 fn no_filesystem(device: &dyn Device, image_name: &str, requested: Option<&Format>) -> anyhow::Error {
     let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
+    if let (Some(requested), Ok(Some(found))) = (requested, formats::recognise(device)) {
+        let (is, wanted) = (found.in_words(), requested.in_words());
+        return failure(REFUSED, format!("{image_name} contains {is}, not {wanted}; omit --type"));
+    }
     if foreign_formats::may_be_destroyed(device) && matches!(formats::check_remains(device), Ok(Some(_))) {
         let how = format!("ivers check {image_name} shows how to get it back");
         let why = "the superblock of a filesystem is destroyed, and a copy of it is left";
