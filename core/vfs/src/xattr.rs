@@ -43,8 +43,8 @@ fn space(name: &[u8]) -> Result<Space> {
     }
 }
 
-/// Whether an inode can have POSIX ACLs. A server has its own kind of ACL, and decides what they mean: the mode
-/// that one of ours stands for would change only here.
+/// Whether an inode can have POSIX ACLs. A server has its own kind of ACL, and decides what they mean: the
+/// mode that one of ours stands for would change only here.
 fn has_acls(inode: &Inode) -> bool {
     inode.kind != FileType::Symlink && !inode.is_server_managed()
 }
