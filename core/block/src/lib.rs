@@ -43,6 +43,7 @@ mod loop_device;
 mod memory;
 mod number_map;
 mod offset;
+mod on_disk;
 mod read_ahead;
 mod timer;
 mod unit;

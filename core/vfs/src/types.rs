@@ -88,6 +88,33 @@ impl FileType {
             _ => return None,
         })
     }
+
+    /// The number that directory entries of ext2 to ext4, XFS and btrfs store for the type.
+    pub fn dirent_number(self) -> u8 {
+        match self {
+            FileType::Regular => 1,
+            FileType::Directory => 2,
+            FileType::CharDevice => 3,
+            FileType::BlockDevice => 4,
+            FileType::Fifo => 5,
+            FileType::Socket => 6,
+            FileType::Symlink => 7,
+        }
+    }
+
+    /// The type of a number that a directory entry stores, if any.
+    pub fn from_dirent_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => FileType::Regular,
+            2 => FileType::Directory,
+            3 => FileType::CharDevice,
+            4 => FileType::BlockDevice,
+            5 => FileType::Fifo,
+            6 => FileType::Socket,
+            7 => FileType::Symlink,
+            _ => return None,
+        })
+    }
 }
 
 bitflags! {

@@ -95,16 +95,7 @@ impl<'a> DirItem<'a> {
 
     /// The type of the inode that an entry names.
     pub(crate) fn file_type(&self) -> Option<FileType> {
-        Some(match self.kind {
-            1 => FileType::Regular,
-            2 => FileType::Directory,
-            3 => FileType::CharDevice,
-            4 => FileType::BlockDevice,
-            5 => FileType::Fifo,
-            6 => FileType::Socket,
-            7 => FileType::Symlink,
-            _ => return None,
-        })
+        FileType::from_dirent_number(self.kind)
     }
 }
 

@@ -59,33 +59,6 @@ pub fn entry_size(name_len: usize) -> usize {
     (ENTRY_HEADER + name_len).next_multiple_of(4)
 }
 
-/// The stored number of a file type.
-pub fn type_to_disk(kind: FileType) -> u8 {
-    match kind {
-        FileType::Regular => 1,
-        FileType::Directory => 2,
-        FileType::CharDevice => 3,
-        FileType::BlockDevice => 4,
-        FileType::Fifo => 5,
-        FileType::Socket => 6,
-        FileType::Symlink => 7,
-    }
-}
-
-/// The file type of a stored number.
-pub fn type_from_disk(byte: u8) -> Option<FileType> {
-    Some(match byte {
-        1 => FileType::Regular,
-        2 => FileType::Directory,
-        3 => FileType::CharDevice,
-        4 => FileType::BlockDevice,
-        5 => FileType::Fifo,
-        6 => FileType::Socket,
-        7 => FileType::Symlink,
-        _ => return None,
-    })
-}
-
 pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
 }
@@ -148,7 +121,7 @@ impl Format {
         if name.contains(&b'/') || name.contains(&0) {
             return Err("a name contains a slash or a zero byte");
         }
-        let kind = if self.filetype { type_from_disk(header[7]) } else { None };
+        let kind = if self.filetype { FileType::from_dirent_number(header[7]) } else { None };
         Ok(Entry { offset, rec_len, ino, name, kind })
     }
 
@@ -214,7 +187,7 @@ impl Format {
         if self.filetype
             && let Some(byte) = area.get_mut(offset + 7)
         {
-            *byte = kind.map_or(0, type_to_disk);
+            *byte = kind.map_or(0, FileType::dirent_number);
         }
         if let Some(slot) = area.get_mut(offset + ENTRY_HEADER..offset + ENTRY_HEADER + name.len()) {
             slot.copy_from_slice(name);
@@ -267,7 +240,7 @@ impl Format {
         if self.filetype
             && let Some(byte) = area.get_mut(offset + 7)
         {
-            *byte = type_to_disk(kind);
+            *byte = kind.dirent_number();
         }
     }
 

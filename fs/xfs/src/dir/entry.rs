@@ -30,16 +30,10 @@ impl Entry<'_> {
 
 /// The type that an entry has for its inode.
 fn file_type(stored: u8) -> Option<FileType> {
-    Some(match stored {
-        ftype::REGULAR => FileType::Regular,
-        ftype::DIRECTORY => FileType::Directory,
-        ftype::CHAR | ftype::WHITEOUT => FileType::CharDevice,
-        ftype::BLOCK => FileType::BlockDevice,
-        ftype::FIFO => FileType::Fifo,
-        ftype::SOCKET => FileType::Socket,
-        ftype::SYMLINK => FileType::Symlink,
-        _ => return None,
-    })
+    match stored {
+        ftype::WHITEOUT => Some(FileType::CharDevice),
+        _ => FileType::from_dirent_number(stored),
+    }
 }
 
 /// A name must be usable as one.

@@ -39,13 +39,7 @@ pub(crate) const NO_BEST: u16 = 0xFFFF;
 
 /// Types of inodes in entries.
 pub(crate) mod ftype {
-    pub(crate) const REGULAR: u8 = 1;
     pub(crate) const DIRECTORY: u8 = 2;
-    pub(crate) const CHAR: u8 = 3;
-    pub(crate) const BLOCK: u8 = 4;
-    pub(crate) const FIFO: u8 = 5;
-    pub(crate) const SOCKET: u8 = 6;
-    pub(crate) const SYMLINK: u8 = 7;
     /// The whiteout of an overlay, which is a character device.
     pub(crate) const WHITEOUT: u8 = 8;
 }

@@ -6,20 +6,11 @@
 
 #![allow(missing_docs)] // the names are the format's
 
+use ivers_block::on_disk;
 use std::mem::{offset_of, size_of};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-/// Defines structures that can be read from bytes at any offset.
-macro_rules! on_disk {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-        #[repr(C)]
-        pub struct $name { $(pub $field: $kind,)* }
-    )*};
-}
 
 on_disk! {
     /// The superblock at the start of each allocation group. The first one counts.

@@ -60,22 +60,9 @@ pub(crate) struct Exchange<'a> {
     pub(crate) now: Timestamp,
 }
 
-/// The type that entries have for an inode.
-pub(super) fn entry_type(kind: FileType) -> u8 {
-    match kind {
-        FileType::Regular => ftype::REGULAR,
-        FileType::Directory => ftype::DIRECTORY,
-        FileType::CharDevice => ftype::CHAR,
-        FileType::BlockDevice => ftype::BLOCK,
-        FileType::Fifo => ftype::FIFO,
-        FileType::Socket => ftype::SOCKET,
-        FileType::Symlink => ftype::SYMLINK,
-    }
-}
-
 impl Dinode {
     fn target(&self) -> Target {
-        Target { ino: self.ino, ftype: entry_type(self.kind()) }
+        Target { ino: self.ino, ftype: self.kind().dirent_number() }
     }
 
     fn is_dir(&self) -> bool {
