@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ivers_block::{Buffer, Contents, Unit};
 
-use crate::engine::OBJECT_OVERHEAD;
+use crate::engine::object_memory;
 use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 
 /// A committed buffer, with its newest committed contents.
@@ -29,9 +29,9 @@ pub(crate) struct ActiveObject {
 }
 
 impl ActiveObject {
-    /// The memory that it takes, about.
+    /// See [`object_memory`].
     fn memory_bytes(&self) -> u64 {
-        OBJECT_OVERHEAD + self.patch.as_ref().map_or(0, |patch| patch.bytes.len() as u64)
+        object_memory(self.patch.as_ref().map_or(&[], |patch| &patch.bytes))
     }
 }
 

@@ -188,14 +188,16 @@ pub(crate) struct LoggedObject {
     pub patch: Option<Patch>,
 }
 
-/// The memory of an object beside its bytes, about: the driver's part, entries of maps, and its bytes in the
-/// log record and in the blocks that a push writes.
-pub(crate) const OBJECT_OVERHEAD: u64 = 768;
+/// The memory of an object, about. Beside its bytes that is the driver's part, entries of maps, and its bytes
+/// in the log record and in the blocks that a push writes.
+pub(crate) fn object_memory(bytes: &[u8]) -> u64 {
+    768 + bytes.len() as u64
+}
 
 impl LoggedObject {
-    /// The memory that it takes, about. The patch usually has the bytes of the record.
+    /// See [`object_memory`]. The patch usually has the bytes of the record.
     pub fn memory_bytes(&self) -> u64 {
-        OBJECT_OVERHEAD + self.record.len() as u64
+        object_memory(&self.record)
     }
 }
 

@@ -390,6 +390,24 @@ mod tests {
     }
 
     #[test]
+    fn another_wait_is_allowed_under_the_same_locks() {
+        let log = RankedMutex::<JournalLog, _>::new(());
+        let _log = log.lock();
+        drop(Held::before_waiting::<Handle>());
+        let _handle = Held::before_waiting::<Handle>();
+    }
+
+    #[test]
+    #[should_panic(expected = "Handle (key 0) is taken while Driver (key 0) is held")]
+    fn another_wait_under_a_higher_rank_panics() {
+        let lock = RankedMutex::<Driver<3>, _>::new(());
+        let handle = Held::before_waiting::<Handle>();
+        let _lock = lock.lock();
+        drop(handle);
+        let _handle = Held::before_waiting::<Handle>();
+    }
+
+    #[test]
     #[should_panic(expected = "Leaf")]
     fn two_leaves_panic() {
         let (one, other) = (RankedMutex::<Leaf, _>::new(()), RankedMutex::<Leaf, _>::new(()));

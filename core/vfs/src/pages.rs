@@ -510,11 +510,10 @@ impl Pages {
         map.generation += 1;
         let before = map.pages.len();
         map.pages.retain(|_, page| page.must_stay());
-        if !map.pages.is_empty() {
-            self.outdated.store(true, Ordering::Release);
-        }
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
+        } else {
+            self.outdated.store(true, Ordering::Release);
         }
         memory.budget.uncharge((before - map.pages.len()) as u64 * PAGE64);
     }
