@@ -151,8 +151,9 @@ impl Vfs {
             return Ok(());
         }
         let from = self.behind(inode);
-        let len =
-            self.info.max_file_size.next_multiple_of(u64::from(self.info.block_size)).saturating_sub(from);
+        // The largest size may be the largest offset: then no block ends there.
+        let end = self.info.max_file_size.next_multiple_of(u64::from(self.info.block_size));
+        let len = end.min(i64::MAX as u64).saturating_sub(from);
         let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
         self.guarded(|| allocation.fallocate(cred, inode, punch, from, len, BlockPool::Unreserved))
     }

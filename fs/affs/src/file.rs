@@ -543,8 +543,9 @@ impl Affs {
     }
 
     pub(crate) fn fs_map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let map = self.block_map(inode)?;
-        let end = map.data.len() as u64 * self.geometry.data_len();
+        // A block of OFS has fewer bytes of data than its size, by which the VFS counts. No file has blocks
+        // past its end.
+        let end = self.block_map(inode)?.size.next_multiple_of(u64::from(self.geometry.block_size));
         Ok(match offset < end {
             true => MappedRange { start: 0, len: end, kind: RangeKind::Data },
             false => MappedRange { start: end, len: u64::MAX - end, kind: RangeKind::Hole },

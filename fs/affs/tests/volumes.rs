@@ -110,6 +110,23 @@ fn tree_is_unchanged_after_a_remount() {
     }
 }
 
+/// Programs truncate a file to the size that it has, as the last step of a copy.
+#[test]
+fn a_file_can_be_truncated_to_its_size() {
+    for &(low, block_size, bytes) in SHAPES {
+        let device = fresh(low, block_size, bytes);
+        let vfs = mount(&device);
+        for len in [20, 488, 1000, 3000, 5000, 8192] {
+            let file = put(&vfs, &format!("/file{len}"), &pattern(1, len));
+            vfs.fsync(&file, false).unwrap();
+            let size = SetAttr { size: Some(len as u64), ..SetAttr::default() };
+            vfs.set_attr(&root(), &file, &size).unwrap_or_else(|error| panic!("DOS{low}, {len}: {error}"));
+            assert!(get(&vfs, &file) == pattern(1, len), "DOS{low}, {len}");
+        }
+        vfs.unmount().unwrap();
+    }
+}
+
 #[test]
 fn amitools_and_unadf_read_volumes_of_ivers() {
     let Some(tools) = amitools() else { return };

@@ -102,6 +102,29 @@ fn files_that_are_written_back_by_turns_do_not_interleave() {
     assert!(found.iter().all(|extents| *extents <= 10), "{found:?}");
 }
 
+/// Programs truncate a file to the size that it has, as the last step of a copy.
+#[test]
+fn a_file_can_be_truncated_to_its_size() {
+    for args in [&[][..], &["-b", "size=1024"]] {
+        let Some((_dir, image)) = new_image(IMAGE_BYTES, args) else { return };
+        let vfs = mount_writable(&image);
+        let (names, files) = make_files(&vfs, 5);
+        for (file, len) in files.iter().zip([20, 1000, 3000, 4096, 5000]) {
+            let data = vec![7; len];
+            append(&vfs, file, &data).unwrap();
+            vfs.fsync(file, false).unwrap();
+            let size = SetAttr { size: Some(len as u64), ..SetAttr::default() };
+            vfs.set_attr(&Cred::root(), file, &size)
+                .unwrap_or_else(|error| panic!("{args:?}, {len}: {error}"));
+            let mut found = vec![0; len + 1];
+            assert_eq!(vfs.read(&Cred::root(), file, 0, &mut found).unwrap(), len);
+            assert!(found[..len] == data);
+        }
+        drop(files);
+        close(vfs, &image, &names);
+    }
+}
+
 #[test]
 fn a_long_file_has_few_extents() {
     // The second one has groups of 350 MiB, and the log is in one of them.
