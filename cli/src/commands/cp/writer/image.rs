@@ -208,7 +208,8 @@ impl Target for Image {
     }
 
     fn write(&self, Created { inode, .. }: &Created, offset: u64, bytes: &[u8]) -> Result<()> {
-        let flags = WriteFlags::empty();
+        // Nobody reads them again.
+        let flags = WriteFlags::CACHED_BY_CALLER;
         let written = self.vfs.write_with_outcome(&Cred::root(), inode, offset, bytes, flags);
         match written.and_then(WriteOutcome::complete) {
             // The space of data that the host could not take is not free again. That error is the cause.
