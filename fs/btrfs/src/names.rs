@@ -163,10 +163,7 @@ impl Btrfs {
             let target = self.target(tree, objectid, key, entry)?;
             let ino = target.ino(tree.id)?;
             let entry = DirEntry { ino, name: entry.name, kind: entry.file_type(), next: key.offset + 1 };
-            Ok(match emit(&entry) {
-                ControlFlow::Continue(()) => ControlFlow::Continue(()),
-                ControlFlow::Break(()) => ControlFlow::Break(()),
-            })
+            Ok(emit(&entry))
         })?;
         Ok(())
     }

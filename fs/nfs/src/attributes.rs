@@ -64,6 +64,16 @@ fn corrupt(what: &str, place: &str) -> Error {
     Error::corrupt(format!("the server sent {what}"), place)
 }
 
+/// Returns a time as it is sent.
+pub fn wire_time(time: Timestamp) -> NfsTime {
+    NfsTime { seconds: time.sec, nseconds: time.nsec }
+}
+
+/// Returns an owner or a group as it is sent: its number, as text (RFC 8881, 5.9).
+pub fn wire_owner(id: u32) -> Vec<u8> {
+    id.to_string().into_bytes()
+}
+
 /// Decodes attributes. `place` names the server in errors.
 pub fn decode(fattr: &Fattr, place: &str) -> Result<Attrs> {
     Attrs::decode(fattr)

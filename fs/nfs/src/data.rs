@@ -73,10 +73,7 @@ impl Nfs {
                 written = Written::Unstable;
             }
             node.open.with_unstable(|unstable| unstable.note(at..at + count as u64, verifier));
-            match results.attributes(&place)? {
-                Some(file) => self.learn(node, &file, sent),
-                None => node.expire(),
-            }
+            self.learn_or_expire(node, &mut results, sent)?;
             done += count;
         }
         Ok(written)

@@ -123,6 +123,15 @@ impl Nfs {
         }
     }
 
+    /// Takes over the attributes of a file that a change asked for, or asks for them before they are used.
+    pub(crate) fn learn_or_expire(&self, node: &Node, results: &mut Results, sent: u64) -> Result<()> {
+        match results.attributes(&self.place(node))? {
+            Some(file) => self.learn(node, &file, sent),
+            None => node.expire(),
+        }
+        Ok(())
+    }
+
     /// Asks for the attributes of a file.
     pub(crate) fn ask(&self, caller: &Cred, node: &Node) -> Result<FileAttributes> {
         let (mut results, sent) = self.on_file(caller, node, &[Op::GetAttr(attributes::of_file())])?;

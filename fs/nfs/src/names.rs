@@ -44,10 +44,6 @@ fn hidden_name() -> Vec<u8> {
     format!(".nfs{:016x}{:08x}", rand::random::<u64>(), rand::random::<u32>()).into_bytes()
 }
 
-fn wire_time(time: Timestamp) -> NfsTime {
-    NfsTime { seconds: time.sec, nseconds: time.nsec }
-}
-
 /// Returns what CREATE makes; `None` for a regular file.
 fn create_type(new: &NewInode) -> Option<CreateType> {
     let device = || SpecData {
@@ -68,16 +64,14 @@ fn create_type(new: &NewInode) -> Option<CreateType> {
 /// Returns the attributes of a new file. A server decides about owner and group itself, unless another owner
 /// was asked for.
 fn new_attributes(caller: &Cred, new: &NewInode, mark: NfsTime) -> Attrs {
-    let owners = (new.uid != caller.uid).then(|| {
-        let text = |id: u32| id.to_string().into_bytes();
-        (text(new.uid), text(new.gid))
-    });
+    let owners =
+        (new.uid != caller.uid).then(|| (attributes::wire_owner(new.uid), attributes::wire_owner(new.gid)));
     let (owner, owner_group) = owners.unzip();
     Attrs {
         size: (new.size > 0).then_some(new.size),
         mode: (new.kind != FileType::Symlink).then_some(new.perm & 0o7777),
         time_access_set: Some(SetTime::Client(mark)),
-        time_modify_set: (new.mtime != new.now).then(|| SetTime::Client(wire_time(new.mtime))),
+        time_modify_set: (new.mtime != new.now).then(|| SetTime::Client(attributes::wire_time(new.mtime))),
         owner,
         owner_group,
         ..Attrs::default()
@@ -157,7 +151,7 @@ impl Nfs {
                 return self.created(caller, node, name, (new, results, sent));
             }
             let Some(found) = self.look(caller, node, name)? else { continue };
-            let atime = wire_time(found.file.attr.atime);
+            let atime = attributes::wire_time(found.file.attr.atime);
             let is_marked = self.facts.has_fine_times() && atime == mark;
             if !is_marked || found.file.attr.kind != new.kind {
                 return Err(NameError::Exists.into());
@@ -234,14 +228,6 @@ impl Nfs {
                 Some(_) => return Err(NameError::Exists.into()),
             }
         }
-    }
-
-    fn learn_or_expire(&self, node: &Node, results: &mut Results, sent: u64) -> Result<()> {
-        match results.attributes(&self.place(node))? {
-            Some(file) => self.learn(node, &file, sent),
-            None => node.expire(),
-        }
-        Ok(())
     }
 
     /// A file has lost a name. `file`: its attributes, if it still exists.

@@ -64,6 +64,12 @@ struct State {
 }
 
 impl State {
+    /// Nobody needs the open, and nothing that was written.
+    fn abandon(&mut self) {
+        (self.users, self.unclaimed, self.unsent) = (0, false, false);
+        self.unstable = Unstable::default();
+    }
+
     /// Nobody needs the open.
     fn is_idle(&self) -> bool {
         self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
@@ -381,11 +387,7 @@ impl Opens {
 
     /// Nothing of the file is needed.
     pub fn forget(&self, file: &Arc<FileOpen>) {
-        {
-            let mut state = file.state.lock();
-            (state.users, state.unclaimed, state.unsent) = (0, false, false);
-            state.unstable = Unstable::default();
-        }
+        file.state.lock().abandon();
         self.settle(file);
     }
 
@@ -462,11 +464,7 @@ impl Opens {
     pub fn close_all(&self, until: Instant) {
         let left = std::mem::take(&mut self.table.0.lock().left);
         for file in self.table.all().into_iter().chain(left) {
-            {
-                let mut state = file.state.lock();
-                (state.users, state.unclaimed, state.unsent) = (0, false, false);
-                state.unstable = Unstable::default();
-            }
+            file.state.lock().abandon();
             let time = until.saturating_duration_since(Instant::now());
             if time.is_zero() || self.client.is_stopped() {
                 return;

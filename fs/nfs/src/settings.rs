@@ -3,7 +3,7 @@
 use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{SetAttrArgs, share};
-use ivers_nfs4::types::{NfsTime, SetTime, StateId};
+use ivers_nfs4::types::{SetTime, StateId};
 use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
@@ -13,18 +13,17 @@ use crate::nodes::Node;
 fn wire(time: TimeSet) -> SetTime {
     match time {
         TimeSet::Now => SetTime::Server,
-        TimeSet::At(time) => SetTime::Client(NfsTime { seconds: time.sec, nseconds: time.nsec }),
+        TimeSet::At(time) => SetTime::Client(attributes::wire_time(time)),
     }
 }
 
 /// Returns the attributes to send. A change time that a kernel keeps is not among them: the server's counts.
 fn attributes_of(set: &SetAttr, old_perm: u32) -> Attrs {
-    let text = |id: u32| id.to_string().into_bytes();
     Attrs {
         size: set.size,
         mode: set.perm.map(|perm| perm & 0o7777 & !set.keep_perm | old_perm & set.keep_perm & 0o7777),
-        owner: set.uid.map(text),
-        owner_group: set.gid.map(text),
+        owner: set.uid.map(attributes::wire_owner),
+        owner_group: set.gid.map(attributes::wire_owner),
         time_access_set: set.atime.map(wire),
         time_modify_set: set.mtime.map(wire),
         ..Attrs::default()
@@ -65,17 +64,12 @@ impl Nfs {
                 self.client.call(&caller, &put.chain(ops(StateId::ANONYMOUS)).collect::<Vec<_>>())?
             }
         };
-        let place = self.place(node);
-        let (mut results, sent) = outcome.up_to(2, &place)?;
+        let (mut results, sent) = outcome.up_to(2, &self.place(node))?;
         (0..2).for_each(|_| results.skip());
         if let Some(size) = set.size {
             node.open.with_unstable(|unstable| unstable.forget(size..u64::MAX));
         }
-        match results.attributes(&place)? {
-            Some(file) => self.learn(node, &file, sent),
-            None => node.expire(),
-        }
-        Ok(())
+        self.learn_or_expire(node, &mut results, sent)
     }
 
     /// Opens a file on the server for one more user.

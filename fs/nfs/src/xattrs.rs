@@ -75,11 +75,7 @@ impl Nfs {
             }
         };
         (0..2).for_each(|_| results.skip());
-        match results.attributes(&self.place(node))? {
-            Some(file) => self.learn(node, &file, sent),
-            None => node.expire(),
-        }
-        Ok(())
+        self.learn_or_expire(node, &mut results, sent)
     }
 }
 
