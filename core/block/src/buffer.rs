@@ -89,6 +89,23 @@ impl Buffer {
         f(self.data.write().as_mut().expect(LOADED).make_mut())
     }
 
+    /// Replaces the contents `before` by `new`, of the same length, in memory **and nothing else**: see
+    /// [`modify`](Self::modify). If the contents have changed since `before` was read, it does nothing and
+    /// gives `new` back.
+    pub fn replace_if_unchanged(
+        &self,
+        before: &BufferRead,
+        new: Contents,
+    ) -> std::result::Result<(), Contents> {
+        let mut data = self.data.write();
+        let current = data.as_mut().expect(LOADED);
+        if !current.is_same(&before.0) {
+            return Err(new);
+        }
+        *current = new;
+        Ok(())
+    }
+
     /// Marks the buffer for [`crate::BufferCache::sync`], which writes it in place. For a journal in
     /// no-journal mode.
     pub fn mark_dirty(&self) {
@@ -206,6 +223,9 @@ mod tests {
         assert!(b.start_write().is_none());
         b.mark_dirty();
         assert_eq!(b.start_write().unwrap()[0], 9);
+        assert_eq!(b.replace_if_unchanged(&BufferRead(before), vec![2; 16].into()).unwrap_err()[0], 2);
+        b.replace_if_unchanged(&b.read(), vec![3; 16].into()).unwrap();
+        assert_eq!(*b.read(), [3; 16]);
         assert!(b.clear_dirty());
         b.end_write(true);
         assert!(!b.is_dirty());

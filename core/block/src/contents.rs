@@ -64,6 +64,11 @@ impl Contents {
         &mut Arc::make_mut(&mut self.0).bytes
     }
 
+    /// Returns whether both are one version: clones of each other.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Memory of contents of `len` bytes.
     pub(crate) const fn cost(len: u64) -> u64 {
         len + OVERHEAD_BYTES

@@ -589,7 +589,7 @@ impl Inner {
     }
 
     /// Adds bytes of a buffer to the running transaction `tid`, in which the caller has a handle.
-    pub fn add_item(&self, tid: Tid, buffer: &Arc<Buffer>, range: Range<u32>) {
+    pub fn add_item(&self, tid: Tid, buffer: &Arc<Buffer>, ranges: impl Iterator<Item = Range<u32>>) {
         let mut state = self.state.lock();
         let running = running_of(&mut state, tid);
         let unit = buffer.unit();
@@ -607,7 +607,11 @@ impl Inner {
             item.buffer = buffer.clone();
         }
         // Older records of a reused unit may be replayed: the new record must cover them.
-        add_range(&mut item.ranges, if is_reused { 0..self.cache.len_of(unit) } else { range });
+        if is_reused {
+            add_range(&mut item.ranges, 0..self.cache.len_of(unit));
+        } else {
+            ranges.for_each(|range| add_range(&mut item.ranges, range));
+        }
         if self.costs.has_ranges() {
             let charge = self.costs.of_buffer(unit.len(), &item.ranges);
             running.charge = running.charge - item.charge + charge;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ivers_block::{BlockNo, Buffer, Unit};
+use ivers_block::{BlockNo, Buffer, BufferRead, Contents, Unit};
 use ivers_sync::{Held, rank};
 
 use crate::engine::{Callback, running_of};
@@ -59,7 +59,7 @@ impl Handle {
     /// The caller excludes other changes of the same bytes. Readers see the buffer as it was before or after
     /// the change. `f` must not use the journal.
     pub fn modify<R>(&self, buffer: &Arc<Buffer>, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.add(buffer, 0..self.journal.cache().len_of(buffer.unit()));
+        self.add(buffer, std::iter::once(0..self.journal.cache().len_of(buffer.unit())));
         let result = buffer.modify(f);
         self.done(buffer);
         result
@@ -78,15 +78,37 @@ impl Handle {
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
         assert!(range.start <= range.end && range.end <= self.journal.cache().len_of(buffer.unit()) as usize);
-        self.add(buffer, range.start as u32..range.end as u32);
+        self.add(buffer, std::iter::once(range.start as u32..range.end as u32));
         let result = buffer.modify(|bytes| f(&mut bytes[range]));
         self.done(buffer);
         result
     }
 
-    fn add(&self, buffer: &Arc<Buffer>, range: Range<u32>) {
+    /// Replaces the contents of a buffer as part of the transaction: `new` differs from `before` in `ranges`
+    /// only. If the buffer has changed since `before` was read, it stays as it is, and the new contents come
+    /// back: change the ranges one by one.
+    ///
+    /// # Panics
+    /// If the length of `new` is not that of the buffer, or a range does not lie inside it.
+    pub fn replace(
+        &self,
+        buffer: &Arc<Buffer>,
+        before: &BufferRead,
+        new: Vec<u8>,
+        ranges: &[Range<usize>],
+    ) -> std::result::Result<(), Contents> {
+        let (cache, len) = (self.journal.cache(), new.len());
+        assert_eq!(len, cache.len_of(buffer.unit()) as usize);
+        assert!(ranges.iter().all(|range| range.start <= range.end && range.end <= len));
+        self.add(buffer, ranges.iter().map(|range| range.start as u32..range.end as u32));
+        let replaced = buffer.replace_if_unchanged(before, Contents::new(new, cache.budget()));
+        self.done(buffer);
+        replaced
+    }
+
+    fn add(&self, buffer: &Arc<Buffer>, ranges: impl Iterator<Item = Range<u32>>) {
         if !self.journal.is_none() {
-            self.journal.inner.add_item(self.tid, buffer, range);
+            self.journal.inner.add_item(self.tid, buffer, ranges);
         }
     }
 

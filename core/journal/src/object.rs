@@ -38,9 +38,18 @@ impl Patch {
 
     /// Writes the bytes into the contents of the unit.
     pub fn apply(&self, contents: &mut [u8]) {
+        self.apply_to_part(0, contents);
+    }
+
+    /// As [`apply`](Self::apply), with a part of the contents: from `start` on. The part has all pieces.
+    ///
+    /// # Panics
+    /// If a piece lies outside the part.
+    pub fn apply_to_part(&self, start: usize, part: &mut [u8]) {
         for (offset, range) in &self.pieces {
-            let (offset, bytes) = (*offset as usize, &self.bytes[range.start as usize..range.end as usize]);
-            contents[offset..offset + bytes.len()].copy_from_slice(bytes);
+            let bytes = &self.bytes[range.start as usize..range.end as usize];
+            let offset = *offset as usize - start;
+            part[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
 

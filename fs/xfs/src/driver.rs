@@ -88,6 +88,8 @@ impl FileSystem for Xfs {
             Some(session) => (session.space.counts(), session.usable_blocks()),
         };
         let reserved = self.session.as_ref().map_or(0, |session| session.reserved.blocks());
+        let unfreed = self.session.as_ref().map_or(0, |session| session.unfreed.count() as u64);
+        let used = counts.inodes.saturating_sub(counts.free_inodes).saturating_sub(unfreed);
         let percent = u64::from(if sb.inode_max_percent == 0 { 100 } else { sb.inode_max_percent.min(100) });
         let most = (sb.blocks / 100).saturating_mul(percent) << sb.inopb_bits;
         let free = counts.free_blocks.min(sb.blocks);
@@ -98,7 +100,7 @@ impl FileSystem for Xfs {
             blocks_free: free.saturating_sub(reserved),
             blocks_available: usable.min(free).saturating_sub(reserved),
             files,
-            files_free: files - counts.inodes.saturating_sub(counts.free_inodes),
+            files_free: files - used.min(files),
             name_max: NAME_MAX as u32,
         })
     }
@@ -143,7 +145,10 @@ impl FileSystem for Xfs {
     fn sync(&self) -> Result<()> {
         match &self.session {
             None => Ok(()),
-            Some(session) => session.commits.commit().map_err(journal_error),
+            Some(session) => {
+                self.free_waiting()?;
+                session.commits.commit().map_err(journal_error)
+            }
         }
     }
 
@@ -154,11 +159,15 @@ impl FileSystem for Xfs {
     fn reclaim_space(&self) -> Result<bool> {
         // What uncommitted transactions freed is free for data after their commit.
         let Some(session) = &self.session else { return Ok(false) };
+        let has_unfreed = session.unfreed.count() > 0;
+        if has_unfreed {
+            self.free_waiting()?;
+        }
         let waits = session.space.busy_blocks() > 0;
         if waits {
             session.commits.journal().commit_all().map_err(journal_error)?;
         }
-        Ok(waits)
+        Ok(has_unfreed || waits)
     }
 
     fn abort(&self, why: &Error) {

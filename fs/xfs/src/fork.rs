@@ -31,7 +31,7 @@ pub(crate) enum Which {
 }
 
 /// The contents of a fork.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fork {
     /// There is none.
     None,
@@ -56,7 +56,7 @@ pub(crate) struct Extent {
 }
 
 /// The root of an extent B-tree, in the inode.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TreeRoot {
     pub level: u32,
     /// Key and pointer of each child.
@@ -139,6 +139,15 @@ impl Fork {
                 Ok(Self::Btree(TreeRoot { level, children }))
             }
             other => Err(format!("a fork has format {other}")),
+        }
+    }
+
+    /// Returns whether blocks of the device belong to it.
+    pub(crate) fn has_blocks(&self) -> bool {
+        match self {
+            Self::None | Self::Device(_) | Self::Local(_) => false,
+            Self::Extents(list) => !list.is_empty(),
+            Self::Btree(_) => true,
         }
     }
 

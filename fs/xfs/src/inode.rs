@@ -36,6 +36,15 @@ impl From<String> for Refused {
     }
 }
 
+impl PartialEq for Dinode {
+    fn eq(&self, other: &Self) -> bool {
+        self.ino == other.ino
+            && self.raw.as_bytes() == other.raw.as_bytes()
+            && self.data == other.data
+            && self.attrs == other.attrs
+    }
+}
+
 impl Dinode {
     /// `verified`: its checksum was right when it was read, and may be out of date in memory.
     pub(crate) fn decode(
@@ -151,6 +160,11 @@ impl Dinode {
         FileType::from_mode(self.raw.di_mode.get().into()).unwrap_or(FileType::Regular)
     }
 
+    /// Whether a fork has blocks.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.data.has_blocks() || self.attrs.has_blocks()
+    }
+
     /// Whether the contents are on the realtime device.
     pub(crate) fn is_realtime(&self) -> bool {
         self.raw.di_flags.get() & flags::REALTIME != 0 && self.kind() == FileType::Regular
@@ -161,7 +175,8 @@ impl Dinode {
         match (which, self.flags2() & flags2::NREXT64 != 0) {
             (Which::Data, true) => {
                 // `di_big_nextents`.
-                number(&[&self.raw.di_pad[..], self.raw.di_flushiter.as_bytes()].concat(), 0, 8).unwrap_or(0)
+                let high = self.raw.di_pad.iter().fold(0, |value, &byte| value << 8 | u64::from(byte));
+                high << 16 | u64::from(self.raw.di_flushiter.get())
             }
             (Which::Data, false) | (Which::Attributes, true) => self.raw.di_nextents.get().into(),
             (Which::Attributes, false) => self.raw.di_anextents.get().into(),

@@ -3,7 +3,7 @@
 use super::entry::{Entry, check_name};
 use crate::fork::ForkSource;
 use crate::inode::Dinode;
-use crate::layout::bytes::number;
+use crate::layout::bytes::{array, number};
 use crate::layout::checksum::DIR_DATA;
 use crate::layout::directory::{
     ADDRESS_UNIT, BLOCK_MAGICS, DATA_MAGICS, FREE_TAG, data_start, dir_unit, entry_bytes,
@@ -46,6 +46,26 @@ impl DataBlock {
     }
 }
 
+/// Returns the length in bytes of what is at an offset of a data block, and whether it is free space. `bytes`
+/// end where the entries end. It reads no name.
+pub(crate) fn item_len(
+    sb: &Superblock,
+    bytes: &[u8],
+    at: usize,
+) -> std::result::Result<(usize, bool), String> {
+    let word = |at: usize| array::<2>(bytes, at).map(u16::from_be_bytes);
+    let is_free = word(at) == Some(FREE_TAG as u16);
+    let len = match is_free {
+        true => word(at + 2).map(usize::from),
+        false => bytes.get(at + 8).map(|name_len| entry_bytes(sb, usize::from(*name_len))),
+    };
+    let len = len.filter(|len| *len > 0 && len.is_multiple_of(ADDRESS_UNIT as usize));
+    match len.filter(|len| word((at + len).wrapping_sub(2)) == Some(at as u16)) {
+        Some(len) => Ok((len, is_free)),
+        None => Err(format!("an entry at offset {at} of a directory block has a wrong length or tag")),
+    }
+}
+
 /// Decodes what is at an offset of a data block: an entry or free space, and its length in bytes. `bytes` end
 /// where the entries end.
 pub(crate) fn item_at<'a>(
@@ -53,24 +73,18 @@ pub(crate) fn item_at<'a>(
     bytes: &'a [u8],
     at: usize,
 ) -> std::result::Result<(Option<Entry<'a>>, usize), String> {
+    let (len, is_free) = item_len(sb, bytes, at)?;
+    if is_free {
+        return Ok((None, len));
+    }
+    // The length of its item says that an entry is inside.
     let cut = || format!("an entry at offset {at} ends past its block");
-    let (len, entry) = if number(bytes, at, 2) == Some(FREE_TAG) {
-        (number(bytes, at + 2, 2).ok_or_else(cut)? as usize, None)
-    } else {
-        let ino = number(bytes, at, 8).ok_or_else(cut)?;
-        let name_len = usize::from(*bytes.get(at + 8).ok_or_else(cut)?);
-        let name = bytes.get(at + 9..at + 9 + name_len).ok_or_else(cut)?;
-        let ftype = if sb.has_ftype() { *bytes.get(at + 9 + name_len).ok_or_else(cut)? } else { 0 };
-        (entry_bytes(sb, name_len), Some(Entry { ino, name, ftype, address: at as u64 / ADDRESS_UNIT }))
-    };
-    let tag = number(bytes, (at + len).wrapping_sub(2), 2);
-    if len == 0 || !len.is_multiple_of(ADDRESS_UNIT as usize) || tag != Some(at as u64) {
-        return Err(format!("an entry at offset {at} of a directory block has a wrong length or tag"));
-    }
-    if let Some(entry) = &entry {
-        check_name(entry.name)?;
-    }
-    Ok((entry, len))
+    let ino = number(bytes, at, 8).ok_or_else(cut)?;
+    let name_len = usize::from(*bytes.get(at + 8).ok_or_else(cut)?);
+    let name = bytes.get(at + 9..at + 9 + name_len).ok_or_else(cut)?;
+    let ftype = if sb.has_ftype() { *bytes.get(at + 9 + name_len).ok_or_else(cut)? } else { 0 };
+    check_name(name)?;
+    Ok((Some(Entry { ino, name, ftype, address: at as u64 / ADDRESS_UNIT }), len))
 }
 
 /// Reading of data blocks.

@@ -31,7 +31,7 @@ use ivers_block::FileBlock;
 use ivers_vfs::Result;
 use std::mem::size_of;
 
-pub(crate) use data::item_at;
+pub(crate) use data::{item_at, item_len};
 pub(crate) use entry::Entry;
 pub(crate) use names::hash as name_hash;
 use names::hash;

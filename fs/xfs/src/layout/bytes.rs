@@ -19,12 +19,22 @@ pub(crate) fn read<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8], at: usi
 }
 
 /// Reads some bytes at an offset, such as those of a little-endian number.
+#[inline]
 pub(crate) fn array<const LEN: usize>(bytes: &[u8], at: usize) -> Option<[u8; LEN]> {
     bytes.get(at..at.checked_add(LEN)?)?.try_into().ok()
 }
 
 /// Reads a big-endian number of up to 8 bytes at an offset.
+#[inline]
 pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
-    let end = at.checked_add(len)?;
-    Some(bytes.get(at..end)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+    // The usual lengths are one load each.
+    Some(match len {
+        2 => u16::from_be_bytes(array(bytes, at)?).into(),
+        4 => u32::from_be_bytes(array(bytes, at)?).into(),
+        8 => u64::from_be_bytes(array(bytes, at)?),
+        _ => {
+            let end = at.checked_add(len)?;
+            bytes.get(at..end)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte))
+        }
+    })
 }

@@ -60,16 +60,19 @@ impl InodeChunk {
     }
 
     /// The bytes of the record.
-    pub(crate) fn encode(&self, sparse: bool) -> Vec<u8> {
-        let counts = match sparse {
-            true => {
-                let hole = |bit: u32| self.holes >> (bit * HOLE_INODES) & 1 != 0;
-                let mask = (0..16).filter(|bit| hole(*bit)).fold(0u16, |mask, bit| mask | 1 << bit);
-                [&mask.to_be_bytes()[..], &[self.count as u8, self.free_count as u8]].concat()
-            }
-            false => (self.free_count as u32).to_be_bytes().to_vec(),
-        };
-        [&self.first.to_be_bytes()[..], &counts, &self.free.to_be_bytes()].concat()
+    pub(crate) fn encode(&self, sparse: bool) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&self.first.to_be_bytes());
+        if sparse {
+            let hole = |bit: u32| self.holes >> (bit * HOLE_INODES) & 1 != 0;
+            let mask = (0..16).filter(|bit| hole(*bit)).fold(0u16, |mask, bit| mask | 1 << bit);
+            bytes[4..6].copy_from_slice(&mask.to_be_bytes());
+            (bytes[6], bytes[7]) = (self.count as u8, self.free_count as u8);
+        } else {
+            bytes[4..8].copy_from_slice(&(self.free_count as u32).to_be_bytes());
+        }
+        bytes[8..].copy_from_slice(&self.free.to_be_bytes());
+        bytes
     }
 }
 
@@ -100,7 +103,7 @@ mod tests {
         bytes.extend(0xFFFF_FFFF_0000_0010_u64.to_be_bytes());
         let record = InodeChunk::decode(&bytes, true);
         assert_eq!((record.holes, record.contradiction()), (0xFFFF_FFFF_0000_0000, None));
-        assert_eq!(record.encode(true), bytes);
+        assert_eq!(record.encode(true)[..], bytes);
         bytes[7] = 2;
         assert!(InodeChunk::decode(&bytes, true).contradiction().unwrap().contains("free inodes"));
         bytes[8] = 0x7F;

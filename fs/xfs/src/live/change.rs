@@ -9,7 +9,6 @@ use super::vnode::{XfsInode, private_of};
 use super::volume::Xfs;
 use crate::inode::Dinode;
 use crate::layout::superblock::Superblock;
-use crate::write::inode::inode_id;
 use crate::write::tx::{Publish, Tx};
 use ivers_journal::{Changes, LogObject, Tid};
 use ivers_vfs::sync::{RankedMutexGuard, RankedWriteGuard};
@@ -76,7 +75,7 @@ impl<'i> Edited<'i> {
             core.raw.di_mtime = guard.raw.di_mtime;
             core.raw.di_ctime = guard.raw.di_ctime;
         }
-        let differs = core.encode(sb) != guard.encode(sb);
+        let differs = core != *guard;
         *guard = core;
         inode.with_attr(|attr| {
             attr.nlink = guard.nlink();
@@ -120,17 +119,20 @@ impl Publish for Publisher<'_, '_> {
         self.guards = self.privates.iter().map(|private| private.core.write()).collect();
     }
 
-    fn end(&mut self, tid: Tid, objects: &mut Vec<Arc<dyn LogObject>>) {
+    fn end(&mut self, tid: Tid) -> Vec<Arc<dyn LogObject>> {
+        let mut inodes = Vec::new();
         for (edited, guard) in self.edited.drain(..).zip(&mut self.guards) {
-            // What the operations have logged does not have the newest attributes, or need not be logged.
-            let id = inode_id(guard.ino);
-            objects.retain(|object| object.id() != id);
             if edited.publish(guard, self.sb) {
-                objects.extend(guard.image(self.sb));
+                inodes.extend(guard.image(self.sb));
             }
         }
         self.guards.clear();
         self.changes.transaction_ends(tid, self.privates.iter().map(|private| &private.last_change));
+        inodes
+    }
+
+    fn decides_about(&self, ino: u64) -> bool {
+        self.edited.iter().any(|edited| edited.inode.ino.0 == ino)
     }
 }
 
@@ -139,7 +141,8 @@ impl Xfs {
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         let session = self.session()?;
         let turn = session.turn.lock();
-        let tx = session.space.begin(session.credits)?;
+        let mut tx = session.space.begin(session.credits)?;
+        tx.leave_inodes_to_publisher();
         Ok(Change { session, sb: &self.sb, tx, _turn: turn })
     }
 }
@@ -151,7 +154,7 @@ impl Change<'_> {
 
     /// Makes the change visible. On error nothing has changed, unless the journal is aborted.
     pub(crate) fn finish(self, mut edited: Vec<Edited<'_>>) -> Result<()> {
-        if let Some(bad) = edited.iter().find(|edited| edited.core.encode(self.sb).is_none()) {
+        if let Some(bad) = edited.iter().find(|edited| !edited.core.fits(self.sb)) {
             return Err(self.tx.space().corrupt("its forks do not fit", bad.core.whose()));
         }
         // The order of their locks.

@@ -11,7 +11,7 @@
 //! | `names` | create, link, unlink, rename |
 //! | `reservations`, `writeback`, `copies` | delayed allocation, data, copy on write |
 //! | `space`, `clones` | truncation and fallocate; files that get the blocks of others |
-//! | `removal` | freeing inodes without names |
+//! | `removal`, `unfreed` | freeing inodes without names; those that wait for it |
 //! | `epoch`, `unmount` | the epoch record; the end of a session |
 //! | `ops` | names, data and attributes as the VFS calls them |
 
@@ -27,6 +27,7 @@ mod removal;
 mod reservations;
 mod session;
 mod space;
+mod unfreed;
 mod unmount;
 mod vnode;
 mod volume;

@@ -100,7 +100,6 @@ impl Xfs {
     }
 
     pub(super) fn unlink_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.expect_name(dir, name, inode)?;
         let mut change = self.change()?;
         let mut parent = Edited::new(dir).touched(Touch::Data);
         let mut child = Edited::new(inode).touched(Touch::Metadata);

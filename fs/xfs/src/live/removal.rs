@@ -3,15 +3,27 @@
 use super::change::Edited;
 use super::vnode::core_of;
 use super::volume::Xfs;
+use crate::inode::Dinode;
 use crate::log::FoundIntent;
 use ivers_vfs::{Error, Inode, NameError, Result};
 
 impl Xfs {
-    /// Frees an unlinked inode: its blocks in as many transactions as it takes, the inode in the last one.
+    /// Frees an unlinked inode: its blocks in as many transactions as it takes, the inode in the last one. One
+    /// without blocks may wait for others.
     pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
         // The next inode here starts above every value that this one showed.
         inode.counter.inc();
         self.forget_window(inode);
+        let mut core = core_of(inode).clone();
+        if core.has_blocks() {
+            return self.free_with_blocks(inode);
+        }
+        core.set_change_count(inode.counter.peek());
+        if self.session()?.unfreed.add(core) { self.free_waiting() } else { Ok(()) }
+    }
+
+    /// Frees the blocks of an inode, and the inode.
+    fn free_with_blocks(&self, inode: &Inode) -> Result<()> {
         loop {
             let mut change = self.change()?;
             let mut edited = Edited::new(inode).logged().without_attributes();
@@ -22,6 +34,42 @@ impl Xfs {
                 return Ok(());
             }
         }
+    }
+
+    /// Frees the inodes that wait for it. After an error it goes on with the others, and returns the first
+    /// error.
+    pub(crate) fn free_waiting(&self) -> Result<()> {
+        let session = self.session()?;
+        let mut result = Ok(());
+        loop {
+            let inodes = session.unfreed.take();
+            if inodes.is_empty() || self.free_empty(&inodes).is_ok() {
+                return result;
+            }
+            // Too much for one transaction, or an error of one of them.
+            for inode in inodes {
+                let Err(error) = self.free_empty(std::slice::from_ref(&inode)) else { continue };
+                // The free-inode B-tree needs a block. The caller tries again when there is space.
+                if matches!(error, Error::Name(NameError::NoSpace)) {
+                    session.unfreed.add(inode);
+                    return Err(error);
+                }
+                result = result.and(Err(error));
+            }
+        }
+    }
+
+    /// Frees inodes without blocks in one transaction.
+    fn free_empty(&self, inodes: &[Dinode]) -> Result<()> {
+        let session = self.session()?;
+        let _turn = session.turn.lock();
+        let mut tx = session.space.begin(session.credits)?;
+        for inode in inodes {
+            if !tx.release_inode(&mut inode.clone(), 0)? {
+                return Err(self.corrupt("an inode without blocks has extents", inode.whose()));
+            }
+        }
+        tx.finish()
     }
 
     /// Finishes what the last session left unfinished in the log.
@@ -62,6 +110,7 @@ impl Xfs {
                 count += 1;
             }
         }
+        self.free_waiting()?;
         Ok(count)
     }
 }

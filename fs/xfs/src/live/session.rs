@@ -1,5 +1,6 @@
 //! The state of a filesystem that is open for writing.
 
+use super::unfreed::Unfreed;
 use crate::delayed::Reserved;
 use crate::write::space::Space;
 use ivers_block::FileBlock;
@@ -34,6 +35,7 @@ pub(crate) struct Session {
     /// One change at a time.
     pub turn: RankedMutex<rank::BeforeHandle, ()>,
     pub reserved: Reserved,
+    pub unfreed: Unfreed,
     /// What each transaction may log.
     pub credits: u32,
     /// Extents of a fork that one transaction changes: a small log has space for few intents.
@@ -56,6 +58,7 @@ impl Session {
             next_record,
             turn: RankedMutex::default(),
             reserved: Reserved::default(),
+            unfreed: Unfreed::default(),
             credits,
             closed: AtomicBool::new(false),
         }

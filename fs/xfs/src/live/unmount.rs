@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 impl Xfs {
     /// Everything is in the log or in place: makes it durable in place, and marks the filesystem as closed.
     pub(crate) fn close(&self, session: &Session) -> Result<()> {
+        self.free_waiting()?;
         {
             let _turn = session.turn.lock();
             session.space.write_counters()?;

@@ -99,6 +99,6 @@ impl Chunk {
             free_count: CHUNK_INODES - u64::from(self.used),
             free: u64::MAX.checked_shl(self.used).unwrap_or(0),
         };
-        chunk.encode(sparse)
+        chunk.encode(sparse).to_vec()
     }
 }

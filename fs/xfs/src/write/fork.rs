@@ -13,7 +13,19 @@ use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{NameError, Result};
 use std::mem::size_of;
 
-const RECORD_BYTES: usize = size_of::<crate::layout::raw::RawBmbtRec>();
+pub(super) const RECORD_BYTES: usize = size_of::<crate::layout::raw::RawBmbtRec>();
+
+/// Units of forks of which a transaction remembers where they are.
+const FOUND_UNITS: usize = 16;
+
+/// Where a unit is in a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct UnitPlace {
+    ino: u64,
+    which: Which,
+    at: FileBlock,
+    count: u64,
+}
 
 /// A hole that gets blocks.
 #[derive(Debug, Clone, Copy)]
@@ -294,6 +306,7 @@ impl Tx<'_> {
     pub(super) fn edit_fork(&mut self, inode: &mut Dinode, which: Which, edit: Edit) -> Result<()> {
         let room = inode.space(&self.space().sb, which) / RECORD_BYTES;
         let whose = inode.whose();
+        self.found_units.take();
         let count = match inode.fork_mut(which) {
             Fork::Btree(_) => return self.edit_tree(inode, which, edit),
             Fork::Extents(list) => {
@@ -357,6 +370,15 @@ impl Tx<'_> {
         at: FileBlock,
         count: u64,
     ) -> Result<Vec<BlockNo>> {
-        self.mapped_blocks(inode.fork(which), at, count, inode.ino)
+        let place = UnitPlace { ino: inode.ino, which, at, count };
+        let found = self.found_units.borrow().iter().find(|(found, _)| *found == place).cloned();
+        if let Some((_, blocks)) = found {
+            return Ok(blocks);
+        }
+        let blocks = self.mapped_blocks(inode.fork(which), at, count, inode.ino)?;
+        let mut units = self.found_units.borrow_mut();
+        units.truncate(FOUND_UNITS - 1);
+        units.push_front((place, blocks.clone()));
+        Ok(blocks)
     }
 }

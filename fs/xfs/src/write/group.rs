@@ -1,5 +1,6 @@
 //! The heads of groups, as transactions change them.
 
+use super::space::Space;
 use super::tx::Tx;
 use crate::btree::MAX_LEVELS;
 use crate::heads::check_heads;
@@ -9,7 +10,7 @@ use crate::layout::features::RoCompat;
 use crate::layout::raw::{RawAgf, RawAgfl, RawAgi};
 use crate::layout::superblock::{Counts, Superblock};
 use crate::layout::tree::TreeKind;
-use crate::unit::Whose;
+use crate::unit::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
 use std::mem::size_of;
@@ -47,29 +48,38 @@ impl Superblock {
     }
 }
 
+/// A block with a head of a group, and where in it the head is.
+struct Head {
+    bytes: Unit,
+    block: BlockNo,
+    at: usize,
+}
+
+impl Head {
+    fn raw<T: FromBytes + KnownLayout + Immutable>(&self, space: &Space, ag: u32) -> Result<&T> {
+        let bytes = self.bytes.get(self.at..).unwrap_or_default();
+        let raw = T::ref_from_prefix(bytes).ok().map(|(raw, _)| raw);
+        raw.ok_or_else(|| space.corrupt_block("a group header is too short", Whose::Group(ag), self.block))
+    }
+}
+
 impl Tx<'_> {
-    /// Reads a head of a group.
-    fn head<T: FromBytes + KnownLayout + Immutable>(
-        &mut self,
-        ag: u32,
-        sector: u32,
-        kind: &SelfDescription,
-    ) -> Result<(T, BlockNo, usize)> {
+    /// Reads the sector of a head of a group, and checks what it says of itself.
+    fn head(&mut self, ag: u32, sector: u32, kind: &SelfDescription) -> Result<Head> {
         self.groups();
         let (space, whose) = (self.space(), Whose::Group(ag));
         let place = space.sb.head_place(ag, sector);
         let (block, at) = place.ok_or_else(|| space.corrupt("the group has no header", whose))?;
-        // What is changed was checked before.
-        if !self.has_changed(block) {
+        // What was read or changed here was checked then.
+        if !self.has_changed(block) && !self.is_recent(block) {
             let buffer = space.cache.get(block)?;
             check_heads(&space.sb, &buffer).map_err(|what| space.corrupt_block(what, whose, block))?;
         }
-        let bytes = self.read_unit(&[block], None, whose)?;
-        let sector = bytes.get(at..at + space.sb.sector_size as usize).unwrap_or_default();
+        let head = Head { bytes: self.read_unit(&[block], None, whose)?, block, at };
         let expected = Expected { uuid: space.sb.meta_uuid, blkno: 0, owner: 0 };
+        let sector = head.bytes.get(at..at + space.sb.sector_size as usize).unwrap_or_default();
         kind.check_place(sector, &expected).map_err(|what| space.corrupt_block(what, whose, block))?;
-        let raw = read(sector, 0).ok_or_else(|| space.corrupt("a group header is too short", whose))?;
-        Ok((raw, block, at))
+        Ok(head)
     }
 
     fn modify_head(&mut self, ag: u32, (block, at): (BlockNo, usize), head: &[u8]) -> Result<()> {
@@ -78,10 +88,30 @@ impl Tx<'_> {
         })
     }
 
-    fn read_agf(&mut self, ag: u32) -> Result<(RawAgf, BlockNo, usize)> {
-        let (raw, block, at) = self.head::<RawAgf>(ag, AGF_SECTOR, &AGF)?;
+    /// Changes a head that was read and checked.
+    fn modify_raw<T: FromBytes + IntoBytes + KnownLayout>(
+        &mut self,
+        ag: u32,
+        head: Head,
+        f: impl FnOnce(&mut T),
+    ) -> Result<()> {
+        let Head { bytes, block, at } = head;
+        // The change would copy what someone holds.
+        drop(bytes);
+        let changed = self.modify(&[block], None, Whose::Group(ag), |bytes| {
+            let raw = bytes.get_mut(at..).and_then(|bytes| T::mut_from_prefix(bytes).ok());
+            raw.map(|(raw, _)| f(raw)).is_some()
+        })?;
+        let short = || self.space().corrupt_block("a group header is too short", Whose::Group(ag), block);
+        if changed { Ok(()) } else { Err(short()) }
+    }
+
+    /// Reads and checks an AGF.
+    fn agf_head(&mut self, ag: u32) -> Result<Head> {
+        let head = self.head(ag, AGF_SECTOR, &AGF)?;
         let space = self.space();
         let (sb, places) = (&space.sb, space.sb.free_list_places());
+        let raw: &RawAgf = head.raw(space, ag)?;
         let (first, last, count) = (raw.agf_flfirst.get(), raw.agf_fllast.get(), raw.agf_flcount.get());
         let listed = if count == 0 { 0 } else { last.wrapping_add(places + 1).wrapping_sub(first) % places };
         let length = sb.ag_len(ag);
@@ -94,24 +124,31 @@ impl Tx<'_> {
         } else if raw.agf_freeblks.get() > length || raw.agf_longest.get() > raw.agf_freeblks.get() {
             "the AGF has a wrong count of free blocks"
         } else {
-            return Ok((raw, block, at));
+            return Ok(head);
         };
-        Err(space.corrupt_block(what, Whose::Group(ag), block))
+        Err(space.corrupt_block(what, Whose::Group(ag), head.block))
     }
 
     pub(super) fn agf(&mut self, ag: u32) -> Result<RawAgf> {
-        Ok(self.read_agf(ag)?.0)
+        self.with_agf(ag, RawAgf::clone)
+    }
+
+    /// Returns what `f` finds in an AGF.
+    fn with_agf<R>(&mut self, ag: u32, f: impl FnOnce(&RawAgf) -> R) -> Result<R> {
+        let head = self.agf_head(ag)?;
+        Ok(f(head.raw(self.space(), ag)?))
     }
 
     pub(super) fn modify_agf(&mut self, ag: u32, f: impl FnOnce(&mut RawAgf)) -> Result<()> {
-        let (mut raw, block, at) = self.read_agf(ag)?;
-        f(&mut raw);
-        self.modify_head(ag, (block, at), raw.as_bytes())
+        let head = self.agf_head(ag)?;
+        self.modify_raw(ag, head, f)
     }
 
-    fn read_agi(&mut self, ag: u32) -> Result<(RawAgi, BlockNo, usize)> {
-        let (raw, block, at) = self.head::<RawAgi>(ag, AGI_SECTOR, &AGI)?;
+    /// Reads and checks an AGI.
+    fn agi_head(&mut self, ag: u32) -> Result<Head> {
+        let head = self.head(ag, AGI_SECTOR, &AGI)?;
         let space = self.space();
+        let raw: &RawAgi = head.raw(space, ag)?;
         let most = u64::from(space.sb.ag_len(ag)) << space.sb.inopb_bits;
         let what = if raw.agi_magicnum.get() != MAGIC_AGI || raw.agi_versionnum.get() != 1 {
             "the AGI has a wrong magic or version"
@@ -120,19 +157,25 @@ impl Tx<'_> {
         } else if u64::from(raw.agi_count.get()) > most || raw.agi_freecount.get() > raw.agi_count.get() {
             "the AGI has a wrong count of inodes"
         } else {
-            return Ok((raw, block, at));
+            return Ok(head);
         };
-        Err(space.corrupt_block(what, Whose::Group(ag), block))
+        Err(space.corrupt_block(what, Whose::Group(ag), head.block))
     }
 
+    #[cfg(test)]
     pub(super) fn agi(&mut self, ag: u32) -> Result<RawAgi> {
-        Ok(self.read_agi(ag)?.0)
+        self.with_agi(ag, RawAgi::clone)
+    }
+
+    /// Returns what `f` finds in an AGI.
+    pub(super) fn with_agi<R>(&mut self, ag: u32, f: impl FnOnce(&RawAgi) -> R) -> Result<R> {
+        let head = self.agi_head(ag)?;
+        Ok(f(head.raw(self.space(), ag)?))
     }
 
     pub(super) fn modify_agi(&mut self, ag: u32, f: impl FnOnce(&mut RawAgi)) -> Result<()> {
-        let (mut raw, block, at) = self.read_agi(ag)?;
-        f(&mut raw);
-        self.modify_head(ag, (block, at), raw.as_bytes())
+        let head = self.agi_head(ag)?;
+        self.modify_raw(ag, head, f)
     }
 
     /// The block of a place of the free list.
@@ -158,7 +201,8 @@ impl Tx<'_> {
     }
 
     fn free_list(&mut self, ag: u32) -> Result<(BlockNo, usize)> {
-        let (raw, block, at) = self.head::<RawAgfl>(ag, AGFL_SECTOR, &AGFL)?;
+        let head = self.head(ag, AGFL_SECTOR, &AGFL)?;
+        let (raw, block, at): (&RawAgfl, _, _) = (head.raw(self.space(), ag)?, head.block, head.at);
         if raw.agfl_magicnum.get() != MAGIC_AGFL || raw.agfl_seqno.get() != ag {
             let what = "the free list has a wrong magic or number";
             return Err(self.space().corrupt_block(what, Whose::Group(ag), block));
@@ -169,17 +213,16 @@ impl Tx<'_> {
     /// The root of a B-tree and its levels.
     pub(super) fn root(&mut self, kind: TreeKind, ag: u32) -> Result<(u32, u32)> {
         let (root, levels) = match kind {
-            TreeKind::Inodes => self.agi(ag).map(|agi| (agi.agi_root.get(), agi.agi_level.get())),
+            TreeKind::Inodes => self.with_agi(ag, |agi| (agi.agi_root.get(), agi.agi_level.get())),
             TreeKind::FreeInodes => {
-                self.agi(ag).map(|agi| (agi.agi_free_root.get(), agi.agi_free_level.get()))
+                self.with_agi(ag, |agi| (agi.agi_free_root.get(), agi.agi_free_level.get()))
             }
             TreeKind::Refcounts => {
-                self.agf(ag).map(|agf| (agf.agf_refcount_root.get(), agf.agf_refcount_level.get()))
+                self.with_agf(ag, |agf| (agf.agf_refcount_root.get(), agf.agf_refcount_level.get()))
             }
             kind => {
-                let agf = self.agf(ag)?;
                 let at = agf_index(kind);
-                Ok((agf.agf_roots[at].get(), agf.agf_levels[at].get()))
+                self.with_agf(ag, |agf| (agf.agf_roots[at].get(), agf.agf_levels[at].get()))
             }
         }?;
         if !(1..=MAX_LEVELS).contains(&levels) {

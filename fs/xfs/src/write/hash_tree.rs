@@ -125,8 +125,22 @@ impl Tx<'_> {
         at: FileBlock,
         change: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
+        self.try_change_tree(inode, shape, at, |bytes| {
+            change(bytes);
+            Ok(())
+        })
+    }
+
+    /// As [`Tx::change_tree`]; `change` may find damage.
+    pub(super) fn try_change_tree<R>(
+        &mut self,
+        inode: &Dinode,
+        shape: Shape,
+        at: FileBlock,
+        change: impl FnOnce(&mut [u8]) -> std::result::Result<R, String>,
+    ) -> Result<R> {
         let blocks = self.tree_unit(inode, shape, at)?;
-        self.modify(&blocks, Some(&DA_BLOCK), inode.whose(), change)
+        self.change_unit(inode.ino, &blocks, &DA_BLOCK, change)
     }
 
     fn node_at(&self, inode: &Dinode, shape: Shape, at: FileBlock) -> Result<Option<Node>> {
@@ -148,15 +162,15 @@ impl Tx<'_> {
     pub(super) fn find_leaf(&self, inode: &Dinode, shape: Shape, hash: u32) -> Result<Path> {
         let mut path = Path { nodes: Vec::new(), leaf: shape.root, seen: BTreeSet::new() };
         let mut above: Option<u16> = None;
-        while let Some(node) = self.node_at(inode, shape, path.leaf)? {
-            if above.is_some_and(|above| node.level + 1 != above) {
+        let sb = &self.space().sb;
+        let child_for = |at| self.read_tree(inode, shape, at, |bytes| Node::child_for(sb, bytes, hash));
+        while let Some((level, index, child)) = child_for(path.leaf)? {
+            if above.is_some_and(|above| level + 1 != above) {
                 return Err(self.space().corrupt("levels of a hash tree are wrong", inode.whose()));
             }
-            above = Some(node.level);
-            let index = node.children.partition_point(|(last, _)| *last < hash);
-            let index = index.min(node.children.len() - 1);
+            above = Some(level);
             path.nodes.push((path.leaf, index));
-            path.leaf = FileBlock(node.children[index].1.into());
+            path.leaf = FileBlock(child.into());
         }
         if above.is_some_and(|above| above != 1) {
             return Err(self.space().corrupt("a leaf of a hash tree is at a wrong level", inode.whose()));

@@ -1,5 +1,7 @@
 //! Inodes that are changed: encoding, logging, new ones.
 
+use super::bmbt::{root_bytes, root_room};
+use super::fork::RECORD_BYTES;
 use super::tx::Tx;
 use crate::fork::{Extent, Fork, Which};
 use crate::inode::Dinode;
@@ -32,27 +34,36 @@ impl Fork {
         }
     }
 
+    /// Whether it fits into a space of so many bytes.
+    fn fits(&self, space: usize) -> bool {
+        match self {
+            Self::None => true,
+            Self::Device(_) => space >= 4,
+            // Local attributes may have unused bytes at the end.
+            Self::Local(bytes) => bytes.iter().skip(space).all(|byte| *byte == 0),
+            Self::Extents(list) => list.len() * RECORD_BYTES <= space,
+            Self::Btree(root) => root_bytes(root.children.len()) <= space,
+        }
+    }
+
     /// Writes the fork into its space. `None` if it does not fit.
     fn encode(&self, space: &mut [u8]) -> Option<()> {
+        self.fits(space.len()).then_some(())?;
         match self {
             Self::None => {}
-            Self::Device(number) => space.get_mut(..4)?.copy_from_slice(&number.to_be_bytes()),
+            Self::Device(number) => space[..4].copy_from_slice(&number.to_be_bytes()),
             Self::Local(bytes) => {
                 let len = bytes.len().min(space.len());
-                // Local attributes may have unused bytes at the end.
-                bytes[len..].iter().all(|byte| *byte == 0).then_some(())?;
                 space[..len].copy_from_slice(&bytes[..len]);
             }
             Self::Extents(list) => {
-                let bytes: Vec<u8> = list.iter().flat_map(Extent::record).collect();
-                space.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+                for (place, extent) in space.chunks_exact_mut(RECORD_BYTES).zip(list) {
+                    place.copy_from_slice(&extent.record());
+                }
             }
             Self::Btree(root) => {
                 let header = size_of::<RawBmdrBlock>();
-                let most = space.len().checked_sub(header)? / 16;
-                if root.children.len() > most {
-                    return None;
-                }
+                let most = root_room(space.len());
                 space[..2].copy_from_slice(&(root.level as u16).to_be_bytes());
                 space[2..4].copy_from_slice(&(root.children.len() as u16).to_be_bytes());
                 for (nth, (key, pointer)) in root.children.iter().enumerate() {
@@ -224,6 +235,13 @@ impl Dinode {
         self.raw.di_nblocks = self.raw.di_nblocks.get().saturating_add_signed(difference).into();
     }
 
+    /// Whether the forks fit, so that it can be stored.
+    pub(crate) fn fits(&self, sb: &Superblock) -> bool {
+        let literal = self.literal_bytes(sb);
+        let data = self.space(sb, Which::Data).min(literal);
+        self.data.fits(data) && self.attrs.fits(literal - data)
+    }
+
     /// The inode as it is stored, with checksum 0: the write in place computes it. `None` if the forks do not
     /// fit.
     pub(crate) fn encode(&self, sb: &Superblock) -> Option<Vec<u8>> {
@@ -246,8 +264,11 @@ impl Dinode {
         Some(Arc::new(InodeImage { ino: self.ino, unit, at: at as u32, bytes }))
     }
 
-    /// Logs the inode as it is now.
+    /// Logs the inode: as it is now, or, if the transaction leaves it to its publisher, as it is then.
     pub(crate) fn log(&self, tx: &mut Tx<'_>) -> Result<()> {
+        if tx.leave_to_publisher(self.ino) {
+            return Ok(());
+        }
         let image = self.image(&tx.space().sb);
         let image = image.ok_or_else(|| tx.space().corrupt("its forks do not fit", self.whose()))?;
         tx.log_inode(image);

@@ -71,7 +71,8 @@ impl Tx<'_> {
         for nth in 0..sb.ag_count {
             let ag = (first + nth) % sb.ag_count;
             let near = if ag == parent_ag { parent_agino } else { 0 };
-            if self.agi(ag)?.agi_freecount.get() == 0 && !self.allocate_chunk(ag)? {
+            let is_full = self.with_agi(ag, |agi| agi.agi_freecount.get() == 0)?;
+            if is_full && !self.allocate_chunk(ag)? {
                 continue;
             }
             let (cursor, chunk) = self.free_chunk_near(ag, near)?;
@@ -175,7 +176,7 @@ impl Tx<'_> {
         if percent != 0 && self.groups().counts.inodes.saturating_add(CHUNK_INODES) > most {
             return Ok(false);
         }
-        let newest = self.agi(ag)?.agi_newino.get();
+        let newest = self.with_agi(ag, |agi| agi.agi_newino.get())?;
         let goal = if newest == NULL_AGINO { 0 } else { (newest >> sb.inopb_bits).min(len - 1) };
         let whole = GroupRequest {
             goal,

@@ -130,12 +130,14 @@ impl Tx<'_> {
         let whose = crate::unit::Whose::Inode(ino);
         let (cluster, at) = (self.space().sb.inode_cluster(ino))
             .ok_or_else(|| self.space().corrupt("an inode outside its group is free", whose))?;
-        let mut bytes = self.read_unit(&cluster, None, whose)?.to_vec();
+        let cluster = self.read_unit(&cluster, None, whose)?;
+        let slot = cluster.get(at..at + self.space().sb.inode_size as usize);
+        let mut slot = slot.unwrap_or_default().to_vec();
         // A version in the log may be newer than that in place.
         if let Some(patch) = self.space().journal.newest_patch(inode_id(ino)) {
-            patch.apply(&mut bytes);
+            patch.apply_to_part(at, &mut slot);
         }
-        let raw: RawDinode = read(&bytes, at)
+        let raw: RawDinode = read(&slot, 0)
             .ok_or_else(|| self.space().corrupt("an inode outside its cluster is free", whose))?;
         Ok((raw.di_gen.get(), raw.di_changecount.get()))
     }
@@ -223,9 +225,8 @@ impl Tx<'_> {
             }
             dir.change_links(-1)?;
         }
-        let found = self.remove_entry(dir, name)?;
-        if found.ino != inode.ino {
-            return Err(self.space().corrupt("a name leads to another inode than before", dir.whose()));
+        if self.remove_entry(dir, name)?.ino != inode.ino {
+            return Err(NameError::Stale.into());
         }
         dir.set_mtime(now);
         self.remove_parent_of(inode, name, dir)?;

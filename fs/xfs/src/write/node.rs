@@ -4,7 +4,9 @@ use crate::layout::bytes::number;
 use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, hash_entries_start};
 use crate::layout::raw::{RawDaHeader, RawDaNodeEntry};
 use crate::layout::superblock::Superblock;
+use crate::search::partition;
 use std::mem::{offset_of, size_of};
+use zerocopy::FromBytes;
 
 const ENTRY_BYTES: usize = size_of::<RawDaNodeEntry>();
 /// Offset of count and level.
@@ -24,23 +26,44 @@ impl Node {
         (size - hash_entries_start(sb)) / ENTRY_BYTES
     }
 
+    /// Finds the child that may have a hash: the last one if the hash is above all others. Returns the level of
+    /// the node, the index of the child and its file block; `None` if the block has another magic.
+    pub(super) fn child_for(
+        sb: &Superblock,
+        bytes: &[u8],
+        hash: u32,
+    ) -> Result<Option<(u16, usize, u32)>, String> {
+        let Some((level, entries)) = Self::entries(sb, bytes)? else { return Ok(None) };
+        let index = partition(entries.len(), |index| entries[index].hashval.get() < hash);
+        let index = index.min(entries.len() - 1);
+        Ok(Some((level, index, entries[index].before.get())))
+    }
+
     /// Decodes a node. `None` if the block has another magic.
     pub(super) fn decode(sb: &Superblock, bytes: &[u8]) -> Result<Option<Self>, String> {
+        let Some((level, entries)) = Self::entries(sb, bytes)? else { return Ok(None) };
+        let pair = |entry: &RawDaNodeEntry| (entry.hashval.get(), entry.before.get());
+        let children: Vec<_> = entries.iter().map(pair).collect();
+        if !children.is_sorted_by_key(|(hash, _)| *hash) {
+            return Err("hashes in a node of a hash tree are out of order".into());
+        }
+        Ok(Some(Self { level, children }))
+    }
+
+    /// The level and the entries of a node, at least one. Their order is not checked.
+    fn entries<'a>(sb: &Superblock, bytes: &'a [u8]) -> Result<Option<(u16, &'a [RawDaNodeEntry])>, String> {
         let field = |at, len| number(bytes, at, len).unwrap_or(0);
         if field(offset_of!(RawDaHeader, magic), 2) as u16 != NODE_MAGICS[0] {
             return Ok(None);
         }
         let (count, level) = (field(COUNTS, 2) as usize, field(COUNTS + 2, 2) as u16);
-        let entry = |nth: usize| hash_entries_start(sb) + nth * ENTRY_BYTES;
-        if count == 0 || entry(count) > bytes.len() || !(1..=MAX_DEPTH as u16).contains(&level) {
-            return Err(format!("a node of a hash tree has {count} entries and level {level}"));
+        let table = bytes.get(hash_entries_start(sb)..).unwrap_or_default();
+        match <[RawDaNodeEntry]>::ref_from_prefix_with_elems(table, count) {
+            Ok((entries, _)) if count > 0 && (1..=MAX_DEPTH as u16).contains(&level) => {
+                Ok(Some((level, entries)))
+            }
+            _ => Err(format!("a node of a hash tree has {count} entries and level {level}")),
         }
-        let children: Vec<_> =
-            (0..count).map(|nth| (field(entry(nth), 4) as u32, field(entry(nth) + 4, 4) as u32)).collect();
-        if !children.is_sorted_by_key(|(hash, _)| *hash) {
-            return Err("hashes in a node of a hash tree are out of order".into());
-        }
-        Ok(Some(Self { level, children }))
     }
 
     /// Writes it into its block; its neighbours, and what a block says of itself, stay.

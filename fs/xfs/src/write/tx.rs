@@ -2,15 +2,17 @@
 
 use super::busy::{Busy, Freed};
 use super::deferred::Deferred;
+use super::fork::UnitPlace;
 use super::space::{GroupsGuard, Space, journal_error};
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::Superblock;
 use crate::source::Source;
 use crate::unit::{self, Whose};
-use ivers_block::{BlockNo, Buffer, BufferRead, Unit};
+use ivers_block::{BlockNo, Buffer, BufferRead, Contents, Unit};
 use ivers_journal::{Handle, JournalError, LogObject, Tid};
 use ivers_vfs::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,6 +20,9 @@ use std::sync::Arc;
 /// The unit in which the log records changes of a buffer.
 const CHUNK_BYTES: usize = 128;
 const WORD_BYTES: usize = 4;
+const PART_BYTES: usize = 4 * CHUNK_BYTES;
+/// Units that a transaction has read and not changed, of which it keeps so many at hand.
+const RECENT_UNITS: usize = 16;
 
 /// A transaction.
 ///
@@ -34,8 +39,14 @@ pub(crate) struct Tx<'s> {
     handle: Handle,
     pub(super) credits: u32,
     units: BTreeMap<BlockNo, Changed>,
+    /// The last units that were read. Only transactions change them, and no other one does meanwhile.
+    recent: RefCell<VecDeque<(Arc<Buffer>, BufferRead)>>,
+    /// The units of forks that were found last.
+    pub(super) found_units: RefCell<VecDeque<(UnitPlace, Vec<BlockNo>)>>,
     forgotten: BTreeSet<Unit>,
     objects: Vec<Arc<dyn LogObject>>,
+    /// Changed inodes that the publisher logs; `None` if the transaction logs them itself.
+    left_to_publisher: Option<Vec<u64>>,
     /// Runs that were freed since the last roll.
     pub(super) freed: Vec<Freed>,
     /// Runs that are no longer shared since the last roll.
@@ -49,9 +60,16 @@ pub(crate) trait Publish {
     /// after that of the groups.
     fn begin(&mut self) {}
 
-    /// All blocks are visible. It may change which inodes are logged in this transaction, and lets readers
-    /// in. Called again, with nothing left to do, if the transaction rolls.
-    fn end(&mut self, _tid: Tid, _inodes: &mut Vec<Arc<dyn LogObject>>) {}
+    /// All blocks are visible. It returns the inodes to log in this transaction, and lets readers in. Called
+    /// again, with nothing left to do, if the transaction rolls.
+    fn end(&mut self, _tid: Tid) -> Vec<Arc<dyn LogObject>> {
+        Vec::new()
+    }
+
+    /// Whether it decides if an inode is logged.
+    fn decides_about(&self, _ino: u64) -> bool {
+        false
+    }
 }
 
 /// A changed unit.
@@ -60,6 +78,19 @@ struct Changed {
     /// The buffer, and its contents before the change. `None` if the unit is new.
     base: Option<(Arc<Buffer>, BufferRead)>,
     bytes: Rc<Vec<u8>>,
+}
+
+impl Changed {
+    /// The runs of bytes that differ from the buffer. All of a new unit.
+    fn runs(&self) -> Vec<Range<usize>> {
+        match &self.base {
+            // Of a cluster only the links of unlinked inodes are logged, and the inodes around them are not
+            // ours.
+            Some((_, before)) if before.starts_with(b"IN") => changed_runs(before, &self.bytes, WORD_BYTES),
+            Some((_, before)) => changed_runs(before, &self.bytes, CHUNK_BYTES),
+            None => std::iter::once(0..self.bytes.len()).collect(),
+        }
+    }
 }
 
 impl Space {
@@ -79,8 +110,11 @@ impl<'s> Tx<'s> {
             handle,
             credits,
             units: BTreeMap::new(),
+            recent: RefCell::default(),
+            found_units: RefCell::default(),
             forgotten: BTreeSet::new(),
             objects: Vec::new(),
+            left_to_publisher: None,
             freed: Vec::new(),
             unshared: Vec::new(),
             deferred: Deferred::default(),
@@ -176,6 +210,20 @@ impl<'s> Tx<'s> {
         }
     }
 
+    /// The inodes that change are logged by the publisher of [`Tx::finish_with`], as they are then.
+    pub(crate) fn leave_inodes_to_publisher(&mut self) {
+        self.left_to_publisher = Some(Vec::new());
+    }
+
+    /// Notes that an inode has changed. False: the caller must log it.
+    pub(super) fn leave_to_publisher(&mut self, ino: u64) -> bool {
+        let Some(inodes) = &mut self.left_to_publisher else { return false };
+        if !inodes.contains(&ino) {
+            inodes.push(ino);
+        }
+        true
+    }
+
     /// Logs an inode. A later version in the same transaction replaces it.
     pub(crate) fn log_inode(&mut self, inode: Arc<dyn LogObject>) {
         self.objects.retain(|object| object.id() != inode.id());
@@ -203,6 +251,17 @@ impl<'s> Tx<'s> {
         self.forgotten.range(from..).next().is_some_and(|unit| unit.first() == first)
     }
 
+    /// A unit that the transaction has read. Not of inode clusters: inodes are put into them at any time.
+    fn find_recent(&self, blocks: &[BlockNo]) -> Option<(Arc<Buffer>, BufferRead)> {
+        let recent = self.recent.borrow();
+        recent.iter().find(|(buffer, _)| **buffer.unit() == *blocks).cloned()
+    }
+
+    /// Whether a block was read in this transaction, and checked then.
+    pub(super) fn is_recent(&self, block: BlockNo) -> bool {
+        self.find_recent(&[block]).is_some()
+    }
+
     /// Loads a unit from the cache, and checks its checksum once.
     fn load(
         &self,
@@ -210,6 +269,9 @@ impl<'s> Tx<'s> {
         kind: Option<&SelfDescription>,
         whose: Whose,
     ) -> Result<(Arc<Buffer>, BufferRead)> {
+        if let Some(found) = self.find_recent(blocks) {
+            return Ok(found);
+        }
         let buffer = self.space.cache.get_unit(blocks)?;
         let bytes = buffer.read();
         if let Some(kind) = kind.filter(|_| !buffer.is_verified()) {
@@ -218,6 +280,12 @@ impl<'s> Tx<'s> {
                 return Err(self.space.corrupt_block(what, whose, buffer.block()));
             }
             buffer.set_verified();
+        }
+        let is_cluster = kind.is_none() && matches!(whose, Whose::Inode(_));
+        if !is_cluster {
+            let mut recent = self.recent.borrow_mut();
+            recent.truncate(RECENT_UNITS - 1);
+            recent.push_front((buffer.clone(), bytes.clone()));
         }
         Ok((buffer, bytes))
     }
@@ -236,15 +304,17 @@ impl<'s> Tx<'s> {
 
     /// Makes the changes visible to all, and releases the groups.
     pub(super) fn publish(&mut self, publisher: &mut dyn Publish) -> Result<()> {
-        let charge = self.charge();
+        let runs: Vec<_> = self.units.values().map(Changed::runs).collect();
+        let charge = self.charge_of(&runs);
         let missing = charge.saturating_sub(self.credits.into());
         if missing > 0 && !self.extend(u32::try_from(missing).unwrap_or(u32::MAX))? {
             let limit = self.credits.into();
             return Err(journal_error(JournalError::TooLarge { charge, limit }));
         }
         let units = std::mem::take(&mut self.units);
+        self.recent.take();
         self.handle.check().map_err(journal_error)?;
-        let published = self.publish_all(units, publisher);
+        let published = self.publish_all(units, runs, publisher);
         if published.is_err() {
             self.space.journal.abort("a transaction was published in part");
         }
@@ -252,16 +322,23 @@ impl<'s> Tx<'s> {
         published
     }
 
-    fn publish_all(&mut self, units: BTreeMap<BlockNo, Changed>, publisher: &mut dyn Publish) -> Result<()> {
+    fn publish_all(
+        &mut self,
+        units: BTreeMap<BlockNo, Changed>,
+        runs: Vec<Vec<Range<usize>>>,
+        publisher: &mut dyn Publish,
+    ) -> Result<()> {
         let forgotten = std::mem::take(&mut self.forgotten);
         forgotten.iter().for_each(|unit| self.handle.forget_unit(unit));
         self.count_heads(&units);
         publisher.begin();
-        for changed in units.into_values() {
-            self.publish_unit(&changed)?;
+        for (changed, runs) in units.into_values().zip(runs) {
+            self.publish_unit(changed, runs)?;
         }
-        publisher.end(self.handle.tid(), &mut self.objects);
-        for object in std::mem::take(&mut self.objects) {
+        let left = self.left_to_publisher.iter_mut().flat_map(std::mem::take);
+        debug_assert!(left.into_iter().all(|ino| publisher.decides_about(ino)));
+        let inodes = publisher.end(self.handle.tid());
+        for object in std::mem::take(&mut self.objects).into_iter().chain(inodes) {
             self.handle.log_object(&object).map_err(journal_error)?;
         }
         for (id, record) in self.deferred.take_done() {
@@ -282,18 +359,29 @@ impl<'s> Tx<'s> {
         }
     }
 
-    fn publish_unit(&self, changed: &Changed) -> Result<()> {
-        let Some((buffer, before)) = &changed.base else {
-            let buffer = self.space.cache.new_unit(&changed.unit)?;
-            self.handle.modify(&buffer, |bytes| bytes.copy_from_slice(&changed.bytes));
+    fn publish_unit(&self, changed: Changed, runs: Vec<Range<usize>>) -> Result<()> {
+        let Changed { unit, base, bytes } = changed;
+        let Some((buffer, before)) = base else {
+            let buffer = self.space.cache.new_unit(&unit)?;
+            self.handle.modify(&buffer, |new| new.copy_from_slice(&bytes));
             return Ok(());
         };
-        // Of a cluster only the links of unlinked inodes are logged, and the inodes around them are not ours.
-        let step = if before.starts_with(b"IN") { WORD_BYTES } else { CHUNK_BYTES };
-        for run in changed_runs(before, &changed.bytes, step) {
-            self.handle.modify_range(buffer, run.clone(), |bytes| {
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let bytes = Rc::unwrap_or_clone(bytes);
+        let is_cluster = before.starts_with(b"IN");
+        let bytes = match is_cluster {
+            true => Contents::from(bytes),
+            false => match self.handle.replace(&buffer, &before, bytes, &runs) {
+                Ok(()) => return Ok(()),
+                Err(bytes) => bytes,
+            },
+        };
+        for run in runs {
+            self.handle.modify_range(&buffer, run.clone(), |to| {
                 // Others may have changed other words of these chunks.
-                copy_changed_words(bytes, &before[run.clone()], &changed.bytes[run]);
+                copy_changed_words(to, &before[run.clone()], &bytes[run]);
             });
         }
         Ok(())
@@ -328,19 +416,22 @@ impl<'s> Tx<'s> {
 
     /// The credits that publishing would take.
     pub(super) fn charge(&self) -> u64 {
+        let runs: Vec<_> = self.units.values().map(Changed::runs).collect();
+        self.charge_of(&runs)
+    }
+
+    /// As [`Tx::charge`]; `runs` are those of the changed units in their order.
+    fn charge_of(&self, runs: &[Vec<Range<usize>>]) -> u64 {
         let costs = &self.space.costs;
-        let of_unit = |changed: &Changed| {
-            let whole = 0..changed.bytes.len();
-            let runs = match &changed.base {
-                Some((_, before)) => changed_runs(before, &changed.bytes, CHUNK_BYTES),
-                None => Vec::from([whole]),
-            };
+        let of_unit = |(changed, runs): (&Changed, &Vec<Range<usize>>)| {
             let ranges: Vec<_> = runs.iter().map(|run| run.start as u32..run.end as u32).collect();
             costs.of_buffer(changed.unit.len(), &ranges)
         };
+        let left = self.left_to_publisher.as_ref().map_or(0, Vec::len) as u64;
+        let inodes = left * costs.of_object(self.space.sb.inode_size as usize);
         let objects = self.objects.iter().map(|object| costs.of_object(object.record().len()));
         let revokes = self.forgotten.iter().map(|unit| costs.of_revoke(unit)).sum::<u64>();
-        self.units.values().map(of_unit).sum::<u64>() + objects.sum::<u64>() + revokes
+        self.units.values().zip(runs).map(of_unit).sum::<u64>() + objects.sum::<u64>() + inodes + revokes
     }
 
     /// Continues in another transaction, which may log `credits`. The changes are published.
@@ -368,22 +459,29 @@ impl Source for Tx<'_> {
     }
 }
 
-/// The runs of pieces of `step` bytes that differ.
+/// The runs of pieces of `step` bytes that differ. Most of a block does not: large parts are compared first.
 fn changed_runs(before: &[u8], after: &[u8], step: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let pieces = before.chunks(step).zip(after.chunks(step));
-    for (index, (before, _)) in pieces.enumerate().filter(|(_, (before, after))| before != after) {
-        let start = index * step;
-        match runs.last_mut().filter(|last| last.end == start) {
-            Some(last) => last.end = start + before.len(),
-            None => runs.push(start..start + before.len()),
+    for (nth, (before, after)) in before.chunks(PART_BYTES).zip(after.chunks(PART_BYTES)).enumerate() {
+        if before == after {
+            continue;
+        }
+        let pieces = before.chunks(step).zip(after.chunks(step)).enumerate();
+        for (index, (before, _)) in pieces.filter(|(_, (before, after))| before != after) {
+            let start = nth * PART_BYTES + index * step;
+            match runs.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = start + before.len(),
+                None => runs.push(start..start + before.len()),
+            }
         }
     }
     runs
 }
 
 fn copy_changed_words(to: &mut [u8], before: &[u8], after: &[u8]) {
-    let words = before.chunks(WORD_BYTES).zip(after.chunks(WORD_BYTES));
-    let changed = to.chunks_mut(WORD_BYTES).zip(words).filter(|(_, (before, after))| before != after);
-    changed.for_each(|(to, (_, after))| to.copy_from_slice(after));
+    let words = |bytes| <[u8]>::as_chunks::<WORD_BYTES>(bytes).0;
+    let (to, _) = to.as_chunks_mut::<WORD_BYTES>();
+    let pairs = words(before).iter().zip(words(after));
+    let changed = to.iter_mut().zip(pairs).filter(|(_, (before, after))| before != after);
+    changed.for_each(|(to, (_, after))| *to = *after);
 }

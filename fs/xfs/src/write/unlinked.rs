@@ -4,7 +4,7 @@
 use super::tx::Tx;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
 use crate::layout::checksum::is_whole_inode;
-use crate::layout::raw::RawDinode;
+use crate::layout::raw::{RawAgi, RawDinode};
 use crate::unit::Whose;
 use ivers_block::BlockNo;
 use ivers_vfs::Result;
@@ -49,7 +49,7 @@ impl Tx<'_> {
     /// Puts an inode on its list.
     pub(crate) fn add_unlinked(&mut self, ino: u64) -> Result<()> {
         let (ag, agino, list) = self.list_of(ino)?;
-        let head = self.agi(ag)?.agi_unlinked[list].get();
+        let head = self.with_agi(ag, |agi| agi.agi_unlinked[list].get())?;
         let (cluster, at, raw) = self.inode_in_cluster(ino)?;
         if raw.di_next_unlinked.get() != NULL_AGINO || head == agino {
             return Err(self.space().corrupt("an inode is unlinked twice", Whose::Inode(ino)));
@@ -63,10 +63,10 @@ impl Tx<'_> {
     /// Takes an inode from its list.
     pub(crate) fn remove_unlinked(&mut self, ino: u64) -> Result<()> {
         let (ag, agino, list) = self.list_of(ino)?;
-        let agi = self.agi(ag)?;
+        let of_agi = |agi: &RawAgi| (agi.agi_unlinked[list].get(), agi.agi_count.get());
+        let (mut before, inodes) = self.with_agi(ag, of_agi)?;
         let (cluster, at, raw) = self.inode_in_cluster(ino)?;
         let next = raw.di_next_unlinked.get();
-        let mut before = agi.agi_unlinked[list].get();
         if next != NULL_AGINO {
             self.set_next(ino, (cluster, at), NULL_AGINO)?;
         }
@@ -74,7 +74,7 @@ impl Tx<'_> {
             return self.modify_agi(ag, |agi| agi.agi_unlinked[list] = next.into());
         }
         // No list is longer than the group has inodes.
-        for _ in 0..agi.agi_count.get() {
+        for _ in 0..inodes {
             if before == NULL_AGINO {
                 break;
             }

@@ -115,19 +115,19 @@ mod tests {
                 }
             } else if let Some(name) = names.choose(&mut random).cloned() {
                 let (hashes, stop) = split(&bytes).unwrap();
-                let first = hashes.first_with(hash_name(&name));
-                let address = hashes.0[first..].iter().map(|(_, address)| *address as usize * 8);
+                let same = hashes.pairs().into_iter().filter(|(hash, _)| *hash == hash_name(&name));
+                let mut address = same.map(|(_, address)| address as usize * 8);
                 let data = DataEdit::new(&sb, &mut bytes, stop).unwrap();
-                let at =
-                    address.filter(|at| *at > 0).find(|at| data.entry(*at).unwrap().name == name).unwrap();
+                let at = address.find(|at| *at > 0 && data.entry(*at).unwrap().name == name).unwrap();
                 remove(&sb, &mut bytes, hash_name(&name), at).unwrap();
                 names.retain(|other| *other != name);
             }
             let (hashes, stop) = split(&bytes).unwrap();
             let data = DataEdit::new(&sb, &mut bytes, stop).unwrap();
             let mut found = Vec::new();
-            data.each(|entry| found.push((hash_name(entry.name), entry.address as u32)));
-            let mut index: Vec<_> = hashes.0.iter().copied().filter(|(_, address)| *address != 0).collect();
+            data.each(|entry| found.push((hash_name(entry.name), entry.address as u32))).unwrap();
+            let mut index = hashes.pairs();
+            index.retain(|(_, address)| *address != 0);
             found.sort_unstable();
             index.sort_unstable();
             assert_eq!(found, index);

@@ -1,6 +1,7 @@
 //! Editing of data blocks: entries and free ranges, one after the other.
 
-use crate::dir::{Entry, item_at};
+use crate::dir::{Entry, item_at, item_len};
+use crate::layout::bytes::number;
 use crate::layout::directory::{ADDRESS_UNIT, BLOCK_MAGICS, DATA_MAGICS, FREE_TAG, data_start, entry_bytes};
 use crate::layout::raw::RawDirDataHeader;
 use crate::layout::superblock::Superblock;
@@ -14,7 +15,7 @@ pub(crate) struct Target {
     pub(crate) ftype: u8,
 }
 
-/// The entries of a data block that is being changed. Every entry of it was checked.
+/// The entries of a data block that is being changed. The lengths of all were checked.
 pub(super) struct DataEdit<'a> {
     sb: &'a Superblock,
     bytes: &'a mut [u8],
@@ -30,8 +31,8 @@ impl<'a> DataEdit<'a> {
         let mut free: Vec<(usize, usize)> = Vec::new();
         let (mut at, inside) = (data_start(sb), &bytes[..stop.min(bytes.len())]);
         while at < inside.len() {
-            let (entry, len) = item_at(sb, inside, at)?;
-            if entry.is_none() {
+            let (len, is_free) = item_len(sb, inside, at)?;
+            if is_free {
                 match free.last_mut() {
                     Some(last) if last.0 + last.1 == at => last.1 += len,
                     _ => free.push((at, len)),
@@ -122,20 +123,24 @@ impl<'a> DataEdit<'a> {
         item_at(self.sb, &self.bytes[..self.stop], at)?.0.ok_or_else(none)
     }
 
-    /// Calls `visit` with each entry.
-    pub(super) fn each(&self, mut visit: impl FnMut(Entry<'_>)) {
+    /// Calls `visit` with each entry. Fails if one is damaged.
+    pub(super) fn each(&self, mut visit: impl FnMut(Entry<'_>)) -> Result<(), String> {
         let mut at = data_start(self.sb);
-        while let Ok((entry, len)) = item_at(self.sb, &self.bytes[..self.stop], at) {
+        while at < self.stop {
+            let (entry, len) = item_at(self.sb, &self.bytes[..self.stop], at)?;
             if let Some(entry) = entry {
                 visit(entry);
             }
             at += len;
         }
+        Ok(())
     }
 
     /// Removes the entry at an offset.
     pub(super) fn remove(&mut self, at: usize) -> Result<(), String> {
         let len = entry_bytes(self.sb, self.entry(at)?.name.len());
+        // It becomes part of a free range, in which nobody must find it.
+        store_tags(self.bytes, (at, len));
         self.release(at, len);
         self.store_free();
         Ok(())
@@ -164,24 +169,84 @@ impl<'a> DataEdit<'a> {
 
     /// Writes the tags of all free ranges, and the largest three into the header.
     fn store_free(&mut self) {
-        for (at, len) in &self.free {
-            let put = |bytes: &mut [u8], at: usize, value: u16| {
-                bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
-            };
-            put(self.bytes, *at, FREE_TAG as u16);
-            put(self.bytes, at + 2, *len as u16);
-            put(self.bytes, at + len - 2, *at as u16);
+        for range in &self.free {
+            store_tags(self.bytes, *range);
         }
-        let mut best: Vec<_> = self.free.clone();
-        best.sort_by_key(|(at, len)| (usize::MAX - len, *at));
-        best.resize(3, (0, 0));
-        let header = offset_of!(RawDirDataHeader, bestfree);
-        for (nth, (at, len)) in best.into_iter().take(3).enumerate() {
-            let place = &mut self.bytes[header + nth * 4..][..4];
-            place[..2].copy_from_slice(&(at as u16).to_be_bytes());
-            place[2..].copy_from_slice(&(len as u16).to_be_bytes());
-        }
+        store_best(self.bytes, &mut self.free.clone());
     }
+}
+
+/// Free ranges in the header.
+const BEST: usize = 3;
+const BEST_OFFSET: usize = offset_of!(RawDirDataHeader, bestfree);
+
+/// Writes what a free range says of itself.
+fn store_tags(bytes: &mut [u8], (at, len): (usize, usize)) {
+    let mut put = |at: usize, value: u16| bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    put(at, FREE_TAG as u16);
+    put(at + 2, len as u16);
+    put(at + len - 2, at as u16);
+}
+
+/// Writes the largest ranges into the header.
+fn store_best(bytes: &mut [u8], ranges: &mut Vec<(usize, usize)>) {
+    ranges.sort_by_key(|(at, len)| (usize::MAX - len, *at));
+    ranges.resize(BEST, (0, 0));
+    for (nth, (at, len)) in ranges.iter().enumerate() {
+        let place = &mut bytes[BEST_OFFSET + nth * 4..][..4];
+        place[..2].copy_from_slice(&(*at as u16).to_be_bytes());
+        place[2..].copy_from_slice(&(*len as u16).to_be_bytes());
+    }
+}
+
+/// Removes the entry at an offset of a data block without hashes, and looks only at what is beside it. Returns
+/// the length of the largest free range, and whether no entry is left. `None`, and nothing is changed, if the
+/// header does not tell which ranges are the largest afterwards.
+pub(super) fn remove_locally(
+    sb: &Superblock,
+    bytes: &mut [u8],
+    at: usize,
+) -> Result<Option<(u16, bool)>, String> {
+    let start = data_start(sb);
+    let word = |at: usize| number(bytes, at, 2).unwrap_or(0) as usize;
+    let (len, is_free) = item_len(sb, bytes, at)?;
+    if is_free || at < start {
+        return Err(format!("there is no entry at offset {at}"));
+    }
+    let mut best: Vec<_> = (0..BEST)
+        .map(|nth| (word(BEST_OFFSET + nth * 4), word(BEST_OFFSET + nth * 4 + 2)))
+        .filter(|(_, len)| *len > 0)
+        .collect();
+    let (mut from, mut end) = (at, at + len);
+    let mut is_beside = |range: (usize, usize)| {
+        let free = item_len(sb, bytes, range.0).is_ok_and(|(len, is_free)| is_free && len == range.1);
+        free.then(|| best.iter().position(|listed| *listed == range).map(|nth| best.remove(nth)).is_some())
+    };
+    let mut listed = 0;
+    // Every item ends with its offset.
+    let before = if at > start { word(at - 2) } else { at };
+    if before >= start
+        && before < at
+        && let Some(is_listed) = is_beside((before, at - before))
+    {
+        (from, listed) = (before, listed + usize::from(is_listed));
+    }
+    if end < bytes.len()
+        && let Some(is_listed) = is_beside((end, word(end + 2)))
+    {
+        (end, listed) = (end + word(end + 2), listed + usize::from(is_listed));
+    }
+    // Of a full list only one range may go: the new one is at least as long as it was.
+    if listed > 1 && best.len() + listed == BEST {
+        return Ok(None);
+    }
+    let range = (from, end - from);
+    best.push(range);
+    // The entry becomes part of a free range, in which nobody must find it.
+    store_tags(bytes, (at, len));
+    store_tags(bytes, range);
+    store_best(bytes, &mut best);
+    Ok(Some((best[0].1 as u16, best[0] == (start, bytes.len() - start))))
 }
 
 /// The address of an entry in the directory: in which data block it is, and where.
@@ -200,10 +265,12 @@ pub(super) fn place_of(sb: &Superblock, address: u32) -> (u64, usize) {
 mod tests {
     use super::*;
     use crate::write::tests::samples::superblock;
+    use rand::seq::SliceRandom;
+    use rand::{Rng, SeedableRng};
 
     fn names(edit: &DataEdit<'_>) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        edit.each(|entry| all.push(entry.name.to_vec()));
+        edit.each(|entry| all.push(entry.name.to_vec())).unwrap();
         all
     }
 
@@ -228,6 +295,44 @@ mod tests {
         let mut again = again;
         [64, 88, 136].into_iter().for_each(|at| again.remove(at).unwrap());
         assert!(again.is_empty());
+    }
+
+    /// Removing entries one by one leaves the same block, whether the others are looked at or not.
+    #[test]
+    fn removing_locally_is_the_same() {
+        let sb = superblock();
+        let mut random = rand::rngs::StdRng::seed_from_u64(5);
+        let mut full = vec![0; 4096];
+        let mut edit = DataEdit::empty(&sb, &mut full, 4096, false);
+        let mut places = Vec::new();
+        while let Some(at) = edit.add(9, &[b'n'; 40][..random.random_range(1..40)], 1) {
+            places.push(at);
+        }
+        let (mut local, mut unknown) = (0, 0);
+        for _ in 0..50 {
+            let (mut bytes, mut left) = (full.clone(), places.clone());
+            left.shuffle(&mut random);
+            while let Some(at) = left.pop() {
+                let mut scanned = bytes.clone();
+                let mut edit = DataEdit::new(&sb, &mut scanned, 4096).unwrap();
+                edit.remove(at).unwrap();
+                let expected = (edit.best(), edit.is_empty());
+                let before = bytes.clone();
+                match remove_locally(&sb, &mut bytes, at).unwrap() {
+                    Some(found) => {
+                        assert_eq!((found, &bytes), (expected, &scanned));
+                        local += 1;
+                    }
+                    None => {
+                        assert_eq!(bytes, before);
+                        bytes = scanned;
+                        unknown += 1;
+                    }
+                }
+                assert!(remove_locally(&sb, &mut bytes, at).is_err(), "it is gone");
+            }
+        }
+        assert!(local > 10 * unknown && unknown > 10, "{local} {unknown}");
     }
 
     #[test]

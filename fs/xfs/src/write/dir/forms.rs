@@ -64,7 +64,7 @@ impl Tx<'_> {
             }
             let data = DataEdit::new(sb, bytes, stop)?;
             let mut names: Vec<(u64, Vec<u8>, u8, u64)> = Vec::new();
-            data.each(|entry| names.push((entry.ino, entry.name.to_vec(), entry.ftype, entry.address)));
+            data.each(|entry| names.push((entry.ino, entry.name.to_vec(), entry.ftype, entry.address)))?;
             let mut short = ShortForm { parent: 0, entries: Vec::new() };
             for (ino, name, ftype, address) in &names {
                 match &name[..] {

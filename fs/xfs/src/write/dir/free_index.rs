@@ -29,11 +29,21 @@ impl Tx<'_> {
         Ok(self.find_extent(&dir.data, at, dir.ino)?.0.is_some_and(|extent| extent.end() > at))
     }
 
-    pub(super) fn free_block(&self, dir: &Dinode, nth: u64) -> Result<FreeBlock> {
-        let (sb, (at, unit)) = (&self.space().sb, self.free_place(nth));
+    /// Reads a block of the index.
+    fn read_free_block<R>(
+        &self,
+        dir: &Dinode,
+        nth: u64,
+        read: impl FnOnce(&[u8]) -> std::result::Result<R, String>,
+    ) -> Result<R> {
+        let (at, unit) = self.free_place(nth);
         let blocks = self.unit_blocks(dir, Which::Data, at, unit)?;
         let bytes = self.read_unit(&blocks, Some(&DIR_DATA), dir.whose())?;
-        FreeBlock::decode(sb, &bytes, nth).map_err(|what| self.bad_unit(dir.ino, &blocks, what))
+        read(&bytes).map_err(|what| self.bad_unit(dir.ino, &blocks, what))
+    }
+
+    pub(super) fn free_block(&self, dir: &Dinode, nth: u64) -> Result<FreeBlock> {
+        self.read_free_block(dir, nth, |bytes| FreeBlock::decode(&self.space().sb, bytes, nth))
     }
 
     fn store_free_block(&mut self, dir: &Dinode, nth: u64, free: &FreeBlock) -> Result<()> {
@@ -62,9 +72,10 @@ impl Tx<'_> {
         loop {
             let (extent, next) = self.find_extent(&dir.data, at, dir.ino)?;
             if extent.is_some_and(|extent| extent.end() > at) {
-                let free = self.free_block(dir, (at - first) / unit)?;
-                if let Some(found) = free.bests.iter().position(|best| *best != NO_BEST && *best >= len) {
-                    return Ok(Some(u64::from(free.first) + found as u64));
+                let (sb, nth) = (&self.space().sb, (at - first) / unit);
+                let find = |bytes: &[u8]| FreeBlock::find(sb, bytes, nth, len);
+                if let Some(found) = self.read_free_block(dir, nth, find)? {
+                    return Ok(Some(found));
                 }
                 at += unit;
             } else if let Some(next) = next {
@@ -88,6 +99,12 @@ impl Tx<'_> {
                     self.new_free_block(dir, nth, bests)
                 }
             };
+        }
+        let (sb, (at, unit)) = (&self.space().sb, self.free_place(nth));
+        let blocks = self.unit_blocks(dir, Which::Data, at, unit)?;
+        let set = |bytes: &mut [u8]| FreeBlock::set_in_place(sb, bytes, nth, index, best);
+        if self.change_unit(dir.ino, &blocks, &DIR_DATA, set)? {
+            return Ok(());
         }
         let mut free = self.free_block(dir, nth)?;
         if free.bests.len() <= index {

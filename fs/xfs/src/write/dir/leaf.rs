@@ -1,20 +1,86 @@
 //! Leaves of directories, and blocks of the index of free space.
 
 use crate::layout::bytes::number;
-use crate::layout::directory::{FREE_MAGICS, LEAF1_MAGICS, LEAFN_MAGICS, hash_entries_start};
+use crate::layout::directory::{FREE_MAGICS, LEAF1_MAGICS, LEAFN_MAGICS, NO_BEST, hash_entries_start};
 use crate::layout::raw::RawDaHeader;
+use crate::layout::raw::RawDirLeafEntry;
 use crate::layout::superblock::Superblock;
-use crate::write::hashes::{ENTRY_BYTES, Hashes};
+use crate::write::hashes::{self, ENTRY_BYTES, Hashes};
 use std::mem::{offset_of, size_of};
+use zerocopy::FromBytes;
 
 /// Offset of the counts in a leaf.
 const COUNTS: usize = size_of::<RawDaHeader>();
 /// Offsets of the numbers of an index block, and of its values.
 const FREE_NUMBERS: usize = 48;
+const FREE_USED: usize = FREE_NUMBERS + 8;
 const FREE_BESTS: usize = 64;
 
-/// A leaf that is being changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A leaf of a node directory, changed in its block: most changes are of one entry.
+pub(super) struct LeafEdit<'a> {
+    counts: &'a mut [u8],
+    places: &'a mut [RawDirLeafEntry],
+    count: usize,
+    stale: usize,
+}
+
+impl<'a> LeafEdit<'a> {
+    /// Checks the counts of a leaf. The order of its hashes is not checked: where it is wrong, an entry may not
+    /// be found.
+    pub(super) fn new(sb: &Superblock, bytes: &'a mut [u8]) -> Result<Self, String> {
+        let field = |at| number(bytes, at, 2).unwrap_or(0) as usize;
+        let (magic, count, stale) = (field(offset_of!(RawDaHeader, magic)), field(COUNTS), field(COUNTS + 2));
+        let (header, table) = bytes.split_at_mut(hash_entries_start(sb).min(bytes.len()));
+        let room = table.len() / ENTRY_BYTES;
+        let places = <[RawDirLeafEntry]>::mut_from_prefix_with_elems(table, room);
+        match (places, header.get_mut(COUNTS..COUNTS + 4)) {
+            (Ok((places, _)), Some(counts))
+                if magic == usize::from(LEAFN_MAGICS[0]) && stale <= count && count <= room =>
+            {
+                Ok(Self { counts, places, count, stale })
+            }
+            _ => Err(format!("a leaf of a directory has magic {magic:#06x} and {count} entries")),
+        }
+    }
+
+    /// Entries that are not removed.
+    pub(super) fn live(&self) -> usize {
+        self.count - self.stale
+    }
+
+    pub(super) fn last_hash(&self) -> u32 {
+        self.places[..self.count].last().map_or(0, |entry| entry.hashval.get())
+    }
+
+    /// Adds an entry; returns whether there was a place.
+    pub(super) fn insert(&mut self, hash: u32, address: u32) -> bool {
+        match hashes::insert(self.places, self.count, self.stale > 0, hash, address) {
+            Some(count) => {
+                self.stale -= usize::from(count == self.count);
+                self.count = count;
+                self.store_counts();
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Marks an entry as removed; returns whether it was there.
+    pub(super) fn remove(&mut self, hash: u32, address: u32) -> bool {
+        let removed = hashes::remove(&mut self.places[..self.count], hash, address);
+        self.stale += usize::from(removed);
+        self.store_counts();
+        removed
+    }
+
+    fn store_counts(&mut self) {
+        self.counts[..2].copy_from_slice(&(self.count as u16).to_be_bytes());
+        self.counts[2..].copy_from_slice(&(self.stale as u16).to_be_bytes());
+    }
+}
+
+/// A leaf that is being changed in more than one entry.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Leaf {
     pub(super) hashes: Hashes,
     /// The largest free range of each data block, if this is the only leaf.
@@ -90,20 +156,58 @@ impl FreeBlock {
         (sb.dir_block_size as usize - FREE_BESTS) / 2
     }
 
-    /// Decodes the index block with a number, and checks it.
-    pub(super) fn decode(sb: &Superblock, bytes: &[u8], nth: u64) -> Result<Self, String> {
+    /// Checks the index block with a number. Returns the first data block of which it knows, and of how many.
+    fn check(sb: &Superblock, bytes: &[u8], nth: u64) -> Result<(u32, usize), String> {
         let field = |at, len| number(bytes, at, len).unwrap_or(0);
         let (first, count) = (field(FREE_NUMBERS, 4), field(FREE_NUMBERS + 4, 4) as usize);
-        let room = Self::room(sb);
-        if !bytes.starts_with(FREE_MAGICS[0]) || first != nth * room as u64 || count > room {
+        let (room, is_whole) = (Self::room(sb), bytes.len() >= sb.dir_block_size as usize);
+        if !is_whole || !bytes.starts_with(FREE_MAGICS[0]) || first != nth * room as u64 || count > room {
             return Err("a block of the index of free space has a wrong magic, number or length".into());
         }
-        let bests = (0..count).map(|at| field(FREE_BESTS + at * 2, 2) as u16).collect();
-        Ok(Self { first: first as u32, bests })
+        Ok((first as u32, count))
+    }
+
+    /// Decodes the index block with a number, and checks it.
+    pub(super) fn decode(sb: &Superblock, bytes: &[u8], nth: u64) -> Result<Self, String> {
+        let (first, count) = Self::check(sb, bytes, nth)?;
+        let (bests, _) = bytes[FREE_BESTS..].as_chunks::<2>();
+        Ok(Self { first, bests: bests[..count].iter().map(|best| u16::from_be_bytes(*best)).collect() })
+    }
+
+    /// Sets one value where it is. False, and nothing is changed, if the number of values would change.
+    pub(super) fn set_in_place(
+        sb: &Superblock,
+        bytes: &mut [u8],
+        nth: u64,
+        index: usize,
+        best: u16,
+    ) -> Result<bool, String> {
+        let count = Self::check(sb, bytes, nth)?.1;
+        if index >= count || (best == NO_BEST && index + 1 == count) {
+            return Ok(false);
+        }
+        let used = number(bytes, FREE_USED, 4).unwrap_or(0) as u32;
+        let at = FREE_BESTS + index * 2;
+        let old = number(bytes, at, 2).unwrap_or(0) as u16;
+        let used = used.wrapping_add(u32::from(old == NO_BEST)).wrapping_sub(u32::from(best == NO_BEST));
+        bytes[at..at + 2].copy_from_slice(&best.to_be_bytes());
+        bytes[FREE_USED..FREE_USED + 4].copy_from_slice(&used.to_be_bytes());
+        Ok(true)
+    }
+
+    /// Finds the first data block with a free range of so many bytes.
+    pub(super) fn find(sb: &Superblock, bytes: &[u8], nth: u64, len: u16) -> Result<Option<u64>, String> {
+        let (first, count) = Self::check(sb, bytes, nth)?;
+        let (bests, _) = bytes[FREE_BESTS..].as_chunks::<2>();
+        let has_room = |best: &[u8; 2]| {
+            let best = u16::from_be_bytes(*best);
+            best != NO_BEST && best >= len
+        };
+        Ok(bests[..count].iter().position(has_room).map(|found| u64::from(first) + found as u64))
     }
 
     pub(super) fn used(&self) -> usize {
-        self.bests.iter().filter(|best| **best != crate::layout::directory::NO_BEST).count()
+        self.bests.iter().filter(|best| **best != NO_BEST).count()
     }
 
     /// Writes it into its block; the fields with which a block describes itself stay.
@@ -128,7 +232,8 @@ mod tests {
     fn leaves_decode_as_they_were_encoded() {
         let sb = superblock();
         for bests in [None, Some(vec![8, 0xFFFF, 4032])] {
-            let hashes = Hashes((0..100).map(|nth| (nth * 3, nth)).collect());
+            let mut hashes = Hashes::default();
+            (0..100).for_each(|nth| hashes.insert(nth * 3, nth));
             let leaf = Leaf { hashes, bests };
             let mut bytes = vec![0xAA; 4096];
             leaf.encode(&sb, &mut bytes);

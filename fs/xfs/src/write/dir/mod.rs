@@ -44,9 +44,13 @@ impl Tx<'_> {
         if let Fork::Local(_) = dir.data {
             return Ok(Form::Short);
         }
-        let end = self.end_before(dir, Which::Data, FileBlock(FILE_BLOCKS_END))?;
-        if end.0 == dir_unit(&self.space().sb) {
-            return Ok(Form::Block);
+        // A larger one has several data blocks.
+        let sb = &self.space().sb;
+        if dir.size() <= sb.dir_block_size.into() {
+            let end = self.end_before(dir, Which::Data, FileBlock(FILE_BLOCKS_END))?;
+            if end.0 == dir_unit(sb) {
+                return Ok(Form::Block);
+            }
         }
         let tree = self.dir_tree();
         let magic = self.read_tree(dir, tree, tree.root, |bytes| Ok(number(bytes, 8, 2).unwrap_or(0)))?;
@@ -153,6 +157,9 @@ impl Tx<'_> {
         let (nth, at) = place_of(sb, address);
         let blocks = self.data_unit(dir, nth)?;
         self.change_unit(dir.ino, &blocks, &DIR_DATA, |bytes| {
+            if let Some(found) = data::remove_locally(sb, bytes, at)? {
+                return Ok(found);
+            }
             let len = bytes.len();
             let mut data = DataEdit::new(sb, bytes, len)?;
             data.remove(at)?;

@@ -1,7 +1,7 @@
 //! Entries of leaf and node directories.
 
 use super::data::{Target, place_of};
-use super::leaf::Leaf;
+use super::leaf::{Leaf, LeafEdit};
 use crate::dir::name_hash;
 use crate::fork::Which;
 use crate::inode::Dinode;
@@ -20,6 +20,18 @@ impl Tx<'_> {
     fn store_leaf(&mut self, dir: &Dinode, tree: Shape, at: FileBlock, leaf: &Leaf) -> Result<()> {
         let sb = &self.space().sb;
         self.change_tree(dir, tree, at, |bytes| leaf.encode(sb, bytes))
+    }
+
+    /// Changes a leaf of a node directory where it is.
+    fn change_leaf<R>(
+        &mut self,
+        dir: &Dinode,
+        tree: Shape,
+        at: FileBlock,
+        edit: impl FnOnce(&mut LeafEdit<'_>) -> R,
+    ) -> Result<R> {
+        let sb = &self.space().sb;
+        self.try_change_tree(dir, tree, at, |bytes| Ok(edit(&mut LeafEdit::new(sb, bytes)?)))
     }
 
     /// The only leaf of a leaf directory, and what it says of free space.
@@ -104,14 +116,16 @@ impl Tx<'_> {
     }
 
     fn add_hash(&mut self, dir: &mut Dinode, hash: u32, address: u32) -> Result<()> {
-        let (sb, tree) = (&self.space().sb, self.dir_tree());
+        let tree = self.dir_tree();
         let mut path = self.find_leaf(dir, tree, hash)?;
-        let mut leaf = self.leaf_at(dir, tree, path.leaf)?;
-        if leaf.takes_one(sb, None) {
-            leaf.hashes.insert(hash, address);
-            self.store_leaf(dir, tree, path.leaf, &leaf)?;
-            return self.set_last_hash(dir, tree, &path, leaf.hashes.last_hash());
+        let last = self.change_leaf(dir, tree, path.leaf, |leaf| {
+            let added = leaf.insert(hash, address);
+            added.then(|| leaf.last_hash())
+        })?;
+        if let Some(last) = last {
+            return self.set_last_hash(dir, tree, &path, last);
         }
+        let mut leaf = self.leaf_at(dir, tree, path.leaf)?;
         if path.is_root() {
             self.push_root_down(dir, tree, &mut path, leaf.hashes.last_hash())?;
         }
@@ -129,14 +143,16 @@ impl Tx<'_> {
     pub(super) fn remove_from_node(&mut self, dir: &mut Dinode, hash: u32, address: u32) -> Result<()> {
         let (sb, tree) = (&self.space().sb, self.dir_tree());
         let mut path = self.find_leaf(dir, tree, hash)?;
-        let mut leaf = self.leaf_at(dir, tree, path.leaf)?;
-        while !leaf.hashes.remove(hash, address) {
-            if leaf.hashes.last_hash() > hash || !self.next_leaf(dir, tree, &mut path)? {
+        let remove = |leaf: &mut LeafEdit<'_>| (leaf.remove(hash, address), leaf.last_hash(), leaf.live());
+        let live = loop {
+            let (removed, last, live) = self.change_leaf(dir, tree, path.leaf, remove)?;
+            if removed {
+                break live;
+            }
+            if last > hash || !self.next_leaf(dir, tree, &mut path)? {
                 return Err(self.space().corrupt("an entry of a directory has no hash", dir.whose()));
             }
-            leaf = self.leaf_at(dir, tree, path.leaf)?;
-        }
-        self.store_leaf(dir, tree, path.leaf, &leaf)?;
+        };
         let nth = place_of(sb, address).0;
         let (best, is_empty) = self.remove_from_data(dir, address)?;
         if is_empty && nth > 0 {
@@ -145,18 +161,20 @@ impl Tx<'_> {
         } else {
             self.set_best(dir, nth, best)?;
         }
-        self.join_leaves(dir, tree, &path, &leaf)?;
-        self.node_to_leaf(dir)
+        // Only then the tree can get smaller.
+        if path.is_root() || live * 3 <= Leaf::room(&self.space().sb, None) {
+            self.join_leaves(dir, tree, &path, live)?;
+            self.node_to_leaf(dir)?;
+        }
+        Ok(())
     }
 
-    /// Removes a leaf without entries, and joins one with a leaf beside it if both fit easily in one.
-    fn join_leaves(&mut self, dir: &mut Dinode, tree: Shape, path: &Path, leaf: &Leaf) -> Result<()> {
+    /// Removes a leaf without entries, and joins one that has `live` entries with a leaf beside it if both fit
+    /// easily in one.
+    fn join_leaves(&mut self, dir: &mut Dinode, tree: Shape, path: &Path, live: usize) -> Result<()> {
         let room = Leaf::room(&self.space().sb, None);
-        if leaf.hashes.live() == 0 && !path.is_root() {
+        if live == 0 && !path.is_root() {
             return self.remove_leaf(dir, tree, path);
-        }
-        if leaf.hashes.live() * 3 > room {
-            return Ok(());
         }
         let Some((left_path, right_path)) = self.leaf_pair(dir, tree, path)? else { return Ok(()) };
         let mut left = self.leaf_at(dir, tree, left_path.leaf)?;

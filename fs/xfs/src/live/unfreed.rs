@@ -1,0 +1,37 @@
+//! Inodes without names and without blocks, which are freed together.
+//!
+//! A transaction copies what it changes: the head of the group, blocks of the inode B-trees. For inodes that are
+//! freed one after the other these are the same, so that one transaction for many of them costs little more than
+//! one for a single inode. Until then they are on the lists of unlinked inodes, where a crash leaves them too.
+
+use crate::inode::Dinode;
+use ivers_vfs::sync::{RankedMutex, rank};
+
+/// Inodes that one transaction frees.
+pub(super) const MOST: usize = 32;
+
+/// Inodes that wait to be freed. Nobody uses them any more.
+#[derive(Default)]
+pub(crate) struct Unfreed(RankedMutex<rank::Leaf, Vec<Dinode>>);
+
+impl Unfreed {
+    /// Adds an inode. Returns whether enough of them wait. An inode that is added again, since freeing it
+    /// failed, is there once.
+    pub(super) fn add(&self, inode: Dinode) -> bool {
+        let mut waiting = self.0.lock();
+        waiting.retain(|other| other.ino != inode.ino);
+        waiting.push(inode);
+        waiting.len() >= MOST
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Takes up to [`MOST`] inodes out.
+    pub(super) fn take(&self) -> Vec<Dinode> {
+        let mut waiting = self.0.lock();
+        let count = waiting.len().min(MOST);
+        waiting.drain(..count).collect()
+    }
+}
