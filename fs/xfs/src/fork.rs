@@ -12,7 +12,10 @@ use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::mem::size_of;
 
-const EXTENT_BYTES: usize = size_of::<RawBmbtRec>();
+/// Bytes of a record of an extent.
+pub(crate) const EXTENT_BYTES: usize = size_of::<RawBmbtRec>();
+/// Bytes of the key and the pointer of a child.
+const CHILD_BYTES: usize = 16;
 
 /// What the blocks of a fork belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +66,16 @@ pub(crate) struct TreeRoot {
     pub children: Vec<(u64, u64)>,
 }
 
+/// Where a unit is in a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnitPlace {
+    pub ino: u64,
+    pub which: Which,
+    pub at: FileBlock,
+    /// Blocks of the unit.
+    pub count: u64,
+}
+
 /// What is at a file block, and for how many blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
@@ -70,6 +83,16 @@ pub(crate) struct Mapping {
     /// The device block; `None` in a hole.
     pub block: Option<BlockNo>,
     pub unwritten: bool,
+}
+
+/// The most children of a root in so many bytes of an inode.
+pub(crate) fn root_room(space: usize) -> usize {
+    space.saturating_sub(size_of::<RawBmdrBlock>()) / CHILD_BYTES
+}
+
+/// Bytes of a root with so many children.
+pub(crate) fn root_bytes(children: usize) -> usize {
+    size_of::<RawBmdrBlock>() + children * CHILD_BYTES
 }
 
 impl Extent {

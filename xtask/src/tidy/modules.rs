@@ -265,8 +265,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ),
             (
                 "live",
-                "vnode session volume change attributes edits reservations writeback copies clones space \
-                 names removal epoch unmount ops",
+                "vnode unfreed session volume change attributes edits reservations writeback copies clones \
+                 space names removal epoch unmount ops",
             ),
             (
                 "write",

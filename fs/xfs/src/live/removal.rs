@@ -8,8 +8,8 @@ use crate::log::FoundIntent;
 use ivers_vfs::{Error, Inode, NameError, Result};
 
 impl Xfs {
-    /// Frees an unlinked inode: its blocks in as many transactions as it takes, the inode in the last one. One
-    /// without blocks may wait for others.
+    /// Frees an unlinked inode: its blocks in as many transactions as it takes, the inode in the last one.
+    /// One without blocks may wait for others.
     pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
         // The next inode here starts above every value that this one showed.
         inode.counter.inc();

@@ -1,8 +1,8 @@
 //! Inodes without names and without blocks, which are freed together.
 //!
-//! A transaction copies what it changes: the head of the group, blocks of the inode B-trees. For inodes that are
-//! freed one after the other these are the same, so that one transaction for many of them costs little more than
-//! one for a single inode. Until then they are on the lists of unlinked inodes, where a crash leaves them too.
+//! A transaction copies what it changes: the head of the group, and blocks of the inode B-trees. Inodes that
+//! are freed one after the other share these blocks, so one transaction for many inodes costs much less than
+//! one each. Until then the inodes are on the lists of unlinked inodes, where recovery finds them.
 
 use crate::inode::Dinode;
 use ivers_vfs::sync::{RankedMutex, rank};
@@ -10,7 +10,7 @@ use ivers_vfs::sync::{RankedMutex, rank};
 /// Inodes that one transaction frees.
 pub(super) const MOST: usize = 32;
 
-/// Inodes that wait to be freed. Nobody uses them any more.
+/// Inodes that wait to be freed. Nobody uses them.
 #[derive(Default)]
 pub(crate) struct Unfreed(RankedMutex<rank::Leaf, Vec<Dinode>>);
 

@@ -5,7 +5,7 @@
 use super::alloc::{AllocRequest, Run};
 use super::tx::Tx;
 use crate::btree::MAX_LEVELS;
-use crate::fork::{Extent, Fork, TreeRoot, Which};
+use crate::fork::{Extent, Fork, TreeRoot, Which, root_bytes, root_room};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::checksum::LONG_BTREE;
@@ -77,16 +77,6 @@ struct Changed {
 
 fn key_of(level: u32, entry: Entry) -> u64 {
     if level == 0 { Extent::from_words(entry).file_block.0 } else { entry.0 }
-}
-
-/// The most children of a root in so many bytes of an inode.
-pub(super) fn root_room(space: usize) -> usize {
-    space.saturating_sub(size_of::<RawBmdrBlock>()) / ENTRY_BYTES
-}
-
-/// Bytes of a root with so many children.
-pub(super) fn root_bytes(children: usize) -> usize {
-    size_of::<RawBmdrBlock>() + children * ENTRY_BYTES
 }
 
 /// The most entries of a block.

@@ -4,28 +4,16 @@ use super::alloc::{AllocRequest, Run};
 use super::bmbt::Edit;
 use super::tx::Tx;
 use super::windows::Growth;
-use crate::fork::{Extent, Fork, ForkSource, Which};
+use crate::fork::{EXTENT_BYTES, Extent, Fork, ForkSource, UnitPlace, Which};
 use crate::inode::Dinode;
 use crate::layout::dinode::{EXTENT_MAX, FILE_BLOCKS_END};
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{NameError, Result};
-use std::mem::size_of;
-
-pub(super) const RECORD_BYTES: usize = size_of::<crate::layout::raw::RawBmbtRec>();
 
 /// Units of forks of which a transaction remembers where they are.
 const FOUND_UNITS: usize = 16;
-
-/// Where a unit is in a fork.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct UnitPlace {
-    ino: u64,
-    which: Which,
-    at: FileBlock,
-    count: u64,
-}
 
 /// A hole that gets blocks.
 #[derive(Debug, Clone, Copy)]
@@ -304,7 +292,7 @@ impl Tx<'_> {
 
     /// Changes one extent of a fork, and its form if it does not fit or becomes small.
     pub(super) fn edit_fork(&mut self, inode: &mut Dinode, which: Which, edit: Edit) -> Result<()> {
-        let room = inode.space(&self.space().sb, which) / RECORD_BYTES;
+        let room = inode.space(&self.space().sb, which) / EXTENT_BYTES;
         let whose = inode.whose();
         self.found_units.take();
         let count = match inode.fork_mut(which) {

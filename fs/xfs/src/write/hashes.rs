@@ -1,7 +1,7 @@
 //! Tables of hashes of names: in a block directory, and in the leaves of directories.
 //!
-//! Each entry is a hash and the address of the name, in the order of hashes. The address 0 is that of a removed
-//! entry: its place is used again.
+//! Each entry is a hash and the address of the name, in the order of hashes. The address 0 is that of a
+//! removed entry: its place is used again.
 
 use crate::layout::raw::RawDirLeafEntry;
 use crate::search::partition;
@@ -39,9 +39,8 @@ pub(super) fn remove(entries: &mut [RawDirLeafEntry], hash: u32, address: u32) -
     }
 }
 
-/// Adds an entry to the first `count` of the places. If one of them is `stale`, that is of a removed entry, it
-/// takes the place of the nearest one, so that few bytes change. Returns the new count; `None` if no place is
-/// left.
+/// Adds an entry to the first `count` of the places. `stale`: some of them are of removed entries. It takes
+/// the nearest one of those, so that few bytes change. Returns the new count; `None` if no place is left.
 pub(super) fn insert(
     places: &mut [RawDirLeafEntry],
     count: usize,

@@ -1,9 +1,7 @@
 //! Inodes that are changed: encoding, logging, new ones.
 
-use super::bmbt::{root_bytes, root_room};
-use super::fork::RECORD_BYTES;
 use super::tx::Tx;
-use crate::fork::{Extent, Fork, Which};
+use crate::fork::{EXTENT_BYTES, Extent, Fork, Which, root_bytes, root_room};
 use crate::inode::Dinode;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO};
 use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags2, format};
@@ -41,7 +39,7 @@ impl Fork {
             Self::Device(_) => space >= 4,
             // Local attributes may have unused bytes at the end.
             Self::Local(bytes) => bytes.iter().skip(space).all(|byte| *byte == 0),
-            Self::Extents(list) => list.len() * RECORD_BYTES <= space,
+            Self::Extents(list) => list.len() * EXTENT_BYTES <= space,
             Self::Btree(root) => root_bytes(root.children.len()) <= space,
         }
     }
@@ -57,7 +55,7 @@ impl Fork {
                 space[..len].copy_from_slice(&bytes[..len]);
             }
             Self::Extents(list) => {
-                for (place, extent) in space.chunks_exact_mut(RECORD_BYTES).zip(list) {
+                for (place, extent) in space.chunks_exact_mut(EXTENT_BYTES).zip(list) {
                     place.copy_from_slice(&extent.record());
                 }
             }

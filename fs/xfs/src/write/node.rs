@@ -26,8 +26,8 @@ impl Node {
         (size - hash_entries_start(sb)) / ENTRY_BYTES
     }
 
-    /// Finds the child that may have a hash: the last one if the hash is above all others. Returns the level of
-    /// the node, the index of the child and its file block; `None` if the block has another magic.
+    /// Finds the child that may have a hash: the last one if the hash is above all others. Returns the level
+    /// of the node, the index of the child and its file block; `None` if the block has another magic.
     pub(super) fn child_for(
         sb: &Superblock,
         bytes: &[u8],

@@ -2,8 +2,8 @@
 
 use super::busy::{Busy, Freed};
 use super::deferred::Deferred;
-use super::fork::UnitPlace;
 use super::space::{GroupsGuard, Space, journal_error};
+use crate::fork::UnitPlace;
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::Superblock;
 use crate::source::Source;

@@ -1,9 +1,8 @@
 //! How the space of an inode is divided between the forks (`di_forkoff`, in units of 8 bytes).
 
-use crate::fork::Fork;
+use crate::fork::{Fork, root_bytes};
 use crate::inode::Dinode;
 use crate::layout::superblock::Superblock;
-use crate::write::bmbt::root_bytes;
 
 const UNIT: usize = 8;
 /// A device number has 8 bytes, always.

@@ -199,9 +199,9 @@ fn store_best(bytes: &mut [u8], ranges: &mut Vec<(usize, usize)>) {
     }
 }
 
-/// Removes the entry at an offset of a data block without hashes, and looks only at what is beside it. Returns
-/// the length of the largest free range, and whether no entry is left. `None`, and nothing is changed, if the
-/// header does not tell which ranges are the largest afterwards.
+/// Removes the entry at an offset of a data block without hashes, and looks only at what is beside it.
+/// Returns the length of the largest free range, and whether no entry is left. `None`, and nothing is
+/// changed, if the header does not tell which ranges are the largest afterwards.
 pub(super) fn remove_locally(
     sb: &Superblock,
     bytes: &mut [u8],

@@ -25,8 +25,8 @@ pub(super) struct LeafEdit<'a> {
 }
 
 impl<'a> LeafEdit<'a> {
-    /// Checks the counts of a leaf. The order of its hashes is not checked: where it is wrong, an entry may not
-    /// be found.
+    /// Checks the counts of a leaf. The order of its hashes is not checked: where it is wrong, an entry may
+    /// not be found.
     pub(super) fn new(sb: &Superblock, bytes: &'a mut [u8]) -> Result<Self, String> {
         let field = |at| number(bytes, at, 2).unwrap_or(0) as usize;
         let (magic, count, stale) = (field(offset_of!(RawDaHeader, magic)), field(COUNTS), field(COUNTS + 2));

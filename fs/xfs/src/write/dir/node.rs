@@ -169,8 +169,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes a leaf without entries, and joins one that has `live` entries with a leaf beside it if both fit
-    /// easily in one.
+    /// Removes a leaf without entries, and joins one that has `live` entries with a leaf beside it if both
+    /// fit easily in one.
     fn join_leaves(&mut self, dir: &mut Dinode, tree: Shape, path: &Path, live: usize) -> Result<()> {
         let room = Leaf::room(&self.space().sb, None);
         if live == 0 && !path.is_root() {
