@@ -5,12 +5,12 @@
 use super::alloc::{AllocRequest, Run};
 use super::tx::Tx;
 use crate::btree::MAX_LEVELS;
-use crate::fork::{Extent, Fork, TreeRoot, Which, root_bytes, root_room};
+use crate::fork::{Extent, Fork, TreeRoot, Which, root_room};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::checksum::LONG_BTREE;
 use crate::layout::owner::Owner;
-use crate::layout::raw::{RawBmdrBlock, RawLongBlock};
+use crate::layout::raw::RawLongBlock;
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::layout::tree::TreeKind;
 use crate::unit::Whose;
