@@ -158,6 +158,9 @@ pub enum NameError {
     /// EBUSY.
     #[error("busy")]
     Busy,
+    /// EIO: a byte-range lock of the file was lost, and others may have changed it meanwhile.
+    #[error("a lock of the file was lost")]
+    LockLost,
     /// The name refers to another inode than the caller found under it. Only calls that name the expected
     /// inode return this.
     #[error("name changed concurrently")]

@@ -21,6 +21,8 @@ mod icache;
 pub mod inode;
 mod ioctl;
 mod label;
+mod locked_ranges;
+mod locks;
 mod lookup;
 mod memory;
 pub mod namespace;
@@ -48,14 +50,15 @@ pub use access::Rights;
 pub use driver::{
     AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
     EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
-    LabelOps, LoadedInode, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks, ResizeReport, ServerOps,
-    UnnamedFileOps, Written, XattrMode, XattrOps,
+    LabelOps, LoadedInode, LockConflict, LockOps, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks,
+    ResizeReport, ServerOps, UnnamedFileOps, Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;
 pub use feature_list::FeatureList;
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use ivers_sync as sync;
+pub use locked_ranges::LockedRanges;
 pub use lookup::Listed;
 pub use namespace::Expected;
 pub use open_hooks::{FileObserver, OpenMode};

@@ -5,14 +5,13 @@
 //! when the last writer closed it. So front ends report every open and close, and a [`FileObserver`] is told.
 //! Without an observer this costs nothing.
 
-use crate::driver::{LockOwner, LockRequest};
-use crate::error::{NameError, Result};
+use crate::error::Result;
 use crate::inode::Inode;
 use crate::requests::Cred;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use bitflags::bitflags;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Deeper trees are taken for damage.
@@ -78,24 +77,6 @@ impl Vfs {
             }
             server.close(inode, mode);
         }
-    }
-
-    /// Gets a byte-range lock from the server ([`NameError::Busy`] if another owner has it). `NotSupported`
-    /// where no server grants locks: then the front end keeps them itself.
-    pub fn lock(&self, cred: &Cred, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
-        let server = self.fs.server().ok_or(NameError::NotSupported)?;
-        server.lock(cred, inode, lock)?;
-        // Another owner of the lock may have changed the bytes that are cached.
-        server.revalidate(cred, inode)
-    }
-
-    /// Releases a byte range that [`Vfs::lock`] locked. Its next owner sees what was written under the lock.
-    pub fn unlock(&self, cred: &Cred, inode: &InodeRef, owner: LockOwner, range: Range<u64>) -> Result<()> {
-        let server = self.fs.server().ok_or(NameError::NotSupported)?;
-        let written = self.write_back_inode(inode);
-        // Whatever became of the bytes: a lock that stays would block others.
-        server.unlock(cred, inode, owner, range)?;
-        written
     }
 
     /// The report of the [`FileObserver`], if there is one.

@@ -67,6 +67,11 @@ impl ServerState {
 }
 
 impl Inode {
+    /// Returns the newest change attribute that the server said, without a query. `None` for local formats.
+    pub fn newest_of_server(&self) -> Option<u64> {
+        self.server.as_ref().map(|state| state.known.load(Relaxed))
+    }
+
     /// The change attribute to serve. The caller holds the lock of the attributes.
     pub(crate) fn query_server_locked(&self, server: &ServerState) -> u64 {
         if server.raised.load(Relaxed) {

@@ -16,7 +16,7 @@ use crate::reply::take;
 /// Bytes of a request beside its data.
 const REQUEST_OVERHEAD: usize = 2048;
 /// How often a request may find that the server has lost its stateid.
-const LOSSES_MAX: usize = 8;
+pub(crate) const LOSSES_MAX: usize = 8;
 
 fn cred_of(auth: AuthSys) -> Cred {
     Cred { uid: auth.uid, gid: auth.gid, groups: auth.gids.0, ..Cred::trusted() }
@@ -32,6 +32,10 @@ impl Nfs {
         ops: impl Fn(ivers_nfs4::types::StateId) -> Vec<Op>,
     ) -> Result<Outcome> {
         for _ in 0..LOSSES_MAX {
+            // Others may have changed what is being read or written under a lock that is gone.
+            if node.open.with_locks(|locks| locks.has_lost()) {
+                return Err(NameError::LockLost.into());
+            }
             let stateid = self.opens.stateid(&node.open, access);
             let mut all = vec![Op::PutFh(node.handle.clone())];
             all.extend(ops(stateid));

@@ -287,6 +287,10 @@ impl FileSystem for Nfs {
         Some(self)
     }
 
+    fn locks(&self) -> Option<&dyn LockOps> {
+        Some(self)
+    }
+
     fn mounted(&self, cache: CacheHandle) {
         let _ = self.cache.set(cache);
     }

@@ -14,13 +14,14 @@
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
 //! | `unstable` | writes that the server may lose |
+//! | `file_locks` | byte-range locks of a file |
 //! | `opens` | opens on the server |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
 //! | `directory`, `names` | finding names, changing names |
 //! | `data`, `settings` | bytes, attributes and opens |
-//! | `xattrs`, `holes` | extended attributes, holes |
+//! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -35,10 +36,12 @@ mod directory;
 mod driver;
 mod establish;
 mod exchange;
+mod file_locks;
 mod holes;
 pub mod identity;
 mod lease;
 mod listing;
+mod locks;
 mod names;
 mod nodes;
 mod open;

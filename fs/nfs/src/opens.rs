@@ -4,12 +4,14 @@
 //! or CLOSE for a file; the others wait for it. The thread that reclaims opens in a new session waits for
 //! nobody, because others may wait for the session.
 
+mod reclaim;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::*;
-use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, Opaque, OpenHow, Owner, StateId};
 use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
@@ -17,7 +19,8 @@ use ivers_vfs::{Cred, Result};
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Reclaim};
-use crate::exchange::{SendOnce, Tried};
+use crate::file_locks::FileLocks;
+use crate::locks::unlock_op;
 use crate::reply::take;
 use crate::unstable::Unstable;
 
@@ -27,9 +30,6 @@ const OWNER: &[u8] = b"ivers";
 const UNCLAIMED_MAX: usize = 32;
 /// Files that nobody here has open and that stay open on the server until their writes are committed.
 const CROWD: usize = 4096;
-/// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
-const RECLAIM_DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
-
 /// The name of a removed file that is still open.
 #[derive(Debug, Clone)]
 pub struct Hidden {
@@ -61,6 +61,9 @@ struct State {
     /// The last write-back failed, and the bytes are still cached.
     unsent: bool,
     hidden: Vec<Hidden>,
+    locks: FileLocks,
+    /// A thread sends LOCK or LOCKU.
+    locking: bool,
 }
 
 impl State {
@@ -68,6 +71,12 @@ impl State {
     fn abandon(&mut self) {
         (self.users, self.unclaimed, self.unsent) = (0, false, false);
         self.unstable = Unstable::default();
+    }
+
+    /// The server lost the open, and the locks under it.
+    fn lose(&mut self) {
+        self.stateid = None;
+        self.locks.lose_all();
     }
 
     /// Nobody needs the open.
@@ -113,6 +122,21 @@ impl FileOpen {
         self.state.lock().unclaimed
     }
 
+    /// Waits until no other thread sends LOCK or LOCKU, and keeps them waiting.
+    pub fn lock_turn(&self) -> LockTurn<'_> {
+        let mut state = self.state.lock();
+        while state.locking {
+            state.wait(&self.settled);
+        }
+        state.locking = true;
+        LockTurn(self)
+    }
+
+    /// Returns the byte-range locks.
+    pub fn with_locks<T>(&self, f: impl FnOnce(&mut FileLocks) -> T) -> T {
+        f(&mut self.state.lock().locks)
+    }
+
     /// Returns whose credentials writes have.
     pub fn writer(&self) -> Cred {
         self.state.lock().writer.clone().unwrap_or_else(Cred::system)
@@ -136,6 +160,16 @@ impl FileOpen {
     /// Returns how many of the file's names are hidden.
     pub fn hidden_names(&self) -> u32 {
         self.state.lock().hidden.len() as u32
+    }
+}
+
+/// The right to send LOCK or LOCKU.
+pub struct LockTurn<'a>(&'a FileOpen);
+
+impl Drop for LockTurn<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().locking = false;
+        self.0.settled.notify_all();
     }
 }
 
@@ -330,15 +364,26 @@ impl Opens {
         }
     }
 
-    /// Returns the stateid for reading or writing, and gets a lost open back.
+    /// Returns the stateid for reading or writing, and gets a lost open back. If all locks of the file have one
+    /// owner, it is theirs: a server may enforce them, and says when it has lost them.
     pub fn stateid(&self, file: &Arc<FileOpen>, access: u32) -> StateId {
+        let of_locks = {
+            let state = file.state.lock();
+            state.locks.only_stateid().filter(|_| state.permits(access))
+        };
+        let stateid = of_locks.or_else(|| self.open_stateid(file, access));
+        stateid.map_or(StateId::ANONYMOUS, |stateid| StateId { seqid: 0, ..stateid })
+    }
+
+    /// Returns the stateid of the open, if it has this access, and gets a lost open back.
+    pub fn open_stateid(&self, file: &Arc<FileOpen>, access: u32) -> Option<StateId> {
         let (caller, had) = {
             let mut state = file.state.lock();
             if let Some(stateid) = state.stateid.filter(|_| state.access & access == access) {
-                return StateId { seqid: 0, ..stateid };
+                return Some(stateid);
             }
             if state.access & access != access || state.stateid.is_some() || state.busy {
-                return StateId::ANONYMOUS;
+                return None;
             }
             state.busy = true;
             (state.opener.clone().unwrap_or_else(Cred::system), state.access)
@@ -357,7 +402,7 @@ impl Opens {
         drop(state);
         drop(busy);
         self.table.remove_if_closed(file);
-        stateid.map_or(StateId::ANONYMOUS, |stateid| StateId { seqid: 0, ..stateid })
+        stateid
     }
 
     /// The server does not have a stateid that was used.
@@ -366,7 +411,9 @@ impl Opens {
             let mut state = file.state.lock();
             if state.stateid.is_some_and(|stateid| stateid.other == used.other) {
                 log::info!("{}: an open is lost: {}", self.client.name(), status.name());
-                state.stateid = None;
+                state.lose();
+            } else if state.locks.lose(used) {
+                log::warn!("{}: locks of a file are lost: {}", self.client.name(), status.name());
             }
         }
         if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked) {
@@ -421,7 +468,7 @@ impl Opens {
 
     /// Sends one CLOSE. Returns whether another one is needed: the open was reclaimed meanwhile.
     fn close_once(&self, file: &Arc<FileOpen>, time: Option<Duration>) -> bool {
-        let (stateid, caller) = {
+        let (stateid, caller, locks) = {
             let mut state = file.at_rest();
             if !state.is_idle() || state.access == 0 {
                 return false;
@@ -433,9 +480,17 @@ impl Opens {
                 return false;
             };
             state.busy = true;
-            (stateid, state.opener.clone().unwrap_or_else(Cred::system))
+            let locks = state.locks.take();
+            (stateid, state.opener.clone().unwrap_or_else(Cred::system), locks)
         };
         let busy = Busy(file);
+        // Some servers do not close a file that is locked (18.2).
+        for held in locks.iter().filter_map(|locks| locks.stateid) {
+            let ops = [Op::PutFh(file.handle.clone()), unlock_op(held, &(0..u64::MAX))];
+            if let Err(error) = self.call(&caller, &ops, time) {
+                log::info!("{}: LOCKU: {error}", self.client.name());
+            }
+        }
         let ops = [Op::PutFh(file.handle.clone()), Op::Close(SeqState { seqid: 0, stateid })];
         let closed = self.call(&caller, &ops, time).and_then(|outcome| outcome.ok(self.client.name()));
         if let Err(error) = closed {
@@ -480,42 +535,6 @@ fn note_open(state: &mut State, opened: &Opened, access: u32, caller: &Cred) {
     state.access = if same { state.access | access } else { access };
     state.stateid = Some(opened.stateid);
     state.opener = Some(caller.clone());
-}
-
-impl Reclaim for Opens {
-    fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
-        for file in self.table.all() {
-            let (old, access, caller) = {
-                let state = file.state.lock();
-                let Some(stateid) = state.stateid else { continue };
-                (stateid, state.access, state.opener.clone().unwrap_or_else(Cred::system))
-            };
-            let claim = OpenClaim::Previous(0);
-            let ops = [Op::PutFh(file.handle.clone()), open_op(access, OpenHow::NoCreate, claim)];
-            let mut compound = send(&caller, &ops)?;
-            for _ in 0..RECLAIM_DELAYS.0 {
-                if compound.status != NfsStat::Delay || self.client.is_stopped() {
-                    break;
-                }
-                std::thread::sleep(RECLAIM_DELAYS.1);
-                compound = send(&caller, &ops)?;
-            }
-            let status = compound.status;
-            let new = match compound.results.pop() {
-                Some(OpResult::Open(Ok(opened))) if status == NfsStat::Ok => Some(opened.stateid),
-                _ => None,
-            };
-            if new.is_none() {
-                log::info!("{}: an open cannot be reclaimed: {}", self.client.name(), status.name());
-            }
-            let mut state = file.state.lock();
-            // Unless a thread has stored another one meanwhile.
-            if state.stateid == Some(old) {
-                state.stateid = new;
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

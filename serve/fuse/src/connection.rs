@@ -6,6 +6,7 @@ use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
 use crate::inflight_changes::{Caller, InflightChange, Noted};
+use crate::lock_waits::LockWaits;
 use crate::lost_data::LostData;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::ops::PlusBytes;
@@ -96,6 +97,7 @@ pub(crate) struct Connection {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) flusher: Flusher,
     pub(crate) pruning: Pruning,
+    pub(crate) lock_waits: LockWaits,
     pub(crate) plus_bytes: PlusBytes,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
@@ -143,6 +145,7 @@ impl Connection {
             nodes,
             flusher,
             pruning: Pruning::default(),
+            lock_waits: LockWaits::default(),
             plus_bytes: PlusBytes::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
@@ -506,6 +509,20 @@ impl Connection {
             self.flusher.size_held_back(node, then);
         } else {
             then(Some(node.inode.size()));
+        }
+    }
+
+    /// Returns a job that makes the kernel hand over what mappings changed in a file, and drop what it has
+    /// cached of it. Not for a serving thread, which has to serve what the kernel hands over. It waits for
+    /// pages that are being read or written, and for no lock of an inode.
+    pub(crate) fn drops_pages(&self, node: &Arc<Node>) -> impl FnOnce() + Send + use<> {
+        let (kernel, node) = (self.kernel.get().cloned(), node.clone());
+        move || {
+            if let Some(kernel) = kernel
+                && let Err(error) = kernel.inval_inode(INodeNo(node.id), 0, 0)
+            {
+                log::debug!("cannot drop the pages of inode {}: {error}", node.inode.ino);
+            }
         }
     }
 

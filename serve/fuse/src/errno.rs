@@ -51,5 +51,6 @@ fn name_errno(error: NameError) -> Errno {
         NameError::CrossDevice => Errno::EXDEV,
         NameError::Loop => Errno::from_i32(40),
         NameError::Busy => Errno::EBUSY,
+        NameError::LockLost => Errno::EIO,
     }
 }

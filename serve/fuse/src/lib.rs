@@ -67,6 +67,7 @@ mod flusher;
 mod inflight_changes;
 mod ioctl;
 mod kept_places;
+mod lock_waits;
 mod lost_data;
 mod mount;
 mod mountinfo;

@@ -47,6 +47,8 @@ pub(crate) struct Node {
     /// The kernel shows data that could not be written. It will show other data when it drops those pages,
     /// without notice.
     diverged: AtomicBool,
+    /// The server's change attribute that the kernel's pages are of, or newer; `None`: they are none.
+    pages_of: Mutex<Option<u64>>,
     /// For a directory: it was listed, and the kernel may have cached the listing.
     listed: AtomicBool,
     /// Changes that the kernel may not show yet.
@@ -67,6 +69,7 @@ impl Node {
             writers: AtomicU32::new(0),
             failed_write: AtomicI32::new(0),
             diverged: AtomicBool::new(false),
+            pages_of: Mutex::default(),
             listed: AtomicBool::new(listed),
             changes: InflightChanges::default(),
             places: Mutex::default(),
@@ -141,6 +144,14 @@ impl Node {
     /// Whether the kernel shows data that the filesystem does not have: never stored, or lost at write-back.
     pub(crate) fn has_diverged(&self) -> bool {
         self.diverged.load(Ordering::Acquire) || self.inode.has_lost_data()
+    }
+
+    /// Returns whether the server's file has changed since the previous call, so that the kernel must drop its
+    /// pages. A file that is not open has none, and an open drops them.
+    pub(crate) fn pages_are_old(&self) -> bool {
+        let Some(newest) = self.inode.newest_of_server() else { return false };
+        let before = self.pages_of.lock().replace(newest);
+        before.is_some_and(|before| before != newest)
     }
 
     /// Returns where to look for it, the likeliest place last.

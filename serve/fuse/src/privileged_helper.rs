@@ -101,6 +101,12 @@ impl PrivilegedHelper {
         thread != 0 && ask(&self.groups.lock(), &thread.to_le_bytes(), ANSWER_MAX) == Some(vec![NO])
     }
 
+    /// Returns whether a thread has a signal that it handles when its system call returns, or has ended.
+    pub(crate) fn has_signal(&self, thread: u32) -> bool {
+        let question = [&thread.to_le_bytes()[..], &[SIGNALS]].concat();
+        ask(&self.groups.lock(), &question, ANSWER_MAX) == Some(vec![YES])
+    }
+
     /// Returns the supplementary groups of a process, which the protocol does not carry.
     pub(crate) fn groups_of(&self, pid: u32) -> Vec<u32> {
         let answer = ask(&self.groups.lock(), &pid.to_le_bytes(), ANSWER_MAX).unwrap_or_default();
@@ -116,6 +122,8 @@ const ANSWER_MAX: usize = 1 + 8192 * 4;
 /// The first byte of every answer: failure or success.
 pub(crate) const NO: u8 = 0;
 pub(crate) const YES: u8 = 1;
+/// After the number of a thread: the question is about its signals, and not about its groups.
+const SIGNALS: u8 = 1;
 
 fn which_file(id: u64, path: &[u8]) -> Vec<u8> {
     [&id.to_le_bytes(), path].concat()
@@ -155,7 +163,12 @@ fn receive(socket: &OwnedFd, max: usize) -> Result<Option<Vec<u8>>, Errno> {
 /// ends are closed.
 pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<PrivilegedHelper> {
     let (groups, theirs) = pair()?;
-    answerer("ivers-groups", theirs, 4, |question| {
+    answerer("ivers-groups", theirs, 5, |question| {
+        if let [number @ .., SIGNALS] = question
+            && let Ok(number) = number.try_into().map(u32::from_le_bytes)
+        {
+            return Some(vec![if has_signal(number) { YES } else { NO }]);
+        }
         let pid = question.try_into().map(u32::from_le_bytes).ok()?;
         let Some(groups) = groups_of(pid) else { return Some(vec![NO]) };
         let mut answer = vec![YES];
@@ -310,19 +323,31 @@ fn kind(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// Returns the supplementary groups of a thread. `None`: it has ended.
-fn groups_of(thread: u32) -> Option<Vec<u32>> {
+/// Returns the lines of /proc about a thread, empty if they are hidden. `None`: it has ended.
+fn status_of(thread: u32) -> Option<String> {
     // /proc may hide a process that exists (proc(5), hidepid).
     let number = rustix::process::Pid::from_raw(i32::try_from(thread).ok()?)?;
     if rustix::process::test_kill_process(number) == Err(Errno::SRCH) {
         return None;
     }
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let field =
-        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_start();
     // A zombie has only its number left.
-    if field("State:").starts_with(['Z', 'X']) {
-        return None;
-    }
-    Some(field("Groups:").split_whitespace().filter_map(|group| group.parse().ok()).collect())
+    (!field(&status, "State:").starts_with(['Z', 'X'])).then_some(status)
+}
+
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_start()
+}
+
+/// Returns the supplementary groups of a thread. `None`: it has ended.
+fn groups_of(thread: u32) -> Option<Vec<u32>> {
+    let status = status_of(thread)?;
+    Some(field(&status, "Groups:").split_whitespace().filter_map(|group| group.parse().ok()).collect())
+}
+
+/// Returns whether a thread, or its process, has a pending signal that is not blocked, or has ended.
+fn has_signal(thread: u32) -> bool {
+    let Some(status) = status_of(thread) else { return true };
+    let signals = |name| u64::from_str_radix(field(&status, name), 16).unwrap_or(0);
+    (signals("SigPnd:") | signals("ShdPnd:")) & !signals("SigBlk:") != 0
 }

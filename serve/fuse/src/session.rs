@@ -125,8 +125,14 @@ pub fn serve(
     let caller_affinity = CallerAffinity::new(channels.affinity_helper, options.caller_affinity);
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.thread_count());
+    let has_locks = vfs.has_locks();
     let connection = Arc::new(Connection::new(vfs, nodes, flusher, caller_affinity, options, server));
     let lost_data = connection.lost_data.clone();
+    if has_locks {
+        let waits = connection.clone();
+        let thread = std::thread::Builder::new().name("ivers-locks".into());
+        thread.spawn(move || waits.lock_waits.run(&waits)).map_err(MountError::Session)?;
+    }
     // The kernel has already decided who may use the mount. fuser's filter would also refuse requests that
     // the kernel makes itself, such as handing over the times that it keeps.
     let session = fuser::Session::from_fd(Ops(connection.clone()), channels.device, SessionACL::All, config)

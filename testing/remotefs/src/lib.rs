@@ -75,7 +75,7 @@ pub struct RemoteFs {
     volatile: RankedMutex<rank::Leaf, Vec<Overwritten>>,
     /// Unstable writes of this client.
     uncommitted: RankedMutex<rank::Leaf, HashMap<Ino, Vec<UnstableWrite>>>,
-    locks: RankedMutex<rank::Leaf, Vec<(Ino, LockRequest)>>,
+    locks: RankedMutex<rank::Leaf, HashMap<(Ino, LockOwner), LockedRanges>>,
     cache: OnceLock<CacheHandle>,
     round_trips: AtomicU64,
     /// Added to the generations in replies.
@@ -299,6 +299,10 @@ impl FileSystem for RemoteFs {
     }
 
     fn server(&self) -> Option<&dyn ServerOps> {
+        Some(self)
+    }
+
+    fn locks(&self) -> Option<&dyn LockOps> {
         Some(self)
     }
 
@@ -624,29 +628,42 @@ impl ServerOps for RemoteFs {
         }
         self.refresh(&handle)
     }
+}
 
+impl LockOps for RemoteFs {
     fn lock(&self, caller: &Cred, inode: &Inode, lock: &LockRequest) -> Result<()> {
         self.ask("lock", caller, |_| Ok(()))?;
-        let mut locks = self.locks.lock();
-        let conflicts = |held: &LockRequest| {
-            held.owner != lock.owner
-                && (held.exclusive || lock.exclusive)
-                && held.range.start < lock.range.end
-                && lock.range.start < held.range.end
-        };
-        if locks.iter().any(|(ino, held)| *ino == inode.ino && conflicts(held)) {
+        if self.conflict(inode, lock).is_some() {
             return Err(NameError::Busy.into());
         }
-        locks.push((inode.ino, lock.clone()));
+        let mut locks = self.locks.lock();
+        locks.entry((inode.ino, lock.owner)).or_default().lock(lock.range.clone(), lock.exclusive);
         Ok(())
     }
 
-    /// Whole locks only: a range that cuts one is refused.
+    fn test_lock(&self, caller: &Cred, inode: &Inode, lock: &LockRequest) -> Result<Option<LockConflict>> {
+        self.ask("test lock", caller, |_| Ok(()))?;
+        Ok(self.conflict(inode, lock))
+    }
+
     fn unlock(&self, caller: &Cred, inode: &Inode, owner: LockOwner, range: Range<u64>) -> Result<()> {
         self.ask("unlock", caller, |_| Ok(()))?;
         let mut locks = self.locks.lock();
-        let before = locks.len();
-        locks.retain(|(ino, held)| (*ino, held.owner) != (inode.ino, owner) || held.range != range);
-        if locks.len() == before { Err(NameError::Invalid.into()) } else { Ok(()) }
+        locks.entry((inode.ino, owner)).or_default().unlock(range);
+        locks.retain(|_, held| !held.is_empty());
+        Ok(())
+    }
+
+    fn holds_locks(&self, inode: &Inode, owner: LockOwner) -> bool {
+        self.locks.lock().contains_key(&(inode.ino, owner))
+    }
+}
+
+impl RemoteFs {
+    fn conflict(&self, inode: &Inode, lock: &LockRequest) -> Option<LockConflict> {
+        let locks = self.locks.lock();
+        let others = locks.iter().filter(|((ino, owner), _)| *ino == inode.ino && *owner != lock.owner);
+        let mut conflicts = others.filter_map(|(_, held)| held.conflict(&lock.range, lock.exclusive));
+        conflicts.next().map(|(range, exclusive)| LockConflict { range, exclusive })
     }
 }

@@ -3,6 +3,7 @@
 use super::directory::DirectoryOps;
 use super::file::FileOps;
 use super::inode::InodeOps;
+use super::locks::LockOps;
 use super::optional::*;
 use super::server::{CacheHandle, ServerOps};
 use crate::error::{Error, Result};
@@ -176,6 +177,11 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     }
     /// What a network filesystem has beyond a local one.
     fn server(&self) -> Option<&dyn ServerOps> {
+        None
+    }
+    /// Byte-range locks, where others than the programs of this mount have them too. Otherwise the front end
+    /// keeps them.
+    fn locks(&self) -> Option<&dyn LockOps> {
         None
     }
     /// Called once, when the mount is complete: a driver whose files change behind the cache keeps the

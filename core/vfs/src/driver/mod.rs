@@ -8,7 +8,8 @@
 //! A driver implements [`FileSystem`] and, on the same type, [`InodeOps`], [`DirectoryOps`] and [`FileOps`].
 //! What only some formats have is an optional interface, which the driver offers by an accessor of
 //! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`CloneOps`],
-//! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`GrowOps`], [`JournalOps`], [`ServerOps`].
+//! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`GrowOps`], [`JournalOps`], [`ServerOps`],
+//! [`LockOps`].
 //!
 //! # Locks
 //!
@@ -37,6 +38,7 @@
 //! | `delete_inode` | the write-back lock; its slot in the inode cache is busy |
 //! | `load_inode`, `evict_inode`, `release_ino` | none; its slot in the inode cache is busy |
 //! | `fsync`, `commit_inode`, `sync`, `stat_fs`, `describe`, `unmount`, `written` | none |
+//! | `LockOps` | none |
 //! | `ServerOps` | none; `set_attr` of a size exclusive and the write-back lock |
 //! | `ServerOps::changed` | exclusive, or the write-back lock |
 //! | `fsync` of unstable writes, `ServerOps::catch_up` | none; under memory pressure those of a writer |
@@ -91,6 +93,7 @@ mod directory;
 mod file;
 mod filesystem;
 mod inode;
+mod locks;
 mod optional;
 mod options;
 mod server;
@@ -99,9 +102,10 @@ pub use directory::{Child, DirectoryOps, Rename};
 pub use file::{FileOps, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
+pub use locks::{LockConflict, LockOps, LockOwner, LockRequest};
 pub use optional::{
     AllocateOps, BlockMapOps, CloneOps, EpochOps, GrowOps, IoctlOps, JournalOps, LabelOps, ResizeReport,
     UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use options::DriverOptions;
-pub use server::{CacheHandle, Cause, LockOwner, LockRequest, ServerOps};
+pub use server::{CacheHandle, Cause, ServerOps};

@@ -10,21 +10,6 @@ use crate::vfs::Vfs;
 use std::ops::Range;
 use std::sync::Weak;
 
-/// The owner of a byte-range lock: chosen by the front end, unique in the mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LockOwner(pub u64);
-
-/// A byte-range lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LockRequest {
-    /// The owner.
-    pub owner: LockOwner,
-    /// The bytes; `u64::MAX` as the end means to the end of the file.
-    pub range: Range<u64>,
-    /// An exclusive lock; otherwise shared.
-    pub exclusive: bool,
-}
-
 /// Operations that a server decides or answers. All are called without inode locks, so that a round trip
 /// blocks nobody. Exceptions are `changed`, which asks nothing, and `set_attr` when it changes a size.
 ///
@@ -65,15 +50,6 @@ pub trait ServerOps {
     }
     /// One open ends. Its data has been written back.
     fn close(&self, _inode: &Inode, _mode: OpenMode) {}
-    /// Gets a byte-range lock, or `NameError::Busy`.
-    fn lock(&self, _caller: &Cred, _inode: &Inode, _lock: &LockRequest) -> Result<()> {
-        Err(NameError::NotSupported.into())
-    }
-    /// Releases a byte range of an owner. What was written under the lock has been written back. `caller` may
-    /// be [`Cred::system`]: a process has ended.
-    fn unlock(&self, _caller: &Cred, _inode: &Inode, _owner: LockOwner, _range: Range<u64>) -> Result<()> {
-        Err(NameError::NotSupported.into())
-    }
 }
 
 /// Why a server's change attribute moved.

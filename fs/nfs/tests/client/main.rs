@@ -4,6 +4,7 @@
 mod faults;
 mod hostile;
 mod lies;
+mod locking;
 mod recovery;
 mod served;
 mod writing;

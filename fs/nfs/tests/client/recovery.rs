@@ -7,18 +7,18 @@ use std::time::Instant;
 
 use ivers_vfs::{Error, FileType, NameError, OpenMode, RenameFlags};
 
-const READ_WRITE: OpenMode = OpenMode::READ.union(OpenMode::WRITE);
+pub const READ_WRITE: OpenMode = OpenMode::READ.union(OpenMode::WRITE);
 
 /// A server on a device that keeps what reached it, and loses the rest in a crash.
-struct Crashing {
+pub struct Crashing {
     device: Arc<dyn Device>,
     state: tempfile::TempDir,
-    address: SocketAddr,
+    pub address: SocketAddr,
     running: Option<(Arc<Vfs>, NfsServer)>,
 }
 
 impl Crashing {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
         let state = tempfile::tempdir().unwrap();
@@ -32,7 +32,7 @@ impl Crashing {
         &self.running.as_ref().unwrap().0
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         let options = DriverOptions { place: "a test".into(), ..DriverOptions::default() };
         let fs = Ext4::open(self.device.clone(), OpenOptions::from(options)).unwrap();
         let vfs = Vfs::mount(fs, quiet()).unwrap();
@@ -42,7 +42,7 @@ impl Crashing {
     }
 
     /// What the server has not made durable is gone.
-    fn crash(&mut self) {
+    pub fn crash(&mut self) {
         let (vfs, server) = self.running.take().unwrap();
         drop(server);
         drop(vfs);
@@ -63,7 +63,7 @@ impl Crashing {
     }
 }
 
-fn patient() -> NfsOptions {
+pub fn patient() -> NfsOptions {
     let patience = Patience { reply: Duration::from_millis(1500), request: None };
     NfsOptions { patience, ..options() }
 }

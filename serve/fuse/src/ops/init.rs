@@ -25,6 +25,14 @@ impl Ops {
             // callers other than the owner.
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
+        if s.vfs.fs().server().is_some() {
+            // A program that has a file open sees what others write to it: before it reads cached pages, the
+            // kernel asks for the attributes.
+            wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
+        }
+        if s.vfs.has_locks() {
+            wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+        }
         if s.options.strict_queries {
             // The kernel would show the changes of these without a lock. Without them O_TRUNC arrives as
             // SETATTR, and the kernel waits for asynchronous direct I/O.

@@ -4,6 +4,7 @@ mod attributes;
 mod dirs;
 mod files;
 mod init;
+mod locks;
 mod names;
 mod reply;
 
@@ -39,6 +40,7 @@ impl Filesystem for Ops {
     }
 
     fn destroy(&mut self) {
+        self.0.lock_waits.close();
         self.0.flusher.close();
         self.0.nodes.clear();
     }
@@ -57,8 +59,21 @@ impl Filesystem for Ops {
             Some(error) => Err(error),
             None => Ok(node),
         });
-        let shown = node.and_then(|node| Ok((self.0.current_attr(request, &node)?, self.0.attr_ttl(&node))));
-        self.answer(request, reply, shown, |reply, (attr, ttl)| reply.attr(&ttl, &attr));
+        let shown = node.and_then(|node| {
+            let shown = (self.0.current_attr(request, &node)?, self.0.attr_ttl(&node));
+            Ok((shown, node.pages_are_old().then_some(node)))
+        });
+        match shown {
+            // The kernel asks before it reads the pages, and before it writes, with a lock of the inode.
+            Ok(((attr, ttl), Some(node))) => {
+                let drop_pages = self.0.drops_pages(&node);
+                self.0.flusher.soon(move || {
+                    drop_pages();
+                    reply.attr(&ttl, &attr);
+                });
+            }
+            shown => self.answer(request, reply, shown, |reply, ((attr, ttl), _)| reply.attr(&ttl, &attr)),
+        }
     }
 
     fn setattr(
@@ -206,18 +221,21 @@ impl Filesystem for Ops {
         self.answer(request, reply, written, |reply, written| reply.written(written));
     }
 
-    /// Does nothing when a descriptor closes: the kernel has written its pages back before, and keeps locks
-    /// itself. ENOSYS tells it to skip this request from now on.
+    /// Does nothing when a descriptor of a local format closes: the kernel has written its pages back before,
+    /// and keeps locks itself. ENOSYS tells it to skip this request from now on.
     fn flush(
         &self,
         request: &Request,
         ino: INodeNo,
         fh: FileHandle,
-        _lock_owner: LockOwner,
+        lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
         let flushed = match self.0.vfs.fs().server() {
-            Some(_) => self.flush_file(ino, Handle::unpack(fh)),
+            Some(_) => {
+                let flushed = self.flush_file(ino, Handle::unpack(fh));
+                flushed.and(self.unlock_all(ino, lock_owner))
+            }
             // The kernel does not ask again.
             None => Err(Errno::ENOSYS),
         };
@@ -230,10 +248,13 @@ impl Filesystem for Ops {
         ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(Err(error)) = lock_owner.map(|owner| self.unlock_all(ino, owner)) {
+            log::info!("inode {ino}: unlocked at the last close: {error:?}");
+        }
         self.release_file(ino, Handle::unpack(fh));
         self.empty(request, reply, Ok(()));
     }
@@ -365,20 +386,38 @@ impl Filesystem for Ops {
         });
     }
 
-    // The kernel handles locks itself unless FUSE_POSIX_LOCKS is requested.
     fn getlk(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         _fh: FileHandle,
-        _lock_owner: LockOwner,
-        _start: u64,
-        _end: u64,
-        _typ: i32,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
         _pid: u32,
         reply: ReplyLock,
     ) {
-        reply.error(Errno::ENOSYS);
+        let found = self.test_lock(request, ino, lock_owner, (start, end), typ);
+        self.answer(request, reply, found, |reply, (start, end, typ, pid)| {
+            reply.locked(start, end, typ, pid);
+        });
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        _pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.set_lock(request, (ino, fh), lock_owner, (start, end), (typ, sleep), reply);
     }
 
     fn bmap(&self, _request: &Request, _ino: INodeNo, _blocksize: u32, _idx: u64, reply: ReplyBmap) {

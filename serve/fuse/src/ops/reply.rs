@@ -28,6 +28,7 @@ refuse!(
     ReplyDirectoryPlus,
     ReplyEmpty,
     ReplyEntry,
+    ReplyLock,
     ReplyLseek,
     ReplyOpen,
     ReplyStatfs,

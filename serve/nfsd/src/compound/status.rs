@@ -31,6 +31,7 @@ pub fn status(error: &Error) -> NfsStat {
         NameError::TooLarge => NfsStat::Fbig,
         NameError::ReadOnly => NfsStat::Rofs,
         NameError::Stale => NfsStat::Stale,
+        NameError::LockLost => NfsStat::Io,
         NameError::NoAttribute => NfsStat::Noxattr,
         NameError::Range => NfsStat::Toosmall,
         NameError::AttributeTooLarge => NfsStat::Xattr2big,

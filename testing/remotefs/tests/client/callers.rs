@@ -32,7 +32,7 @@ fn reads_go_to_the_server_with_their_caller() {
     }
     let user = user();
     it.client
-        .lock(&user, &file, &LockRequest { owner: LockOwner(1), range: 0..1, exclusive: false })
+        .lock(&user, &file, &LockRequest { owner: LockOwner(1), range: 0..1, exclusive: false, waits: false })
         .unwrap();
     it.client.unlock(&user, &file, LockOwner(1), 0..1).unwrap();
     let set = SetAttr { perm: Some(0o606), ..SetAttr::default() };

@@ -120,7 +120,8 @@ fn a_lock_shows_the_newest_bytes_and_an_unlock_sends_those_written_under_it() {
     assert_eq!(read(&it.client, &file), b"old");
     write(&it.server, &theirs(&it), b"new");
     let user = Cred::root();
-    it.client.lock(&user, &file, &LockRequest { owner: LockOwner(1), range: 0..3, exclusive: true }).unwrap();
+    let lock = LockRequest { owner: LockOwner(1), range: 0..3, exclusive: true, waits: false };
+    it.client.lock(&user, &file, &lock).unwrap();
     assert_eq!(read(&it.client, &file), b"new");
     write(&it.client, &file, b"own");
     it.client.unlock(&user, &file, LockOwner(1), 0..3).unwrap();
@@ -131,7 +132,7 @@ fn a_lock_shows_the_newest_bytes_and_an_unlock_sends_those_written_under_it() {
 fn an_unlock_that_cannot_send_bytes_reports_it_and_unlocks() {
     let (it, answers) = both_with_answers();
     let file = create(&it.client, "f");
-    let lock = |owner| LockRequest { owner: LockOwner(owner), range: 0..3, exclusive: true };
+    let lock = |owner| LockRequest { owner: LockOwner(owner), range: 0..3, exclusive: true, waits: false };
     it.client.lock(&Cred::root(), &file, &lock(1)).unwrap();
     write(&it.client, &file, b"own");
     answers.lock().insert("write", ServerError::Delay.into());

@@ -200,12 +200,21 @@ fn a_lookup_that_waits_for_the_server_blocks_no_other_request() {
 fn locks_are_taken_on_the_server() {
     let it = both(|_| Ok(()));
     let file = create(&it.client, "f");
-    let lock = |owner, range, exclusive| LockRequest { owner: LockOwner(owner), range, exclusive };
+    let lock =
+        |owner, range, exclusive| LockRequest { owner: LockOwner(owner), range, exclusive, waits: false };
     it.client.lock(&Cred::root(), &file, &lock(1, 0..10, true)).unwrap();
     let refused = it.client.lock(&Cred::root(), &file, &lock(2, 5..6, false));
     assert!(matches!(refused, Err(Error::Name(NameError::Busy))));
     it.client.lock(&Cred::root(), &file, &lock(2, 10..20, false)).unwrap();
-    it.client.unlock(&Cred::root(), &file, LockOwner(1), 0..10).unwrap();
+    let conflict = it.client.test_lock(&Cred::root(), &file, &lock(2, 5..6, false)).unwrap();
+    assert_eq!(conflict, Some(LockConflict { range: 0..10, exclusive: true }));
+    it.client.unlock(&Cred::root(), &file, LockOwner(1), 0..6).unwrap();
+    let refused = it.client.lock(&Cred::root(), &file, &lock(2, 6..7, false));
+    assert!(matches!(refused, Err(Error::Name(NameError::Busy))), "the rest stays locked");
+    // Nobody is asked to unlock what is not locked.
+    let before = it.fs.round_trips();
+    it.client.unlock(&Cred::root(), &file, LockOwner(3), 0..u64::MAX).unwrap();
+    assert_eq!(it.fs.round_trips(), before);
     it.client.lock(&Cred::root(), &file, &lock(2, 5..6, false)).unwrap();
     // A local filesystem leaves locks to its front end.
     let local = it.server.resolve(&Cred::root(), "/f", true).unwrap();

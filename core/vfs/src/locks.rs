@@ -1,0 +1,53 @@
+//! Byte-range locks of drivers whose locks live elsewhere ([`LockOps`](crate::LockOps)).
+//!
+//! Whoever gets a lock sees what its last owner wrote under it, on any machine: before an unlock all that was
+//! written is made durable, and after a lock the cache is revalidated. Durable, because the server may lose
+//! what is not, and this client would write it again, over what the next owner wrote.
+
+use crate::driver::{LockConflict, LockOps, LockOwner, LockRequest};
+use crate::error::{NameError, Result};
+use crate::requests::Cred;
+use crate::vfs::{InodeRef, Vfs};
+use std::ops::Range;
+
+impl Vfs {
+    /// Returns whether locks live elsewhere. Otherwise the front end keeps them itself.
+    pub fn has_locks(&self) -> bool {
+        self.fs.locks().is_some()
+    }
+
+    fn locks(&self) -> Result<&dyn LockOps> {
+        self.alive()?;
+        Ok(self.fs.locks().ok_or(NameError::NotSupported)?)
+    }
+
+    /// Gets a byte-range lock of an open file: [`NameError::Busy`] if another owner has one in the way.
+    /// `NotSupported` without [`Vfs::has_locks`].
+    pub fn lock(&self, cred: &Cred, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
+        self.locks()?.lock(cred, inode, lock)?;
+        // The last owner may have changed the bytes that are cached, however new they are.
+        self.revalidate(&Cred::system(), inode)
+    }
+
+    /// Finds a lock that stands in the way of this one.
+    pub fn test_lock(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        lock: &LockRequest,
+    ) -> Result<Option<LockConflict>> {
+        self.locks()?.test_lock(cred, inode, lock)
+    }
+
+    /// Releases the locks of an owner in a range. Their next owner sees what was written under them.
+    pub fn unlock(&self, cred: &Cred, inode: &InodeRef, owner: LockOwner, range: Range<u64>) -> Result<()> {
+        let locks = self.locks()?;
+        if !locks.holds_locks(inode, owner) {
+            return Ok(());
+        }
+        let written = if self.policy.read_only { Ok(()) } else { self.write_back_durably(inode) };
+        // Whatever became of the bytes: a lock that stays would block others.
+        locks.unlock(cred, inode, owner, range)?;
+        written
+    }
+}
