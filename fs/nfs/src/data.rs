@@ -23,6 +23,15 @@ fn cred_of(auth: AuthSys) -> Cred {
 }
 
 impl Nfs {
+    /// Returns the stateid of a file for `access`, unless locks of it are lost: others may have changed what
+    /// is about to be read or written.
+    pub(crate) fn unlost_stateid(&self, node: &Node, access: u32) -> Result<ivers_nfs4::types::StateId> {
+        if node.open.with_locks(|locks| locks.has_lost()) {
+            return Err(NameError::LockLost.into());
+        }
+        Ok(self.opens.stateid(&node.open, access))
+    }
+
     /// Sends operations that carry a stateid of the file for `access`. Repeats them if the server lost it.
     pub(crate) fn with_stateid(
         &self,
@@ -32,11 +41,7 @@ impl Nfs {
         ops: impl Fn(ivers_nfs4::types::StateId) -> Vec<Op>,
     ) -> Result<Outcome> {
         for _ in 0..LOSSES_MAX {
-            // Others may have changed what is being read or written under a lock that is gone.
-            if node.open.with_locks(|locks| locks.has_lost()) {
-                return Err(NameError::LockLost.into());
-            }
-            let stateid = self.opens.stateid(&node.open, access);
+            let stateid = self.unlost_stateid(node, access)?;
             let mut all = vec![Op::PutFh(node.handle.clone())];
             all.extend(ops(stateid));
             let outcome = self.client.call(caller, &all)?;

@@ -13,6 +13,7 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
+use crate::copies::Missing;
 use crate::lease::Lease;
 use crate::listing::Listings;
 use crate::nodes::{Held, Node, Nodes};
@@ -38,6 +39,7 @@ pub struct Nfs {
     pub(crate) facts: Facts,
     pub(crate) info: FsInfo,
     pub(crate) attribute_timeout: Duration,
+    pub(crate) missing: Missing,
     cache: OnceLock<CacheHandle>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
 }
@@ -59,6 +61,7 @@ impl Nfs {
             root: held,
             facts: root.facts,
             attribute_timeout: options.attribute_timeout,
+            missing: Missing::default(),
             cache: OnceLock::new(),
             lease: RankedMutex::new(Some(lease)),
         }))
@@ -281,6 +284,14 @@ impl FileSystem for Nfs {
 
     fn block_map(&self) -> Option<&dyn BlockMapOps> {
         (self.client.minor_version() >= 2).then_some(self as &dyn BlockMapOps)
+    }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        (self.client.minor_version() >= 2).then_some(self as &dyn AllocateOps)
+    }
+
+    fn clones(&self) -> Option<&dyn CloneOps> {
+        (self.client.minor_version() >= 2).then_some(self as &dyn CloneOps)
     }
 
     fn server(&self) -> Option<&dyn ServerOps> {

@@ -22,6 +22,7 @@
 //! | `directory`, `names` | finding names, changing names |
 //! | `data`, `settings` | bytes, attributes and opens |
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
+//! | `space`, `copies` | space of files, copies on the server |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -31,6 +32,7 @@
 mod attributes;
 mod client;
 mod connection;
+mod copies;
 mod data;
 mod directory;
 mod driver;
@@ -49,6 +51,7 @@ mod opens;
 mod reply;
 mod session;
 mod settings;
+mod space;
 mod status;
 pub mod target;
 mod unstable;

@@ -4,7 +4,7 @@
 //! executed.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::ops::Op;
@@ -34,10 +34,15 @@ struct Move<'a> {
     file: &'a Node,
 }
 
-/// Returns an access time that only one request has.
+/// How far before now the access time is that marks a creation, at most: a tick of a clock.
+const MARK_NANOSECONDS: u32 = 4_000_000;
+
+/// Returns an access time that only one request has: not in the future, and as little before now as the times
+/// that filesystems take from a clock that ticks.
 fn mark() -> NfsTime {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    NfsTime { seconds: now.as_secs() as i64, nseconds: rand::random::<u32>() % 1_000_000_000 }
+    let time = now.saturating_sub(Duration::from_nanos(u64::from(rand::random::<u32>() % MARK_NANOSECONDS)));
+    NfsTime { seconds: time.as_secs() as i64, nseconds: time.subsec_nanos() }
 }
 
 fn hidden_name() -> Vec<u8> {
@@ -391,6 +396,8 @@ mod tests {
         let (one, two) = (hidden_name(), hidden_name());
         assert!(one.starts_with(b".nfs") && one.len() == 28 && one != two);
         assert!(mark() != mark() && mark().nseconds < 1_000_000_000);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        assert!(mark().seconds <= now.as_secs() as i64 + 1);
     }
 
     #[test]

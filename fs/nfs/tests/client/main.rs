@@ -5,6 +5,7 @@ mod faults;
 mod hostile;
 mod lies;
 mod locking;
+mod ranges;
 mod recovery;
 mod served;
 mod writing;
