@@ -30,7 +30,9 @@ pub struct FileInfo {
 /// Returns the instance of a filesystem: change attributes of different instances are never compared.
 pub fn instance(vfs: &Vfs) -> String {
     let info = vfs.info();
-    let mut instance: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
+    let prefix = if vfs.fs().server().is_some() { ivers_fuse::OF_SERVER } else { "" };
+    let mut instance: String = prefix.to_owned();
+    instance.extend(info.uuid.iter().map(|b| format!("{b:02x}")));
     if !info.semantics.persistent {
         // The values end with this opening of the image.
         instance += &format!("-{}", uuid::Uuid::new_v4().simple());
@@ -38,10 +40,10 @@ pub fn instance(vfs: &Vfs) -> String {
     instance
 }
 
-/// Returns whether the values of an instance are valid across mounts. The name of any other instance has a
-/// hyphen, here and at mounts.
-pub fn is_persistent(instance: &str) -> bool {
-    !instance.contains('-')
+/// Returns whether the upper bits of the values of an instance are an epoch. They are if the values are valid
+/// across mounts, which those of an instance with a hyphen are not. A server may use all bits otherwise.
+pub fn has_epoch(instance: &str) -> bool {
+    !instance.contains('-') && !instance.starts_with(ivers_fuse::OF_SERVER)
 }
 
 /// Reads the information on an inode of an image.

@@ -114,6 +114,55 @@ fn commands_read_files_of_a_server() {
 }
 
 #[test]
+fn commands_change_files_of_a_server() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let name = |path: &str| exported.name(path);
+    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    works(&["changed", &name(""), "--save", &state]);
+    assert_eq!(works(&["changed", &name(""), "--since", &state]), "");
+
+    works(&["mkdir", "-p", "-m", "750", &name("/new/below")]);
+    works(&["cp", "-a", &format!("{}/.", exported.tree.display()), &name("/new")]);
+    works(&["cp", &name("/sub/big"), &name("/new/copied on the server")]);
+    works(&["mv", &name("/new/hello"), &name("/new/moved")]);
+    works(&["ln", "-s", "../hello", &name("/new/link")]);
+    works(&["chmod", "600", &name("/new/moved")]);
+    works(&["chown", "1234:5", &name("/new/moved")]);
+    works(&["touch", "-d", "2001-02-03", &name("/new/touched")]);
+    works(&["attr", "set", "user.a", "value", &name("/new/moved")]);
+    works(&["rm", &name("/sub/deeper/n2*")]);
+    works(&["shell", "-c", "mkdir new/by_shell", "-c", "put /etc/hostname new/by_shell/host", &name("")]);
+    let refused = ivers(["shell", "-c", "rm new/none", &name("")]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+
+    let listed = works(&["ls", "-l", &name("/new")]);
+    for has in ["copied on the server", "moved", "link -> ../hello", "by_shell", "1234"] {
+        assert!(listed.contains(has), "{has}: {listed}");
+    }
+    assert!(works(&["stat", &name("/new/touched")]).contains("2001-02-03"));
+    assert_eq!(works(&["attr", "get", "user.a", &name("/new/moved")]).trim(), "value");
+    assert_eq!(works(&["ls", &name("/sub/deeper")]).lines().count(), 300 - 111);
+    let changed = works(&["changed", &name(""), "--since", &state]);
+    for line in ["N new/moved", "C sub/deeper", "R sub/deeper/n2", "R sub/deeper/n299"] {
+        assert!(changed.lines().any(|found| found == line), "{line}: {changed}");
+    }
+    assert!(changed.lines().all(|line| !line.ends_with(" sub/big")), "{changed}");
+
+    // What the server has now.
+    let there = exported.image.dir().join("there");
+    works(&["cp", "-a", &name("/new/sub"), there.to_str().unwrap()]);
+    assert_same(&exported.tree.join("sub"), &there);
+    let Exported { image, tree: _, server } = exported;
+    assert!(server.stop().success());
+    let image = image.path().to_str().unwrap();
+    assert_eq!(works(&["cat", &format!("{image}:/new/moved")]), "hello over the wire\n");
+    works(&["check", image]);
+}
+
+#[test]
 fn what_a_server_cannot_do_is_refused() {
     if !can_serve() {
         return;
@@ -126,10 +175,9 @@ fn what_a_server_cannot_do_is_refused() {
         assert!(said(&output).contains(has), "{words:?}: {}", said(&output));
     };
     refused(&["cat", &name("/none")], 3, "no such file");
-    refused(&["rm", &name("/hello")], 4, "is on a server");
-    refused(&["mkdir", &name("/new")], 4, "is on a server");
-    let file = exported.tree.join("hello");
-    refused(&["cp", file.to_str().unwrap(), &name("/new")], 4, "is on a server");
+    refused(&["rm", &name("/none")], 3, "no such file");
+    refused(&["mkdir", &name("/hello")], 1, "file exists");
+    refused(&["label", &name(""), "x"], 4, "is on a server");
     // As fsck(8) ends when it cannot run.
     refused(&["check", &name("")], 8, "is on a server");
     refused(&["ls", "-o", "partition=1", &name("")], 2, "option partition");

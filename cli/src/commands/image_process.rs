@@ -58,7 +58,7 @@ fn serve(channel: &Channel) -> Result<()> {
     let (request, fds) = channel.receive()?.context("an image process is started by other commands only")?;
     let file = descriptor(fds)?;
     match request {
-        Request::Open { image, options, range, quiet, json } => {
+        Request::Open { image, options, range, facts_of, quiet, json } => {
             if quiet {
                 progress::silence();
             }
@@ -67,7 +67,7 @@ fn serve(channel: &Channel) -> Result<()> {
             }
             let image = PathBuf::from(OsString::from_vec(image));
             let source = if is_server(&image) {
-                Source::Server(ServerConnection::adopt(&image, file.into())?)
+                Source::Server(ServerConnection::adopt(&image, file.into())?, facts_of)
             } else {
                 Source::Image(adopt_device(file, &image, options.open_mode(), range)?)
             };
@@ -89,7 +89,8 @@ fn serve(channel: &Channel) -> Result<()> {
 /// What a process opens.
 enum Source {
     Image(FileDevice),
-    Server(ServerConnection),
+    /// With a file of it, for the facts of its filesystem.
+    Server(ServerConnection, Vec<u8>),
 }
 
 fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &ImageOptions) -> Result<()> {
@@ -105,7 +106,9 @@ fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &Imag
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
     let vfs = match source {
         Source::Image(device) => open::open_on(Some(device), &image, options, mount_options)?,
-        Source::Server(connection) => connection.open_for_command(&[], options, mount_options)?,
+        Source::Server(connection, facts_of) => {
+            connection.open_for_command(&facts_of, options, mount_options)?
+        }
     };
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));

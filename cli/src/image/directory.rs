@@ -33,8 +33,12 @@ pub fn child(vfs: &Vfs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
 }
 
 /// Gives what is created in `dir` the owner and the group of `dir`. Commands work with the rights of root,
-/// but what they make in the directory of a user is for that user.
+/// but what they make in the directory of a user is for that user. On a server they work with the rights of
+/// their user, to whom it belongs.
 pub fn owned_as(dir: &InodeRef, spec: CreateSpec) -> CreateSpec {
+    if dir.is_server_managed() {
+        return spec;
+    }
     let (uid, gid) = dir.with_attr(|attr| (attr.uid, attr.gid));
     CreateSpec { uid: Some(uid), gid: Some(gid), ..spec }
 }

@@ -5,6 +5,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -30,6 +31,21 @@ use crate::arguments::{ImageName, Operand, is_server, partition_of, with_missing
 use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, code, failure, usage, warn};
 use crate::output::format::Shown;
 use crate::process::metered_budget;
+
+/// Starts the process that works on an image, or on a server. What it prints goes to `output`. `path` is a
+/// file that is worked on.
+pub fn start_process(
+    image: &Path,
+    path: &[u8],
+    options: &ImageOptions,
+    output: Stdio,
+) -> Result<ImageProcess> {
+    if is_server(image) {
+        let connection = ServerConnection::open(image, options)?;
+        return ImageProcess::start_for_server(&connection, image, options, output, path);
+    }
+    ImageProcess::start_printing(&open_image(image, options)?, image, options, output)
+}
 
 /// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
 pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {

@@ -44,6 +44,8 @@ pub enum Request {
         options: ImageOptions,
         /// The partition that the device is limited to: see [`sent_range`].
         range: Option<(u64, u64)>,
+        /// A file of the server, whose filesystem decides what its change attributes promise.
+        facts_of: Vec<u8>,
         /// Show no progress.
         quiet: bool,
         /// Print errors as JSON, with these operands of the command line.
@@ -243,11 +245,12 @@ pub enum Reply {
 }
 
 /// The request that opens an image, or a server. `range`: the part of the file that has the image.
-fn open_request(image: &Path, options: ImageOptions, range: Option<(u64, u64)>) -> Request {
+fn open_request(image: &Path, options: ImageOptions, range: Option<(u64, u64)>, facts_of: &[u8]) -> Request {
     Request::Open {
         image: image.as_os_str().as_bytes().to_vec(),
         options,
         range,
+        facts_of: facts_of.to_vec(),
         quiet: progress::is_silent(),
         json: failure::json_operands(),
     }
@@ -275,19 +278,20 @@ impl ImageProcess {
         let mut process = Self::spawn(output)?;
         let partition = options.partition.clone().or_else(|| partition_of(image, device.path()));
         let options = ImageOptions { partition, ..options.clone() };
-        process.request(&open_request(image, options, sent_range(device)), device.lend())?;
+        process.request(&open_request(image, options, sent_range(device), &[]), device.lend())?;
         Ok(process)
     }
 
-    /// Starts a process for a server.
+    /// Starts a process for a server. `facts_of`: see [`Request::Open`].
     pub fn start_for_server(
         connection: &ServerConnection,
         image: &Path,
         options: &ImageOptions,
         output: Stdio,
+        facts_of: &[u8],
     ) -> Result<Self> {
         let mut process = Self::spawn(output)?;
-        process.request(&open_request(image, options.clone(), None), connection.lend())?;
+        process.request(&open_request(image, options.clone(), None, facts_of), connection.lend())?;
         Ok(process)
     }
 

@@ -38,8 +38,7 @@ pub fn refuse(image: &Path) -> Result<()> {
     if !is_server(image) {
         return Ok(());
     }
-    let what = "is on a server: ls, cat, tree, du, stat, info and cp read it; mount the server to change it";
-    Err(failure(REFUSED, format!("{} {what}", image.shown())))
+    Err(failure(REFUSED, format!("{} is on a server: this command is for images", image.shown())))
 }
 
 /// Refuses options that are for images.

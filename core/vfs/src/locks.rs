@@ -1,8 +1,8 @@
 //! Byte-range locks of drivers whose locks live elsewhere ([`LockOps`](crate::LockOps)).
 //!
-//! Whoever gets a lock sees what its last owner wrote under it, on any machine: before an unlock all that was
-//! written is made durable, and after a lock the cache is revalidated. Durable, because the server may lose
-//! what is not, and this client would write it again, over what the next owner wrote.
+//! The next owner of a lock sees what the last one wrote under it, on any machine: before an unlock all that
+//! was written is made durable, and after a lock the cache is revalidated. Durable, because the server may
+//! lose what is not, and this client would write it again, over what the next owner wrote.
 
 use crate::driver::{LockConflict, LockOps, LockOwner, LockRequest};
 use crate::error::{NameError, Result};

@@ -1,9 +1,9 @@
 //! Copies on the server: COPY, CLONE (RFC 7862, 15.2, 15.13).
 //!
-//! What the server copied is not in the cache here, so nobody could send it again if the server lost it: it is
-//! committed in the same request.
+//! What the server copied is not in the cache here, so nobody could send it again if the server lost it. So
+//! the same request commits it.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use ivers_nfs4::ops::v40::{CommitArgs, share};
 use ivers_nfs4::ops::v42::{CloneArgs, CopyArgs, CopyRes};
@@ -20,13 +20,6 @@ use crate::driver::Nfs;
 use crate::nodes::Node;
 use crate::opens::is_lost;
 use crate::reply::take;
-
-/// What the server does not have.
-#[derive(Default)]
-pub struct Missing {
-    clone: AtomicBool,
-    copy: AtomicBool,
-}
 
 /// How many operations stand before the one that copies.
 const BEFORE: usize = 3;

@@ -1,5 +1,6 @@
 //! The interface to the VFS.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,6 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
-use crate::copies::Missing;
 use crate::lease::Lease;
 use crate::listing::Listings;
 use crate::nodes::{Held, Node, Nodes};
@@ -27,6 +27,13 @@ pub(crate) const REPLY_OVERHEAD: usize = 2048;
 const TARGET_MAX: usize = 4096;
 /// How long an unmount tries to tell the server.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the server does not have, as it said when it was asked.
+#[derive(Default)]
+pub(crate) struct Missing {
+    pub(crate) clone: AtomicBool,
+    pub(crate) copy: AtomicBool,
+}
 
 /// The driver.
 pub struct Nfs {

@@ -1,9 +1,59 @@
-//! The byte-range locks of a file, by owner: what this client has told the server, and gets back from it after
-//! a restart.
+//! The byte-range locks of a file, by owner: what the server has granted, and grants again after a restart.
 
-use ivers_nfs4::types::StateId;
-use ivers_vfs::{Cred, LockOwner, LockedRanges};
 use std::ops::Range;
+
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::{ExistLockOwner, LockArgs, Locker, OpenToLockOwner, UnlockArgs};
+use ivers_nfs4::types::{LockType, Opaque, Owner, StateId};
+use ivers_vfs::{Cred, LockOwner, LockRequest, LockedRanges};
+
+/// Returns an owner as the server has it.
+pub fn wire_owner(LockOwner(owner): LockOwner) -> Owner {
+    // The session says which client it is.
+    Owner { clientid: 0, owner: Opaque([&b"ivers lock "[..], &owner.to_be_bytes()].concat()) }
+}
+
+/// Returns offset and length.
+pub fn wire_range(range: &Range<u64>) -> (u64, u64) {
+    let to_end = range.end == u64::MAX;
+    (range.start, if to_end { u64::MAX } else { range.end.saturating_sub(range.start) })
+}
+
+/// Returns the type of a lock.
+pub fn kind(exclusive: bool, waits: bool) -> LockType {
+    match (exclusive, waits) {
+        (false, false) => LockType::Read,
+        (true, false) => LockType::Write,
+        (false, true) => LockType::ReadW,
+        (true, true) => LockType::WriteW,
+    }
+}
+
+/// Returns the newest version of a stateid, as the server knows it.
+pub fn newest(stateid: StateId) -> StateId {
+    StateId { seqid: 0, ..stateid }
+}
+
+/// Returns the operation that gets a lock, under an open, for an owner who has none or has those of `held`.
+pub fn lock_op(lock: &LockRequest, reclaim: bool, open: StateId, held: Option<StateId>) -> Op {
+    let locker = match held {
+        Some(stateid) => Locker::Known(ExistLockOwner { stateid: newest(stateid), seqid: 0 }),
+        None => Locker::New(OpenToLockOwner {
+            open_seqid: 0,
+            open_stateid: newest(open),
+            lock_seqid: 0,
+            lock_owner: wire_owner(lock.owner),
+        }),
+    };
+    let (offset, length) = wire_range(&lock.range);
+    Op::Lock(LockArgs { kind: kind(lock.exclusive, lock.waits), reclaim, offset, length, locker })
+}
+
+/// Returns the operation that releases locks.
+pub fn unlock_op(stateid: StateId, range: &Range<u64>) -> Op {
+    let (offset, length) = wire_range(range);
+    Op::LockU(UnlockArgs { kind: LockType::Write, seqid: 0, stateid: newest(stateid), offset, length })
+}
 
 /// The locks of an owner.
 #[derive(Debug, Clone)]
@@ -107,6 +157,13 @@ mod tests {
 
     fn stateid(other: u8) -> StateId {
         StateId { seqid: 1, other: [other; 12] }
+    }
+
+    #[test]
+    fn ranges_and_owners_are_those_of_the_protocol() {
+        assert_eq!(wire_range(&(5..u64::MAX)), (5, u64::MAX));
+        assert_eq!(wire_range(&(5..6)), (5, 1));
+        assert_ne!(wire_owner(LockOwner(1)), wire_owner(LockOwner(2)));
     }
 
     #[test]

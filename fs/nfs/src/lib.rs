@@ -15,7 +15,7 @@
 //! | `attributes` | attributes of files |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
-//! | `opens` | opens on the server |
+//! | `opens`, `reclaim` | opens on the server; getting them back |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
@@ -48,6 +48,7 @@ mod names;
 mod nodes;
 mod open;
 mod opens;
+mod reclaim;
 mod reply;
 mod session;
 mod settings;

@@ -6,60 +6,14 @@
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{LockType, Opaque, Owner, StateId};
+use ivers_nfs4::types::LockType;
 use ivers_vfs::*;
 use std::ops::Range;
 
 use crate::data::LOSSES_MAX;
 use crate::driver::Nfs;
+use crate::file_locks::{kind, lock_op, newest, unlock_op, wire_owner, wire_range};
 use crate::opens::is_lost;
-
-/// Returns an owner as the server has it.
-fn wire_owner(LockOwner(owner): LockOwner) -> Owner {
-    // The session says which client it is.
-    Owner { clientid: 0, owner: Opaque([&b"ivers lock "[..], &owner.to_be_bytes()].concat()) }
-}
-
-/// Returns offset and length.
-fn wire_range(range: &Range<u64>) -> (u64, u64) {
-    let to_end = range.end == u64::MAX;
-    (range.start, if to_end { u64::MAX } else { range.end.saturating_sub(range.start) })
-}
-
-fn kind(exclusive: bool, waits: bool) -> LockType {
-    match (exclusive, waits) {
-        (false, false) => LockType::Read,
-        (true, false) => LockType::Write,
-        (false, true) => LockType::ReadW,
-        (true, true) => LockType::WriteW,
-    }
-}
-
-/// The newest version of a stateid.
-fn newest(stateid: StateId) -> StateId {
-    StateId { seqid: 0, ..stateid }
-}
-
-/// Returns the operation that gets a lock, under an open, for an owner who has none or has those of `held`.
-pub fn lock_op(lock: &LockRequest, reclaim: bool, open: StateId, held: Option<StateId>) -> Op {
-    let locker = match held {
-        Some(stateid) => Locker::Known(ExistLockOwner { stateid: newest(stateid), seqid: 0 }),
-        None => Locker::New(OpenToLockOwner {
-            open_seqid: 0,
-            open_stateid: newest(open),
-            lock_seqid: 0,
-            lock_owner: wire_owner(lock.owner),
-        }),
-    };
-    let (offset, length) = wire_range(&lock.range);
-    Op::Lock(LockArgs { kind: kind(lock.exclusive, lock.waits), reclaim, offset, length, locker })
-}
-
-/// Returns the operation that releases locks.
-pub fn unlock_op(stateid: StateId, range: &Range<u64>) -> Op {
-    let (offset, length) = wire_range(range);
-    Op::LockU(UnlockArgs { kind: LockType::Write, seqid: 0, stateid: newest(stateid), offset, length })
-}
 
 /// Returns why a lock is refused.
 fn refusal(status: NfsStat, place: &str) -> Error {
@@ -151,18 +105,5 @@ impl LockOps for Nfs {
 
     fn holds_locks(&self, inode: &Inode, owner: LockOwner) -> bool {
         self.node(inode).open.with_locks(|locks| locks.of(owner).is_some())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_and_owners_are_those_of_the_protocol() {
-        assert_eq!(wire_range(&(5..u64::MAX)), (5, u64::MAX));
-        assert_eq!(wire_range(&(5..6)), (5, 1));
-        assert_ne!(wire_owner(LockOwner(1)), wire_owner(LockOwner(2)));
-        assert!(matches!(refusal(NfsStat::Denied, ""), Error::Name(NameError::Busy)));
     }
 }

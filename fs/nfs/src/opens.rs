@@ -4,8 +4,6 @@
 //! or CLOSE for a file; the others wait for it. The thread that reclaims opens in a new session waits for
 //! nobody, because others may wait for the session.
 
-mod reclaim;
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +17,7 @@ use ivers_vfs::{Cred, Result};
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Reclaim};
-use crate::file_locks::FileLocks;
-use crate::locks::unlock_op;
+use crate::file_locks::{FileLocks, unlock_op};
 use crate::reply::take;
 use crate::unstable::Unstable;
 
@@ -91,7 +88,8 @@ impl State {
 
 /// What a file has on the server: an open, and writes that are not committed.
 pub struct FileOpen {
-    handle: FileHandle,
+    /// The file.
+    pub handle: FileHandle,
     state: RankedMutex<rank::Driver<9>, State>,
     settled: Condvar,
 }
@@ -135,6 +133,23 @@ impl FileOpen {
     /// Returns the byte-range locks.
     pub fn with_locks<T>(&self, f: impl FnOnce(&mut FileLocks) -> T) -> T {
         f(&mut self.state.lock().locks)
+    }
+
+    /// Returns the stateid of the open, its access, and whose OPEN it was.
+    pub fn held(&self) -> Option<(StateId, u32, Cred)> {
+        let state = self.state.lock();
+        Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
+    }
+
+    /// The open has another stateid since the server restarted, or is lost with the locks under it. Nothing
+    /// if a thread has stored another one meanwhile.
+    pub fn reclaimed(&self, old: StateId, new: Option<StateId>) {
+        let mut state = self.state.lock();
+        match new {
+            _ if state.stateid != Some(old) => {}
+            Some(_) => state.stateid = new,
+            None => state.lose(),
+        }
     }
 
     /// Returns whose credentials writes have.
@@ -237,7 +252,8 @@ impl OpenTable {
 
 /// Opens and closes files.
 pub struct Opens {
-    client: Arc<Client>,
+    /// The server.
+    pub client: Arc<Client>,
     table: Arc<OpenTable>,
 }
 
@@ -364,8 +380,8 @@ impl Opens {
         }
     }
 
-    /// Returns the stateid for reading or writing, and gets a lost open back. If all locks of the file have one
-    /// owner, it is theirs: a server may enforce them, and says when it has lost them.
+    /// Returns the stateid for reading or writing, and gets a lost open back. If all locks of the file have
+    /// one owner, it is theirs: a server may enforce them, and says when it has lost them.
     pub fn stateid(&self, file: &Arc<FileOpen>, access: u32) -> StateId {
         let of_locks = {
             let state = file.state.lock();
@@ -513,6 +529,11 @@ impl Opens {
     fn close_left(&self) {
         let left = std::mem::take(&mut self.table.0.lock().left);
         left.iter().for_each(|file| self.settle(file));
+    }
+
+    /// Returns the files that are open on the server.
+    pub fn all(&self) -> Vec<Arc<FileOpen>> {
+        self.table.all()
     }
 
     /// Closes everything, until this time.

@@ -17,6 +17,11 @@ const NAME_MAX: usize = 255;
 /// Bytes of a reply with names, and the most names of a file in bytes.
 const LIST_BYTES: (u32, usize) = (32 << 10, 1 << 20);
 
+/// Returns whether a file has attributes of users: as on Linux, no links and devices.
+fn has_attributes(inode: &Inode) -> bool {
+    matches!(inode.kind, FileType::Regular | FileType::Directory)
+}
+
 /// Returns the name on the wire.
 fn on_wire(name: &[u8]) -> Option<&[u8]> {
     name.strip_prefix(PREFIX).filter(|rest| !rest.is_empty())
@@ -85,7 +90,7 @@ impl XattrOps for Nfs {
     }
 
     fn get_xattr(&self, caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        let wire = on_wire(name).ok_or(NameError::NoAttribute)?;
+        let wire = on_wire(name).filter(|_| has_attributes(inode)).ok_or(NameError::NoAttribute)?;
         match self.value(caller, self.node(inode), wire) {
             // This filesystem of the server has none.
             Err(Error::Name(NameError::NotSupported)) => Err(NameError::NoAttribute.into()),
@@ -94,6 +99,9 @@ impl XattrOps for Nfs {
     }
 
     fn list_xattr(&self, caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        if !has_attributes(inode) {
+            return Ok(Vec::new());
+        }
         let node = self.node(inode);
         let corrupt = |what: &str| Err(Error::corrupt(format!("the server listed {what}"), self.place(node)));
         let (mut names, mut bytes, mut cookie) = (Vec::new(), 0, 0);

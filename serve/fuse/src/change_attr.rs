@@ -119,6 +119,9 @@ pub(crate) fn growth(vfs: &Vfs, bytes: Option<u64>) -> String {
     .to_string()
 }
 
+/// How the instance of a filesystem begins that a server owns.
+pub const OF_SERVER: &str = "server:";
+
 /// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do
 /// not outlive the mount also a random number.
 pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
@@ -126,7 +129,8 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
     static THIS_PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     let info = vfs.info();
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let mut instance = hex(&info.uuid);
+    let prefix = if vfs.fs().server().is_some() { OF_SERVER } else { "" };
+    let mut instance = prefix.to_owned() + &hex(&info.uuid);
     if !info.semantics.persistent {
         instance += &format!(
             "-{:016x}",

@@ -80,7 +80,8 @@ mod session;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use change_attr::{
-    CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, RESIZE, SEMANTICS, STATS, STORED, semantics,
+    CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, OF_SERVER, RESIZE, SEMANTICS, STATS, STORED,
+    semantics,
 };
 pub use mount::MountError;
 pub use mountinfo::{MountEntry, all_mounts, mounts_of};

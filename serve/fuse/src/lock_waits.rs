@@ -1,12 +1,13 @@
 //! Programs that wait for a byte-range lock which others have.
 //!
 //! The owner of locks that live elsewhere ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and
-//! nobody says when it unlocks. So one thread asks again, with pauses that grow; at once when a program of this
-//! mount unlocks something of the file. Those who wait for a file are tried in the order in which they came.
+//! nobody says when it unlocks. So one thread asks again, with pauses that grow; at once when a program of
+//! this mount unlocks something of the file. Those who wait for a file are tried in the order in which they
+//! came.
 //!
-//! The protocol's requests to interrupt a call do not arrive here. Instead the thread looks whether the waiting
-//! thread has a signal to handle. A process's signal may be handled by another of its threads, and then the
-//! call must not end: so it counts when it is still there at the next look.
+//! The protocol's requests to interrupt a call do not arrive here. Instead the thread looks whether the
+//! waiting thread has a signal to handle. A process's signal may be handled by another of its threads, and
+//! then the call must not end: so it counts when it is still there at the next look.
 
 use crate::connection::Connection;
 use crate::errno::errno;
@@ -87,7 +88,7 @@ impl LockWaits {
         self.wake.notify_one();
     }
 
-    /// Ends the thread. Whoever still waits gets an error.
+    /// Ends the thread. Programs that still wait get an error.
     pub(crate) fn close(&self) {
         let waits = {
             let mut state = self.state.lock();

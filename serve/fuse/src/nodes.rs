@@ -146,8 +146,8 @@ impl Node {
         self.diverged.load(Ordering::Acquire) || self.inode.has_lost_data()
     }
 
-    /// Returns whether the server's file has changed since the previous call, so that the kernel must drop its
-    /// pages. A file that is not open has none, and an open drops them.
+    /// Returns whether the server's file has changed since the previous call, so that the kernel must drop
+    /// its pages. A file that is not open has none, and an open drops them.
     pub(crate) fn pages_are_old(&self) -> bool {
         let Some(newest) = self.inode.newest_of_server() else { return false };
         let before = self.pages_of.lock().replace(newest);

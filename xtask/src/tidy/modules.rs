@@ -240,8 +240,9 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         "fs/nfs/src",
         &[(
             "",
-            "target identity status attributes reply unstable connection session exchange establish client \
-             lease opens nodes listing open driver directory names data settings xattrs holes",
+            "target identity status attributes reply unstable file_locks connection session exchange \
+             establish client lease opens reclaim nodes listing open driver directory names data settings \
+             xattrs holes locks space copies",
         )],
     ),
     (

@@ -17,6 +17,7 @@ use std::io::{BufReader, PipeReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::Result;
 use ivers::state_format::{Header, LEN_MAX, ReadError, Reader};
@@ -27,9 +28,9 @@ use ivers_vfs::raises::{Cause, Raises};
 use crate::arguments::Operand;
 use crate::file_info;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::open_image;
+use crate::image::open::start_process;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::{ImageProcess, Request, protocol_error};
+use crate::image::process::{Request, protocol_error};
 use crate::output::failure::{
     self, FAILED, Problems, REFUSED, code, failure, recoded, reported, usage, warn,
 };
@@ -115,9 +116,8 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
 /// The upper bits of a value that is valid across mounts are the epoch. It rises when another system may have
 /// written to the image.
 fn why_all_differ(old: &Header, new: &Header, raises: Raises) -> Option<(&'static str, Option<Cause>)> {
-    let is_persistent = file_info::is_persistent(&new.instance);
     let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);
-    let (before, now) = (epoch(old).filter(|_| is_persistent)?, epoch(new)?);
+    let (before, now) = (epoch(old).filter(|_| file_info::has_epoch(&new.instance))?, epoch(new)?);
     if before == now {
         return None;
     }
@@ -187,9 +187,7 @@ impl Job<'_> {
 
     /// Compares with a tree of an image, which an image process walks.
     fn walk_image(self, image: &Path, path: Vec<u8>, options: &ImageOptions) -> Result<Comparison> {
-        let device = open_image(image, options)?;
-        let mut process = ImageProcess::start(&device, image, options)?;
-        drop(device);
+        let mut process = start_process(image, &path, options, Stdio::null())?;
         let raises = process.raises()?;
         let (from, into) = std::io::pipe()?;
         let to_save = self.to_save;

@@ -26,17 +26,16 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 
 use crate::arguments::{
-    Operand, STANDARD, image_path, image_path_bytes, is_server, is_stream, last_name, with_missing_slash,
+    Operand, STANDARD, image_path, image_path_bytes, is_stream, last_name, with_missing_slash,
 };
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::glob;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::open_image;
+use crate::image::open::start_process;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{
     CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy, is_same, protocol_error,
 };
-use crate::image::server::{self, ServerConnection};
 use crate::output::failure::{reported, usage};
 use crate::output::format::Shown;
 use crate::output::print;
@@ -120,34 +119,28 @@ pub struct Processes(pub Vec<(PathBuf, ImageProcess)>);
 impl Processes {
     /// Opens all images that are not open yet, before anything is copied.
     fn open(&mut self, args: &Args, to: &Operand, options: &ImageOptions) -> Result<()> {
-        let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
-        if let Operand::Image { image, .. } = to {
-            server::refuse(image)?;
+        let mut wanted: Vec<(PathBuf, Vec<u8>, ImageOptions)> = Vec::new();
+        if let Operand::Image { image, path } = to {
             let options = options.clone();
-            wanted.push((image.clone(), if args.dry_run { options } else { options.for_editing()? }));
+            let options = if args.dry_run { options } else { options.for_editing()? };
+            wanted.push((image.clone(), path.clone(), options));
         }
         for word in &args.from {
-            if let Operand::Image { image, .. } = Operand::parse(word)
-                && !wanted.iter().any(|(open, _)| is_same(open, &image))
+            if let Operand::Image { image, path } = Operand::parse(word)
+                && !wanted.iter().any(|(open, ..)| is_same(open, &image))
             {
-                wanted.push((image, options.clone()));
+                wanted.push((image, path, options.clone()));
             }
         }
         let prints = args.verbose || args.dry_run;
-        let open = |(image, options): (PathBuf, ImageOptions)| -> Result<(PathBuf, ImageProcess)> {
-            if is_server(&image) {
-                let connection = ServerConnection::open(&image, &options)?;
-                let process = ImageProcess::start_for_server(&connection, &image, &options, Stdio::null())?;
-                return Ok((image, process));
-            }
-            let device = open_image(&image, &options)?;
+        let open = |(image, path, options): (PathBuf, Vec<u8>, ImageOptions)| -> Result<_> {
             // Only the process that writes prints.
             let writes = to.image().is_some_and(|to| is_same(to, &image));
             let output = if prints && writes { Stdio::inherit() } else { Stdio::null() };
-            let process = ImageProcess::start_printing(&device, &image, &options, output)?;
+            let process = start_process(&image, &path, &options, output)?;
             Ok((image, process))
         };
-        wanted.retain(|(image, _)| !self.0.iter().any(|(open, _)| is_same(open, image)));
+        wanted.retain(|(image, ..)| !self.0.iter().any(|(open, _)| is_same(open, image)));
         for image in wanted {
             self.0.push(open(image)?);
         }

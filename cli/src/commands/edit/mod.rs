@@ -43,7 +43,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::arguments::{Operand, with_missing_slash};
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::open_image;
+use crate::image::open::start_process;
 use crate::image::open_options::{ImageOptions, Owners};
 use crate::image::process::{BROKEN_PIPE, EditOutcome, ImageProcess, is_same};
 use crate::output::failure::{FAILED, Problems, StdoutError, failure, reported, usage};
@@ -249,9 +249,8 @@ pub fn check_replay(options: &ImageOptions, read_only: bool) -> Result<()> {
 
 /// Opens an image, runs a job, and closes the image.
 fn edit_image(image: &Path, options: &ImageOptions, job: Job, problems: &mut Problems) -> Result<()> {
-    let device = open_image(image, options)?;
-    let mut process = ImageProcess::start_printing(&device, image, options, Stdio::inherit())?;
-    drop(device);
+    let path = job.targets.operands.first().map_or(&b"/"[..], |path| &path.0);
+    let mut process = start_process(image, path, options, Stdio::inherit())?;
     let interrupts = Interrupts::watch(&process)?;
     let mut done = Ok(());
     for part in job.split() {

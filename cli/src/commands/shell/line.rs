@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::super::edit::{self, chmod, chown, ln, mkdir, mv, rm, touch};
 use super::super::{cat, cp, ls, stat, tree};
-use crate::arguments::join;
+use crate::arguments::{image_path_bytes, join};
 use crate::output::failure::usage;
 
 const HELP: &str = "\
@@ -179,12 +179,7 @@ pub fn copy(args: CopyArgs, direction: Direction, image: &Path, cwd: &[u8]) -> R
         (1, Direction::Put) => PathBuf::new(),
         _ => files.pop().unwrap_or_default(),
     };
-    let inside = |word: &Path| {
-        let mut operand = image.as_os_str().to_owned();
-        operand.push(":");
-        operand.push(OsString::from_vec(absolute(cwd, word)));
-        operand
-    };
+    let inside = |word: &Path| OsString::from_vec(image_path_bytes(image, &absolute(cwd, word)));
     let mut words = vec![OsString::from("cp")];
     for (flag, given) in [("--recursive", recursive), ("--preserve", preserve), ("--archive", archive)] {
         words.extend(given.then(|| flag.into()));

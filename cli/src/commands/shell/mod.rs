@@ -28,9 +28,8 @@ use super::edit::show::Show;
 use super::edit::{self, Interrupts, Options, Shape};
 use crate::arguments::image_path;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::{open_image, parse_image_path};
+use crate::image::open::{parse_image_path, start_process};
 use crate::image::open_options::Owners;
-use crate::image::process::ImageProcess;
 use crate::output::failure::{
     FAILED, Problems, Reported, StdoutError, USAGE, code, is_broken_pipe, print_usage, reported,
     say_error_in_line,
@@ -116,9 +115,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         Input::standard()?
     };
     let umask = Owners::default().dmask;
-    let device = open_image(&image, &options)?;
-    let process = ImageProcess::start_printing(&device, &image, &options, Stdio::inherit())?;
-    drop(device);
+    let process = start_process(&image, &cwd, &options, Stdio::inherit())?;
     let interrupts = if input.is_terminal() { Interrupts::ignore()? } else { Interrupts::watch(&process)? };
     let processes = cp::Processes(vec![(image.clone(), process)]);
     let mut shell = Shell { image, processes, cwd: b"/".to_vec(), json, umask };

@@ -31,8 +31,8 @@ pub struct LockConflict {
     pub exclusive: bool,
 }
 
-/// Byte-range locks of POSIX: those of one owner do not conflict, a new one takes the place of an older one in
-/// its range, and unlocking a part of a lock leaves the rest. Only for regular files that are open. Called
+/// Byte-range locks of POSIX: those of one owner do not conflict, a new one takes the place of an older one
+/// in its range, and unlocking a part of a lock leaves the rest. Only for regular files that are open. Called
 /// without locks of the inode.
 ///
 /// A driver whose locks are lost (the server was down for too long) says so: until their owner has unlocked

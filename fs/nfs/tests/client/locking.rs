@@ -96,7 +96,7 @@ fn locks_of_two_clients_conflict_and_are_split() {
     }
 }
 
-/// [`N15`] Whoever gets the lock sees what was written under it, however long attributes count otherwise.
+/// [`N15`] The next owner of a lock sees what was written under it, however long attributes count otherwise.
 #[test]
 fn a_lock_shows_what_was_written_under_it() {
     let served = Served::new(ext4());

@@ -9,10 +9,10 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{OpenHow, StateId};
 use ivers_vfs::{Cred, LockRequest};
 
-use super::{FileOpen, Opens, open_op};
 use crate::client::Reclaim;
 use crate::exchange::{SendOnce, Tried};
-use crate::locks::lock_op;
+use crate::file_locks::lock_op;
+use crate::opens::{FileOpen, Opens, open_op};
 use crate::reply::Compound;
 
 /// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
@@ -20,12 +20,8 @@ const DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
 
 impl Reclaim for Opens {
     fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
-        for file in self.table.all() {
-            let (old, access, caller) = {
-                let state = file.state.lock();
-                let Some(stateid) = state.stateid else { continue };
-                (stateid, state.access, state.opener.clone().unwrap_or_else(Cred::system))
-            };
+        for file in self.all() {
+            let Some((old, access, caller)) = file.held() else { continue };
             let claim = OpenClaim::Previous(0);
             let ops = [Op::PutFh(file.handle.clone()), open_op(access, OpenHow::NoCreate, claim)];
             let mut compound = self.patiently(send, &caller, &ops)?;
@@ -37,16 +33,9 @@ impl Reclaim for Opens {
             if new.is_none() {
                 log::info!("{}: an open cannot be reclaimed: {}", self.client.name(), status.name());
             }
-            {
-                let mut state = file.state.lock();
-                // Unless a thread has stored another one meanwhile.
-                if state.stateid == Some(old) {
-                    state.stateid = new;
-                }
-            }
-            match new {
-                Some(open) => self.reclaim_locks(send, &file, open)?,
-                None => file.with_locks(|locks| locks.lose_all()),
+            file.reclaimed(old, new);
+            if let Some(open) = new {
+                self.reclaim_locks(send, &file, open)?;
             }
         }
         Ok(())
