@@ -178,6 +178,9 @@ fn what_a_server_cannot_do_is_refused() {
     refused(&["rm", &name("/none")], 3, "no such file");
     refused(&["mkdir", &name("/hello")], 1, "file exists");
     refused(&["label", &name(""), "x"], 4, "is on a server");
+    let image = exported.image.path().to_str().unwrap().to_owned();
+    refused(&["mount", "-o", "soft", &image, "/nowhere"], 2, "for servers only");
+    refused(&["mount", "-o", "rsize=7", &name(""), "/nowhere"], 2, "1024 to 1048576 bytes");
     // As fsck(8) ends when it cannot run.
     refused(&["check", &name("")], 8, "is on a server");
     refused(&["ls", "-o", "partition=1", &name("")], 2, "option partition");
@@ -232,6 +235,40 @@ fn a_mount_shows_the_server_and_follows_it() {
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     let sandbox = about(&mounted.0)["sandbox"].to_string();
     assert!(sandbox.contains("seccomp"), "{sandbox}");
+    unmount(&mounted);
+    unmount(&other);
+}
+
+/// Locks hold between two mounts, and a mount with options of nfs(5) counts what it asks for.
+#[test]
+fn two_mounts_share_locks_and_count_what_they_ask() {
+    use rustix::fs::{FlockOperation, flock};
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let wanted = "rsize=4096,wsize=8192,actimeo=0,soft,timeo=100";
+    let (mounted, other) = (mount(&exported, "mnt", &["-o", wanted]), mount(&exported, "other", &[]));
+    let open = |dir: &Path| fs::File::options().read(true).write(true).open(dir.join("hello")).unwrap();
+    let (here, there) = (open(&mounted.0), open(&other.0));
+    flock(&here, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let refused = flock(&there, FlockOperation::NonBlockingLockShared);
+    assert_eq!(refused, Err(rustix::io::Errno::AGAIN));
+    drop(here);
+    // Waits until the server hears of the close.
+    flock(&there, FlockOperation::LockExclusive).unwrap();
+    drop(there);
+
+    assert_eq!(fs::read(mounted.0.join("sub/big")).unwrap().len(), 2_500_000);
+    fs::write(mounted.0.join("new"), vec![1; 80_000]).unwrap();
+    let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    let count = |name: &str| stats[name].as_u64().unwrap();
+    assert!(count("server_read") >= 2_500_000 / 4096, "{stats}");
+    assert!((10..100).contains(&count("server_write")), "{stats}");
+    assert!(count("server_lock") == 1 && count("server_locku") == 1, "{stats}");
+    assert!(count("server_connections") == 1 && count("server_sessions") == 1, "{stats}");
+    assert!(count("server_requests") >= count("server_read"), "{stats}");
     unmount(&mounted);
     unmount(&other);
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
-use super::open_options::{BtrfsOptions, ImageOptions, Owners};
+use super::open_options::{BtrfsOptions, ImageOptions, Owners, ServerOptions};
 use crate::arguments::{Completed, escape_option, name_and_value, parse_size, split_options};
 use crate::output::failure::usage;
 
@@ -36,6 +36,14 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "rsize=",
+    "wsize=",
+    "actimeo=",
+    "noac",
+    "soft",
+    "hard",
+    "timeo=",
+    "retrans=",
     "commit=",
     "trust-foreign",
     "norecovery",
@@ -230,6 +238,12 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("invalid value; subvol takes a path, subvolid a number, degraded none")
                 })?;
             }
+            (name, value) if ServerOptions::has(name) => {
+                image.server.set(name, value).ok_or_else(|| {
+                    bad("invalid value; rsize and wsize take 1024 to 1048576 bytes, actimeo seconds, timeo \
+                         tenths of a second up to 6000, retrans up to 100; noac, soft and hard none")
+                })?;
+            }
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown option; see ivers mount --help"));
@@ -347,6 +361,7 @@ mod tests {
                 "uid" | "gid" | "umask" | "fmask" | "dmask" | "utc_offset" | "commit" | "threads" => "7",
                 "appraise_key" => "/k,appraise",
                 "measure_list" => "/l,appraise",
+                "rsize" | "wsize" => "4096",
                 "norecovery" => ",ro",
                 _ if option.ends_with('=') => "10",
                 _ => "",

@@ -45,6 +45,8 @@ pub struct ImageOptions {
     pub appraise: bool,
     /// What only btrfs has.
     pub btrfs: BtrfsOptions,
+    /// What only servers have.
+    pub server: ServerOptions,
 }
 
 impl ImageOptions {
@@ -84,6 +86,7 @@ impl Default for ImageOptions {
             stopped_clock: None,
             appraise: false,
             btrfs: BtrfsOptions::default(),
+            server: ServerOptions::default(),
         }
     }
 }
@@ -183,6 +186,53 @@ impl BtrfsOptions {
     }
 }
 
+/// How a mount uses an NFS server, by the names of nfs(5).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerOptions {
+    /// The longest READ in bytes.
+    pub rsize: Option<u32>,
+    /// The longest WRITE in bytes.
+    pub wsize: Option<u32>,
+    /// How long attributes count as current, in seconds.
+    pub actimeo: Option<u32>,
+    /// Requests end after some time without a reply.
+    pub soft: bool,
+    /// After this time without a reply a request is sent again, in tenths of a second.
+    pub timeo: Option<u32>,
+    /// How often it is, until it ends with `soft`.
+    pub retrans: Option<u32>,
+}
+
+impl ServerOptions {
+    /// The mount options that [`ServerOptions::set`] takes.
+    pub const OPTIONS: [&str; 8] = ["rsize", "wsize", "actimeo", "noac", "soft", "hard", "timeo", "retrans"];
+
+    /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
+    pub fn has(name: &str) -> bool {
+        Self::OPTIONS.contains(&name)
+    }
+
+    /// Applies a mount option. `None`: the value is invalid.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
+        let number = |least: u32, most: u32| {
+            let number = value?.parse().ok()?;
+            (least..=most).contains(&number).then_some(Some(number))
+        };
+        match name {
+            "rsize" => self.rsize = number(1024, 1 << 20)?,
+            "wsize" => self.wsize = number(1024, 1 << 20)?,
+            "actimeo" => self.actimeo = number(0, 86_400)?,
+            "timeo" => self.timeo = number(1, 6000)?,
+            "retrans" => self.retrans = number(0, 100)?,
+            "noac" if value.is_none() => self.actimeo = Some(0),
+            "soft" if value.is_none() => self.soft = true,
+            "hard" if value.is_none() => self.soft = false,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +250,28 @@ mod tests {
         assert_eq!(owners.set("fmask", Some("8")), None);
         assert_eq!(owners.set("uid", None), None);
         assert!(!Owners::has("noatime") && owners.set("noatime", None).is_none());
+    }
+
+    #[test]
+    fn options_of_servers_are_applied() {
+        let mut options = ServerOptions::default();
+        for (name, value) in [
+            ("rsize", Some("4096")),
+            ("noac", None),
+            ("soft", None),
+            ("timeo", Some("50")),
+            ("retrans", Some("0")),
+        ] {
+            assert!(ServerOptions::has(name) && options.set(name, value).is_some(), "{name}");
+        }
+        let (rsize, actimeo, timeo, retrans) = (Some(4096), Some(0), Some(50), Some(0));
+        let expected = ServerOptions { rsize, actimeo, soft: true, timeo, retrans, wsize: None };
+        assert_eq!(options, expected);
+        for (name, value) in
+            [("rsize", Some("7")), ("wsize", None), ("soft", Some("1")), ("timeo", Some("0"))]
+        {
+            assert_eq!(options.set(name, value), None, "{name}");
+        }
     }
 
     #[test]

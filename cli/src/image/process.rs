@@ -41,7 +41,7 @@ pub enum Request {
         /// The path of the image, for errors.
         image: Vec<u8>,
         /// How to open it.
-        options: ImageOptions,
+        options: Box<ImageOptions>,
         /// The partition that the device is limited to: see [`sent_range`].
         range: Option<(u64, u64)>,
         /// A file of the server, whose filesystem decides what its change attributes promise.
@@ -248,7 +248,7 @@ pub enum Reply {
 fn open_request(image: &Path, options: ImageOptions, range: Option<(u64, u64)>, facts_of: &[u8]) -> Request {
     Request::Open {
         image: image.as_os_str().as_bytes().to_vec(),
-        options,
+        options: Box::new(options),
         range,
         facts_of: facts_of.to_vec(),
         quiet: progress::is_silent(),

@@ -17,7 +17,7 @@ use ivers_nfs::{Dial, NO_RECONNECTION, Nfs, NfsOptions, Patience};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 
 use super::channel::Channel;
-use super::open_options::{BtrfsOptions, ImageOptions};
+use super::open_options::{BtrfsOptions, ImageOptions, ServerOptions};
 use crate::arguments::is_server;
 use crate::output::failure::{REFUSED, failure, usage};
 use crate::output::format::Shown;
@@ -26,6 +26,8 @@ use crate::output::format::Shown;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the worker of a mount waits for a connection: several addresses of the server may not answer.
 const MAKE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a request is sent again with `soft`.
+const RETRANS: u32 = 2;
 /// How long a command waits for a server that does not answer.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -128,9 +130,34 @@ impl ServerConnection {
         // Only root may send the user of each caller.
         let as_caller = self.own.uid == 0;
         let identity = Identity { as_caller, ..Identity::of(self.own) };
-        let nfs = NfsOptions { root: self.target.path.clone(), ..NfsOptions::new(identity) };
+        let nfs = NfsOptions { root: self.target.path.clone(), ..as_wanted(&options.server, identity) };
         mount(&self.target, dial, &nfs, options, mount_options)
     }
+}
+
+/// Returns how a mount with these options uses a server.
+fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
+    let usual = NfsOptions::new(identity);
+    let bytes = |size: Option<u32>| size.map_or(u64::MAX, u64::from);
+    let attribute_timeout =
+        wanted.actimeo.map_or(usual.attribute_timeout, |seconds| Duration::from_secs(seconds.into()));
+    let reply = wanted.timeo.map_or(usual.patience.reply, |tenths| Duration::from_millis(100) * tenths);
+    let request = wanted.soft.then(|| reply * (wanted.retrans.unwrap_or(RETRANS) + 1));
+    NfsOptions {
+        attribute_timeout,
+        transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
+        patience: Patience { reply, request },
+        ..usual
+    }
+}
+
+/// Refuses options that are for servers.
+pub fn check_options_of_image(image: &Path, options: &ImageOptions) -> Result<()> {
+    if is_server(image) || options.server == ServerOptions::default() {
+        return Ok(());
+    }
+    let names = ServerOptions::OPTIONS.join(", ");
+    Err(usage(format!("options {names}: for servers only, and not for the image {}", image.shown())))
 }
 
 fn connect(target: &Target) -> std::io::Result<TcpStream> {

@@ -536,13 +536,14 @@ impl Vfs {
     }
 
     /// Name and value of every counter of the mount: those of [`Vfs::stats`], what the journal has written
-    /// (zeros without a journal) and what the device was asked for (absent without
-    /// [`MountOptions::io_counts`]). The names are stable: users see them.
+    /// (zeros without a journal), what the device was asked for (absent without
+    /// [`MountOptions::io_counts`]), and those of the driver. The names are stable: users see them.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.stats().fields();
         let (blocks, bytes) = self.journal_written();
         counters.extend([("journal_blocks", blocks), ("journal_bytes", bytes)]);
         counters.extend(self.options.io_counts.iter().flat_map(|counts| counts.fields()));
+        counters.extend(self.fs.counters());
         counters
     }
 

@@ -18,6 +18,7 @@ use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{Cred, Result, ServerError};
 
 use crate::connection::{Broken, Connection};
+use crate::counters::Counters;
 use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
 use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::identity::Identity;
@@ -157,6 +158,7 @@ pub struct Client {
     changed: Condvar,
     stopped: AtomicBool,
     sent: AtomicU64,
+    counters: Counters,
     reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// When the last request was answered, in milliseconds since `started`.
     last_answer_ms: AtomicU64,
@@ -189,6 +191,7 @@ impl Client {
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
             sent: AtomicU64::new(0),
+            counters: Counters::default(),
             reclaim: OnceLock::new(),
             last_answer_ms: AtomicU64::new(0),
             started: now,
@@ -261,6 +264,11 @@ impl Client {
     /// Returns the minor version of NFSv4 in use.
     pub fn minor_version(&self) -> u32 {
         self.exchange.minor.load(Relaxed)
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// Returns the number of requests so far.
@@ -353,6 +361,7 @@ impl Client {
         let (session, id) =
             establish::session(&self.exchange, &self.owner, connection, limit.0, known, &reclaim)?;
         *self.id.lock() = Some(id);
+        Counters::count(&self.counters.sessions);
         Ok(session)
     }
 
@@ -369,6 +378,7 @@ impl Client {
             }
             Failure::Broken(Broken(error.to_string()))
         })?;
+        Counters::count(&self.counters.connections);
         let connection = Arc::new(Connection::new(stream, REPLY_BYTES_MAX + RPC_REPLY_BYTES));
         link.new = Some(connection.clone());
         drop(link);
@@ -401,6 +411,8 @@ impl Client {
     /// Repeats a request until it is executed or in doubt (`None`).
     fn attempt(&self, caller: &Cred, ops: &[Op], limit: &Limit) -> Result<Option<Outcome>> {
         let auth = self.identity().auth(caller);
+        Counters::count(&self.counters.requests);
+        self.counters.operations(ops);
         let mut pause = PAUSES.0;
         loop {
             // Before the request, so that whatever happened on the server until here is in its results.
@@ -424,6 +436,7 @@ impl Client {
             if !matches!(status, NfsStat::Delay | NfsStat::Grace) || results.iter().any(changed) {
                 return Ok(Some(Outcome { status, results, sent }));
             }
+            Counters::count(&self.counters.retries);
             self.rest(pause, limit)?;
             pause = (pause * 2).min(PAUSES.1);
         }
@@ -455,6 +468,7 @@ impl Client {
                     log::info!("{}: {why}", self.name());
                     lost = Answered::InDoubt;
                     self.check(limit)?;
+                    Counters::count(&self.counters.retries);
                     continue;
                 }
             };

@@ -14,6 +14,7 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
+use crate::counters::Counters;
 use crate::lease::Lease;
 use crate::listing::Listings;
 use crate::nodes::{Held, Node, Nodes};
@@ -178,6 +179,7 @@ impl Nfs {
     pub(crate) fn access(&self, caller: &Cred, node: &Node) -> Result<u32> {
         let auth = self.client.identity().auth(caller);
         if let Some(granted) = node.access_of(&auth) {
+            Counters::count(&self.client.counters().access_hits);
             return Ok(granted);
         }
         let ops = [Op::Access(all_rights()), Op::GetAttr(attributes::of_file())];
@@ -263,6 +265,10 @@ impl FileSystem for Nfs {
         let kind = self.facts.change_attr_type.map_or("unknown".into(), |kind| kind.to_string());
         lines.push(("change_attr_type".into(), kind));
         lines
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.client.counters().fields()
     }
 
     fn sync(&self) -> Result<()> {
@@ -361,6 +367,7 @@ impl ServerOps for Nfs {
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {
         let node = self.node(inode);
         if !caller.system && node.is_fresh() {
+            Counters::count(&self.client.counters().attribute_hits);
             return Ok(());
         }
         self.ask(caller, node).map(drop)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`target`] | names of servers and files: `nfs://server[:port]/path` |
 //! | [`identity`] | credentials of requests |
+//! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
 //! | `connection` | a TCP connection and the threads that wait for replies |
@@ -33,6 +34,7 @@ mod attributes;
 mod client;
 mod connection;
 mod copies;
+mod counters;
 mod data;
 mod directory;
 mod driver;

@@ -21,6 +21,8 @@ pub struct NfsOptions {
     pub patience: Patience,
     /// How long attributes count as current.
     pub attribute_timeout: Duration,
+    /// The longest READ and WRITE in bytes, if the server takes them.
+    pub transfer_bytes_max: (u64, u64),
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
     /// A path from the root whose filesystem decides what [`FsInfo`] says: the root of a server is often a
@@ -35,6 +37,7 @@ impl NfsOptions {
             identity,
             patience: Patience::default(),
             attribute_timeout: Duration::from_secs(3),
+            transfer_bytes_max: (u64::MAX, u64::MAX),
             root: b"/".to_vec(),
             facts_of: Vec::new(),
         }
@@ -214,7 +217,11 @@ pub fn find_root(client: &Client, options: &NfsOptions) -> Result<Root> {
     if found.attr.kind != FileType::Directory {
         return Err(at_name(NameError::NotDirectory.into(), names.last().map(Vec::as_slice), client.name()));
     }
-    let facts = facts_of(client, &handle, &components(&options.facts_of, client.name()).unwrap_or_default())?;
+    let facts_of_path = components(&options.facts_of, client.name()).unwrap_or_default();
+    let mut facts = facts_of(client, &handle, &facts_of_path)?;
+    let (read, write) = options.transfer_bytes_max;
+    facts.read_bytes_max = facts.read_bytes_max.min(read);
+    facts.write_bytes_max = facts.write_bytes_max.min(write);
     Ok(Root { handle, fileid: found.fileid, facts })
 }
 

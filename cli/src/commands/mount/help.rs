@@ -93,7 +93,18 @@ If this program is called by the name fuse2fs (e.g. through a link), it takes th
 fuse2fs --help.
 
 IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server checks permissions. A file \
-that is removed while it is open stays as .nfs* until it is closed.
+that is removed while it is open stays as .nfs* until it is closed. Options for servers, as in nfs(5):
+  rsize=N, wsize=N the longest request to read and to write in bytes: 1024 to
+                   1048576
+  actimeo=N        how long attributes count as current, in seconds
+                   (default: 3)
+  noac             the same as actimeo=0
+  timeo=N          after this time without a reply a request is sent again
+                   over a new connection, in tenths of a second
+                   (default: 600)
+  soft, hard       a request fails after 1 + retrans times timeo, or never
+                   (default: hard)
+  retrans=N        see soft (default: 2)
 
 In /etc/fstab:
   IMAGE DIR fuse.ivers OPTIONS 0 0

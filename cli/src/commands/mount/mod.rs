@@ -40,7 +40,7 @@ use crate::image::image_lock::kernel_writes;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
 use crate::image::process::sent_range;
-use crate::image::server::{ConnectionMaker, ServerConnection};
+use crate::image::server::{ConnectionMaker, ServerConnection, check_options_of_image};
 use crate::image::unmount_status::{LostData, StatusServer};
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
 use crate::output::format::Shown;
@@ -69,6 +69,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
         )));
     }
     let name = ImageName::parse(&args.image);
+    check_options_of_image(&args.image, &options.image)?;
     if is_server(&args.image) {
         if options.measure.policy.is_some() || options.measure.appraise {
             let image = args.image.shown();

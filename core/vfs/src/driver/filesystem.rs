@@ -179,6 +179,10 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn server(&self) -> Option<&dyn ServerOps> {
         None
     }
+    /// Name and value of counters that only this driver has. The names are stable: users see them.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Byte-range locks, where others than the programs of this mount have them too. Otherwise the front end
     /// keeps them.
     fn locks(&self) -> Option<&dyn LockOps> {
