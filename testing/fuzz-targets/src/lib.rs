@@ -78,6 +78,7 @@ pub const TARGETS: &[Target] = &[
     other("nfs_wire", 1200, nfs::wire::run),
     other("nfs_compound", 1200, nfs::compound::run),
     other("nfs_session", 1200, nfs::session::run),
+    other("nfs_client", 256, nfs::client::run),
 ];
 
 const fn other(name: &'static str, max_len: usize, run: fn(&[u8])) -> Target {

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use ivers_vfs::{Error, ServerError};
+use ivers_vfs::{Error, RenameFlags, ServerError};
 
 /// What the proxy does with replies.
 #[derive(Default)]
@@ -15,6 +15,9 @@ pub struct Plan {
     pub cut_after: AtomicUsize,
     /// Replies disappear.
     pub swallow: AtomicBool,
+    /// So many more replies come late, by this many milliseconds.
+    pub late: AtomicUsize,
+    pub delay_ms: AtomicUsize,
     pub cuts: AtomicUsize,
 }
 
@@ -43,6 +46,9 @@ fn replies(mut server: TcpStream, mut client: TcpStream, plan: &Plan) {
     while let Ok(len @ 1..) = server.read(&mut buffer) {
         if plan.swallow.load(Relaxed) {
             continue;
+        }
+        if plan.late.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            std::thread::sleep(Duration::from_millis(plan.delay_ms.load(Relaxed) as u64));
         }
         let left = plan.cut_after.load(Relaxed);
         if left > 0 && left <= len {
@@ -79,6 +85,33 @@ fn lost_replies_are_asked_for_again() {
         assert_eq!(client.contents("/f").unwrap(), bytes, "cut after {cut}");
         assert_eq!(plan.cuts.load(Relaxed), round + 1, "cut after {cut}: nothing was cut");
     }
+    client.vfs.unmount().unwrap();
+}
+
+/// [`N1`] A reply that comes too late costs a repetition, and not a second execution.
+#[test]
+fn late_replies_do_not_repeat_changes() {
+    let served = Served::new(ext4());
+    let (address, plan) = proxy(served.address());
+    let patience = Patience { reply: Duration::from_millis(300), request: None };
+    let client = mount(address, &NfsOptions { patience, ..options() }).unwrap();
+    let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
+    plan.delay_ms.store(700, Relaxed);
+    for round in 0..4 {
+        plan.late.store(1 + round % 2, Relaxed);
+        let dir = client.make(&root, "dir", &CreateSpec::directory(0o755)).unwrap();
+        plan.late.store(1 + round % 2, Relaxed);
+        client.vfs.rename(&cred, &root, b"dir", &root, b"moved", RenameFlags::empty(), false).unwrap();
+        plan.late.store(1, Relaxed);
+        client.vfs.rmdir(&cred, &root, b"moved", false).unwrap();
+        drop(dir);
+    }
+    plan.late.store(0, Relaxed);
+    assert_eq!(client.names("/").unwrap().len(), 3, "`.`, `..` and lost+found");
+    let counters = client.vfs.counters();
+    let count = |name: &str| counters.iter().find(|(found, _)| *found == name).unwrap().1;
+    assert!(count("server_retries") >= 8, "{counters:?}");
+    assert!(count("server_connections") >= 8 && count("server_sessions") == 1, "{counters:?}");
     client.vfs.unmount().unwrap();
 }
 

@@ -1,5 +1,6 @@
-//! The NFSv4 server: messages and requests.
+//! NFSv4: messages and requests to the server, and the client on a server that lies.
 
+pub mod client;
 pub mod compound;
 pub mod session;
 pub mod wire;

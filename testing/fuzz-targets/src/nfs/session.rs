@@ -28,7 +28,7 @@ use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::{Decoder, List, Xdr};
 use ivers_nfsd::compound::Origin;
 use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::server::{SimulatedServer, SimulatedSetup};
+use ivers_nfsd::server::{Peer, SimulatedServer, SimulatedSetup};
 use ivers_nfsd::state::{ConnId, Limits, Millis, Rng};
 use std::collections::HashMap;
 use std::path::Path;
@@ -101,6 +101,26 @@ fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
+/// Returns a server with sample files in `/data`, and its state directory, which must outlive it.
+pub fn simulated(limits: Limits, peer: Peer) -> (SimulatedServer, tempfile::TempDir) {
+    let scratch = Path::new(SCRATCH);
+    let dir = if scratch.is_dir() { tempfile::tempdir_in(scratch) } else { tempfile::tempdir() };
+    let dir = dir.expect("there is a place for temporary files");
+    let vfs = mem();
+    restore_samples(&vfs);
+    let config = ExportConfig::from_flag("image,name=/data,no_root_squash").expect("an export's flags");
+    let server = SimulatedServer::start(SimulatedSetup {
+        state: dir.path(),
+        lease_seconds: LEASE_SECONDS,
+        secret: [7; 16],
+        limits,
+        rng: Box::new(Counted(0)),
+        exports: vec![(config, vfs)],
+        peer,
+    });
+    (server.expect("a server in an empty directory"), dir)
+}
+
 struct Fixture {
     server: SimulatedServer,
     answers: Arc<AtomicU8>,
@@ -116,11 +136,6 @@ impl Fixture {
     /// Creates the initial clients. Bit 0: two clients with sessions. Bit 1: one of NFSv4.0. Bit 2: small
     /// limits.
     fn new(flags: u8) -> Self {
-        let scratch = Path::new(SCRATCH);
-        let dir = if scratch.is_dir() { tempfile::tempdir_in(scratch) } else { tempfile::tempdir() };
-        let dir = dir.expect("there is a place for temporary files");
-        let vfs = mem();
-        restore_samples(&vfs);
         let answers = Arc::new(AtomicU8::new(0));
         let how = answers.clone();
         let narrow = Limits {
@@ -135,17 +150,9 @@ impl Fixture {
             owners: (5, 8),
             ..Limits::default()
         };
-        let config = ExportConfig::from_flag("image,name=/data,no_root_squash").expect("an export's flags");
-        let server = SimulatedServer::start(SimulatedSetup {
-            state: dir.path(),
-            lease_seconds: LEASE_SECONDS,
-            secret: [7; 16],
-            limits: if flags & 4 == 0 { Limits::default() } else { narrow },
-            rng: Box::new(Counted(0)),
-            exports: vec![(config, vfs)],
-            peer: Box::new(move |arguments| callback(how.load(Ordering::Relaxed), arguments)),
-        });
-        let server = server.expect("a server in an empty directory");
+        let limits = if flags & 4 == 0 { Limits::default() } else { narrow };
+        let peer = Box::new(move |arguments: &[u8]| callback(how.load(Ordering::Relaxed), arguments));
+        let (server, dir) = simulated(limits, peer);
         let mut fixture = Self { server, answers, conns: [1, 2, 3, 4], last: HashMap::new(), _dir: dir };
         if flags & 1 != 0 {
             for who in 0..2 {
