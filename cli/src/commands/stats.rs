@@ -17,8 +17,9 @@ JSON: changes, queries, bumps, bumps_deferred (by lazyversion), bumps_avoided, i
 (inode_updates_times, _version, _allocation, _metadata), inode_updates_avoided, journal_blocks, \
 journal_bytes, data_bytes, written_back_bytes, and what the image was asked for: device_reads, \
 device_read_bytes, device_writes, device_written_bytes, device_flushes. A mount of an NFS server also has \
-server_requests (round trips), server_retries, server_connections, server_sessions, server_attribute_hits and \
-server_access_hits (what the cache answered), and the number of each operation: server_read, server_write, ...
+server_requests (round trips), server_retries, server_connections, server_sessions, server_attribute_hits \
+and server_access_hits (what the cache answered), and the number of each operation: server_read, \
+server_write, ...
 
 A server is named by its state directory; the user must be able to write there. JSON: pid, sandbox, boot \
 (one more at each start), uptime_s, now (what exists: clients, sessions, opens, locks, delegations, \

@@ -201,11 +201,14 @@ pub struct ServerOptions {
     pub timeo: Option<u32>,
     /// How often it is, until it ends with `soft`.
     pub retrans: Option<u32>,
+    /// Owners that the server sends as names of this domain are those of this machine.
+    pub domain: Option<String>,
 }
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 8] = ["rsize", "wsize", "actimeo", "noac", "soft", "hard", "timeo", "retrans"];
+    pub const OPTIONS: [&str; 9] =
+        ["rsize", "wsize", "actimeo", "noac", "soft", "hard", "timeo", "retrans", "domain"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -224,6 +227,7 @@ impl ServerOptions {
             "actimeo" => self.actimeo = number(0, 86_400)?,
             "timeo" => self.timeo = number(1, 6000)?,
             "retrans" => self.retrans = number(0, 100)?,
+            "domain" => self.domain = Some(value.filter(|domain| !domain.is_empty())?.to_owned()),
             "noac" if value.is_none() => self.actimeo = Some(0),
             "soft" if value.is_none() => self.soft = true,
             "hard" if value.is_none() => self.soft = false,
@@ -265,7 +269,8 @@ mod tests {
             assert!(ServerOptions::has(name) && options.set(name, value).is_some(), "{name}");
         }
         let (rsize, actimeo, timeo, retrans) = (Some(4096), Some(0), Some(50), Some(0));
-        let expected = ServerOptions { rsize, actimeo, soft: true, timeo, retrans, wsize: None };
+        let expected =
+            ServerOptions { rsize, actimeo, soft: true, timeo, retrans, ..ServerOptions::default() };
         assert_eq!(options, expected);
         for (name, value) in
             [("rsize", Some("7")), ("wsize", None), ("soft", Some("1")), ("timeo", Some("0"))]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ivers_nfs::identity::Identity;
+use ivers_nfs::owners::Owners;
 use ivers_nfs::target::Target;
 use ivers_nfs::{Dial, NO_RECONNECTION, Nfs, NfsOptions, Patience};
 use ivers_vfs::{Cred, MountOptions, Vfs};
@@ -67,6 +68,14 @@ pub struct ServerConnection {
     target: Target,
     stream: TcpStream,
     own: Cred,
+    owners: Owners,
+}
+
+/// Returns the users and groups of this machine, if the server sends them as names of a domain.
+fn owners(wanted: &ServerOptions) -> Result<Owners> {
+    let Some(domain) = &wanted.domain else { return Ok(Owners::default()) };
+    let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
+    Ok(Owners::new(&read("/etc/passwd")?, &read("/etc/group")?, domain))
 }
 
 /// Returns the user of this process.
@@ -82,12 +91,13 @@ impl ServerConnection {
         let target = target(image)?;
         check_options(image, options)?;
         let stream = connect(&target).with_context(|| format!("{}: cannot connect", target.server))?;
-        Ok(Self { target, stream, own: own() })
+        Ok(Self { target, stream, own: own(), owners: owners(&options.server)? })
     }
 
     /// Takes over a connection of another process.
-    pub fn adopt(image: &Path, stream: OwnedFd) -> Result<Self> {
-        Ok(Self { target: target(image)?, stream: stream.into(), own: own() })
+    pub fn adopt(image: &Path, stream: OwnedFd, options: &ImageOptions) -> Result<Self> {
+        let (target, owners) = (target(image)?, owners(&options.server)?);
+        Ok(Self { target, stream: stream.into(), own: own(), owners })
     }
 
     /// Returns the descriptor, to pass it to another process.
@@ -130,7 +140,11 @@ impl ServerConnection {
         // Only root may send the user of each caller.
         let as_caller = self.own.uid == 0;
         let identity = Identity { as_caller, ..Identity::of(self.own) };
-        let nfs = NfsOptions { root: self.target.path.clone(), ..as_wanted(&options.server, identity) };
+        let nfs = NfsOptions {
+            root: self.target.path.clone(),
+            owners: self.owners,
+            ..as_wanted(&options.server, identity)
+        };
         mount(&self.target, dial, &nfs, options, mount_options)
     }
 }

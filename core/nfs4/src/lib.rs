@@ -9,6 +9,7 @@
 //! | [`status`] | `nfsstat4` | RFC 7530, 8881, 7862, 8276 |
 //! | [`types`] | types that several operations share | the same |
 //! | [`attr`] | `fattr4` | the same |
+//! | [`owners`] | owners as text | RFC 8881 section 5.9 |
 //! | [`ops`] | operations: arguments and results | the same |
 //! | [`compound`] | COMPOUND | the same |
 //! | [`callback`] | CB_COMPOUND | the same |
@@ -21,6 +22,7 @@ pub mod attr;
 pub mod callback;
 pub mod compound;
 pub mod ops;
+pub mod owners;
 pub mod record;
 pub mod rpc;
 pub mod status;

@@ -1,8 +1,13 @@
 //! Attributes of files, as the server sends them and as the VFS has them.
 
+use std::borrow::Cow;
+
 use ivers_nfs4::attr::{self, Attrs, Fattr};
+use ivers_nfs4::owners::number;
 use ivers_nfs4::types::{Bitmap, FileHandle, Ftype, NfsTime, SpecData};
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
+
+use crate::owners::Owners;
 
 /// The owner of a file whose owner is no number: nobody.
 const NOBODY: u32 = 65_534;
@@ -37,6 +42,8 @@ pub struct FileAttributes {
     pub fileid: Option<u64>,
     /// How many names it has; 0: none, and it stays while it is open.
     pub names: u32,
+    /// Owner and group, where they are no numbers. `attr` has nobody instead.
+    pub owners: [Option<Vec<u8>>; 2],
 }
 
 /// What READDIR says of an entry.
@@ -115,7 +122,24 @@ impl FileAttributes {
             btime: attrs.time_create.map(|time| timestamp(time, place)).transpose()?,
             flags: InodeFlags::empty(),
         };
-        Ok(Self { attr, change, fileid: attrs.fileid, names: attrs.numlinks.unwrap_or(1) })
+        let owners =
+            [&attrs.owner, &attrs.owner_group].map(|owner| owner.clone().filter(|it| number(it).is_none()));
+        Ok(Self { attr, change, fileid: attrs.fileid, names: attrs.numlinks.unwrap_or(1), owners })
+    }
+}
+
+impl FileAttributes {
+    /// Replaces nobody by the users and groups that the server names, where this machine has them.
+    pub fn with_owners(&self, owners: &Owners) -> Cow<'_, Self> {
+        let [user, group] = &self.owners;
+        let uid = user.as_deref().and_then(|name| owners.user(name));
+        let gid = group.as_deref().and_then(|name| owners.group(name));
+        if uid.is_none() && gid.is_none() {
+            return Cow::Borrowed(self);
+        }
+        let mut file = self.clone();
+        (file.attr.uid, file.attr.gid) = (uid.unwrap_or(file.attr.uid), gid.unwrap_or(file.attr.gid));
+        Cow::Owned(file)
     }
 }
 
@@ -155,10 +179,9 @@ fn rdev(SpecData { major, minor }: SpecData, kind: FileType, place: &str) -> Res
         .map_err(|_| corrupt("a device number that is too large", place))
 }
 
-/// Returns the number in an owner or group. Names are not translated.
+/// Returns the number in an owner or group.
 fn id(owner: Option<&[u8]>) -> u32 {
-    let text = owner.and_then(|bytes| std::str::from_utf8(bytes).ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(NOBODY)
+    owner.and_then(number).unwrap_or(NOBODY)
 }
 
 /// Decodes a time.
@@ -198,6 +221,11 @@ mod tests {
         let attr = found.attr;
         assert_eq!((attr.kind, attr.perm, attr.uid, attr.gid), (FileType::CharDevice, 0o644, 1000, NOBODY));
         assert_eq!((attr.blocks_512, attr.rdev, attr.nlink), (2, 0x0010_082c, 1));
+        let owners = Owners::new("", "users:x:100:\n", "example.org");
+        let found = taken(&complete()).unwrap();
+        let file = found.with_owners(&owners);
+        assert_eq!((file.attr.uid, file.attr.gid), (1000, 100));
+        assert_eq!(found.with_owners(&Owners::default()).attr.gid, NOBODY);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::listing::Listings;
 use crate::nodes::{Held, Node, Nodes};
 use crate::open::{Facts, NfsOptions, find_root};
 use crate::opens::Opens;
+use crate::owners::Owners;
 use crate::reply::{Results, take};
 
 /// Bytes of a reply beside its data or entries.
@@ -48,6 +49,7 @@ pub struct Nfs {
     pub(crate) info: FsInfo,
     pub(crate) attribute_timeout: Duration,
     pub(crate) missing: Missing,
+    pub(crate) owners: Owners,
     cache: OnceLock<CacheHandle>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
 }
@@ -70,6 +72,7 @@ impl Nfs {
             facts: root.facts,
             attribute_timeout: options.attribute_timeout,
             missing: Missing::default(),
+            owners: options.owners.clone(),
             cache: OnceLock::new(),
             lease: RankedMutex::new(Some(lease)),
         }))
@@ -129,7 +132,8 @@ impl Nfs {
 
     /// Takes over the attributes of a file in a reply.
     pub(crate) fn learn(&self, node: &Node, file: &FileAttributes, sent: u64) {
-        if node.apply(file, sent, self.attribute_timeout, self.cache.get()) {
+        let file = file.with_owners(&self.owners);
+        if node.apply(&file, sent, self.attribute_timeout, self.cache.get()) {
             self.listings.forget(node.ino);
         }
     }
@@ -155,7 +159,7 @@ impl Nfs {
         LoadedInode {
             ino: held.node.ino,
             generation: held.node.generation,
-            attr: file.attr,
+            attr: file.with_owners(&self.owners).attr.clone(),
             counter: InitialCounter::Server(file.change),
             private: Box::new(held),
         }

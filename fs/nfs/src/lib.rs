@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`target`] | names of servers and files: `nfs://server[:port]/path` |
 //! | [`identity`] | credentials of requests |
+//! | [`owners`] | numbers of owners that the server sends as names |
 //! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
@@ -50,6 +51,7 @@ mod names;
 mod nodes;
 mod open;
 mod opens;
+pub mod owners;
 mod reclaim;
 mod reply;
 mod session;

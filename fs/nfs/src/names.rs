@@ -87,7 +87,8 @@ impl Nfs {
     /// What a request of this client did to the names of a directory.
     fn names_changed(&self, dir: &Node, info: ChangeInfo, file: Option<&FileAttributes>, sent: u64) {
         self.listings.forget(dir.ino);
-        dir.names_changed(info, file, sent, self.attribute_timeout, self.cache());
+        let file = file.map(|file| file.with_owners(&self.owners));
+        dir.names_changed(info, file.as_deref(), sent, self.attribute_timeout, self.cache());
     }
 
     /// Takes the attributes of a directory whose names a request changed.

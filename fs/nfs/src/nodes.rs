@@ -341,7 +341,7 @@ mod tests {
 
     fn file(change: u64) -> FileAttributes {
         let attr = NewInode::new(FileType::Regular, Timestamp::default()).attr(1);
-        FileAttributes { attr, change, fileid: None, names: 1 }
+        FileAttributes { attr, change, fileid: None, names: 1, owners: [None, None] }
     }
 
     const LONG: Duration = Duration::from_secs(1000);

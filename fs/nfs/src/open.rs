@@ -10,6 +10,7 @@ use ivers_vfs::{ChangeSemantics, Cred, Error, FileType, FsInfo, NameError, Resul
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Patience};
 use crate::identity::Identity;
+use crate::owners::Owners;
 use crate::reply::take;
 
 /// How a server is used.
@@ -23,6 +24,8 @@ pub struct NfsOptions {
     pub attribute_timeout: Duration,
     /// The longest READ and WRITE in bytes, if the server takes them.
     pub transfer_bytes_max: (u64, u64),
+    /// The numbers of owners that the server sends as names. Others are nobody.
+    pub owners: Owners,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
     /// A path from the root whose filesystem decides what [`FsInfo`] says: the root of a server is often a
@@ -38,6 +41,7 @@ impl NfsOptions {
             patience: Patience::default(),
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
+            owners: Owners::default(),
             root: b"/".to_vec(),
             facts_of: Vec::new(),
         }

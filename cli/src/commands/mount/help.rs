@@ -105,6 +105,8 @@ that is removed while it is open stays as .nfs* until it is closed. Options for 
   soft, hard       a request fails after 1 + retrans times timeo, or never
                    (default: hard)
   retrans=N        see soft (default: 2)
+  domain=NAME      owners that the server sends as USER@NAME are the users of
+                   this machine (default: nobody; numbers are numbers)
 
 In /etc/fstab:
   IMAGE DIR fuse.ivers OPTIONS 0 0

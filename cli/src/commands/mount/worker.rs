@@ -91,7 +91,7 @@ fn serve_server(
 ) -> Result<u64> {
     let mut fds = fds.into_iter();
     let (Some(stream), Some(maker)) = (fds.next(), fds.next()) else { bail!("a connection is missing") };
-    let connection = ServerConnection::adopt(&args.image, stream)?;
+    let connection = ServerConnection::adopt(&args.image, stream, image_options)?;
     let maker = Channel::adopt(maker);
     server::limit_asking(&maker)?;
     vfs.budget = process::metered_budget(image_options.cache_bytes);

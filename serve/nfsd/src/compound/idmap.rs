@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ivers_nfs4::owners;
 use parking_lot::{Mutex, RwLock};
 
 /// Maps owners and groups between numbers and the strings of the protocol.
@@ -23,15 +24,6 @@ pub trait IdMap: Send + Sync {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NumericIds;
 
-impl NumericIds {
-    fn number(name: &[u8]) -> Option<u32> {
-        let text = std::str::from_utf8(name).ok()?;
-        // [RFC8881 5.9] No leading zeros. -1 means "unchanged" to system calls.
-        let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-        text.parse().ok().filter(|&id| plain && id != u32::MAX)
-    }
-}
-
 impl IdMap for NumericIds {
     fn user(&self, uid: u32) -> Vec<u8> {
         uid.to_string().into_bytes()
@@ -42,11 +34,11 @@ impl IdMap for NumericIds {
     }
 
     fn uid(&self, name: &[u8]) -> Option<u32> {
-        Self::number(name)
+        owners::number(name)
     }
 
     fn gid(&self, name: &[u8]) -> Option<u32> {
-        Self::number(name)
+        owners::number(name)
     }
 }
 
@@ -67,15 +59,11 @@ struct Table {
 }
 
 impl Table {
-    /// Skips invalid lines, as getpwnam(3) does. The first line with a name or number counts.
+    /// The first line with a name or number counts.
     fn parse(text: &str, domain: &str) -> Self {
         let mut table = Self::default();
-        for line in text.lines() {
-            let mut fields = line.split(':');
-            let (name, id) = (fields.next(), fields.nth(1).and_then(|id| NumericIds::number(id.as_bytes())));
-            if let (Some(name), Some(id)) = (name.filter(|name| !name.is_empty()), id)
-                && !table.ids.contains_key(name)
-            {
+        for (name, id) in owners::entries(text) {
+            if !table.ids.contains_key(name) {
                 table.ids.insert(name.to_owned(), id);
                 table.names.entry(id).or_insert_with(|| format!("{name}@{domain}"));
             }
@@ -101,15 +89,7 @@ impl NameTables {
     }
 
     fn find(&self, table: &Table, name: &[u8]) -> Option<u32> {
-        if let Some(id) = NumericIds::number(name) {
-            return Some(id);
-        }
-        let text = std::str::from_utf8(name).ok()?;
-        // [RFC8881 5.9] The same name in another domain is another user.
-        match text.rsplit_once('@') {
-            Some((user, domain)) if domain.eq_ignore_ascii_case(&self.domain) => table.ids.get(user).copied(),
-            _ => None,
-        }
+        owners::number(name).or_else(|| table.ids.get(owners::name_in(name, &self.domain)?).copied())
     }
 }
 
@@ -171,7 +151,7 @@ impl ClientIdMap<'_> {
 
     fn map_in(&self, name: &[u8]) -> &dyn IdMap {
         let Some(tables) = &self.tables else { return &NumericIds };
-        if NumericIds::number(name).is_some() {
+        if owners::number(name).is_some() {
             let mut numeric_clients = self.mapper.numeric_clients.lock();
             if numeric_clients.len() >= NUMERIC_CLIENTS_MAX
                 && let Some(any) = numeric_clients.iter().next().copied()
