@@ -128,17 +128,17 @@ pub fn serve(
     let has_locks = vfs.has_locks();
     let connection = Arc::new(Connection::new(vfs, nodes, flusher, caller_affinity, options, server));
     let lost_data = connection.lost_data.clone();
-    if has_locks {
-        let waits = connection.clone();
-        let thread = std::thread::Builder::new().name("ivers-locks".into());
-        thread.spawn(move || waits.lock_waits.run(&waits)).map_err(MountError::Session)?;
-    }
     // The kernel has already decided who may use the mount. fuser's filter would also refuse requests that
     // the kernel makes itself, such as handing over the times that it keeps.
     let session = fuser::Session::from_fd(Ops(connection.clone()), channels.device, SessionACL::All, config)
         .map_err(MountError::Session)?;
     let _ = connection.kernel.set(session.notifier());
     let _ = connection.device.set(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
+    if has_locks {
+        let waits = connection.clone();
+        let thread = std::thread::Builder::new().name("ivers-locks".into());
+        thread.spawn(move || waits.lock_waits.run(&waits)).map_err(MountError::Session)?;
+    }
     let state = Arc::new(State::default());
     let thread_state = state.clone();
     std::thread::Builder::new()
