@@ -17,7 +17,7 @@ impl Btrfs {
     fn checksums(&self, address: u64, sectors: usize) -> Result<Vec<Option<Sum>>> {
         let volume = &self.forest.volume;
         let tree = self
-            .csum_tree
+            .tree(object::CSUM_TREE)?
             .ok_or_else(|| Error::corrupt("there is no tree of checksums", volume.place.clone()))?;
         let (size, sector) = (volume.sb.checksum.size(), u64::from(volume.sb.sector_size));
         let key = |offset: u64| Key::new(object::EXTENT_CSUM, kind::EXTENT_CSUM, offset);
@@ -69,7 +69,7 @@ impl Btrfs {
                 let read = volume.read_copy(at, copy, bytes).and_then(|()| check(index, bytes));
                 read.map_err(|why| bad.push(why)).is_ok()
             });
-            let (objectid, subvolume) = (file.objectid, file.tree.id);
+            let (objectid, subvolume) = (file.objectid, file.subvolume);
             let what = || format!("address {at}, data of inode {objectid} of subvolume {subvolume}");
             if !found {
                 return Err(as_file_data(volume.unreadable(&what(), bad)));

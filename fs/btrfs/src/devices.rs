@@ -13,6 +13,10 @@ const DEVICES_MAX: usize = 1024;
 pub(crate) struct Member {
     pub device: Arc<dyn Device>,
     pub uuid: [u8; 16],
+    /// Bytes of it that the filesystem uses.
+    pub bytes: u64,
+    /// Where its newest superblock is.
+    pub superblock: u64,
 }
 
 /// The devices that were given, by number, and the newest superblock of them.
@@ -25,8 +29,12 @@ pub(crate) struct Devices {
 
 /// Returns the newest superblock of a device. Copies count only if they name the filesystem of the first one,
 /// because an older filesystem may have left some. If the first one is damaged, the newest copy counts.
-fn newest_superblock(device: &dyn Device, place: &str, notes: &mut Vec<String>) -> Result<Superblock> {
-    let mut newest: Option<Superblock> = None;
+fn newest_superblock(
+    device: &dyn Device,
+    place: &str,
+    notes: &mut Vec<String>,
+) -> Result<(Superblock, u64)> {
+    let mut newest: Option<(Superblock, u64)> = None;
     let mut refused = None;
     for at in SUPERBLOCK_PLACES {
         if at + SUPERBLOCK_BYTES as u64 > device.size_bytes() {
@@ -38,9 +46,9 @@ fn newest_superblock(device: &dyn Device, place: &str, notes: &mut Vec<String>) 
             Ok(found) => {
                 let is_newer = newest
                     .as_ref()
-                    .is_none_or(|sb| sb.fsid == found.fsid && sb.generation < found.generation);
+                    .is_none_or(|(sb, _)| sb.fsid == found.fsid && sb.generation < found.generation);
                 if is_newer {
-                    newest = Some(found);
+                    newest = Some((found, at));
                 }
             }
             Err(why) if at == SUPERBLOCK_PLACES[0] => refused = Some(why),
@@ -67,7 +75,7 @@ impl Devices {
         let mut notes = Vec::new();
         let mut found = Vec::new();
         for device in devices {
-            let sb = newest_superblock(&*device, place, &mut notes)?;
+            let (sb, at) = newest_superblock(&*device, place, &mut notes)?;
             sb.check_supported(place)?;
             if device.size_bytes() < sb.device_bytes {
                 let what = format!(
@@ -78,13 +86,13 @@ impl Devices {
                 );
                 return Err(Error::corrupt(what, place));
             }
-            found.push((sb, device));
+            found.push((sb, at, device));
         }
-        let Some(newest) = found.iter().map(|(sb, _)| sb).max_by_key(|sb| sb.generation).cloned() else {
+        let Some(newest) = found.iter().map(|(sb, ..)| sb).max_by_key(|sb| sb.generation).cloned() else {
             return Err(incompatible("no device is given".into()));
         };
         let mut members = HashMap::new();
-        for (sb, device) in found {
+        for (sb, superblock, device) in found {
             if sb.fsid != newest.fsid {
                 return Err(incompatible("the devices belong to different filesystems".into()));
             }
@@ -102,7 +110,8 @@ impl Devices {
             if !same_layout {
                 return Err(Error::corrupt("the superblocks of the devices contradict each other", place));
             }
-            if members.insert(sb.devid, Member { device, uuid: sb.device_uuid }).is_some() {
+            let member = Member { device, uuid: sb.device_uuid, bytes: sb.device_bytes, superblock };
+            if members.insert(sb.devid, member).is_some() {
                 return Err(incompatible(format!("device {} is given twice", sb.devid)));
             }
         }

@@ -1,23 +1,20 @@
-//! The filesystem and its inodes, as the VFS calls them. Every call that changes something is refused.
+//! The filesystem and its inodes, as the VFS calls them.
 
 use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use crate::layout::chunk::DATA;
 use crate::layout::items::NAME_MAX;
 use crate::layout::raw::{RawDirItem, RawHeader, RawItem};
+use crate::write::{LINKS_MAX, Need, prepare};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 
-/// The most names of an inode.
-const LINKS_MAX: u32 = 65_535;
-
-const REFUSED: Error = Error::Name(NameError::ReadOnly);
 
 impl Btrfs {
     /// The profiles of the chunks with data, or of the others.
     fn profiles(&self, of_data: bool) -> String {
         let chunks = self.forest.volume.chunks();
-        let of_kind = chunks.filter(|chunk| (chunk.contents & DATA != 0) == of_data);
+        let of_kind = chunks.iter().filter(|chunk| (chunk.contents & DATA != 0) == of_data);
         let mut names: Vec<_> = of_kind.map(|chunk| chunk.profile.name).collect();
         names.sort_unstable();
         names.dedup();
@@ -26,8 +23,9 @@ impl Btrfs {
 
     /// Copies that chunks of data have, the most of any.
     fn data_copies(&self) -> u64 {
-        let chunks = self.forest.volume.chunks().filter(|chunk| chunk.contents & DATA != 0);
-        chunks.map(|chunk| chunk.profile.copies as u64).max().unwrap_or(1)
+        let chunks = self.forest.volume.chunks();
+        let of_data = chunks.iter().filter(|chunk| chunk.contents & DATA != 0);
+        of_data.map(|chunk| chunk.profile.copies as u64).max().unwrap_or(1)
     }
 }
 
@@ -42,12 +40,26 @@ impl FileSystem for Btrfs {
             max_links: LINKS_MAX,
             time_granularity_ns: 1,
             persistent_inos: true,
+            semantics: ChangeSemantics {
+                persistent: self.is_persistent,
+                crash_safe: self.is_persistent,
+                ..ChangeSemantics::WITHIN_A_MOUNT
+            },
+            reserve_granularity: sb.sector_size.into(),
             ..FsInfo::usual("btrfs", sb.sector_size)
         }
     }
 
     fn health(&self) -> Health {
-        Health { read_only: Some(self.read_only.clone()), no_change_attribute: None }
+        let failed = self.failure();
+        Health {
+            no_change_attribute: failed.clone().or_else(|| self.epoch.missing()),
+            read_only: self.read_only.clone().or(failed),
+        }
+    }
+
+    fn serves_change_attribute(&self) -> bool {
+        !self.epoch.is_missing() && self.failure().is_none()
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
@@ -55,7 +67,12 @@ impl FileSystem for Btrfs {
         let sector = u64::from(sb.sector_size);
         // What a byte of data takes, as Linux estimates it.
         let blocks = sb.total_bytes / self.data_copies() / sector;
-        let free = blocks.saturating_sub(sb.bytes_used / sector);
+        let live = self.live.read();
+        let used = match live.as_ref() {
+            Some(live) => live.groups.used_bytes() + live.reserved,
+            None => sb.bytes_used,
+        };
+        let free = blocks.saturating_sub(used / sector);
         Ok(StatFs {
             block_size: sb.sector_size,
             blocks,
@@ -84,12 +101,23 @@ impl FileSystem for Btrfs {
             fact("subvolume", crate::numbers::unpack(self.root).0.to_string()),
             fact("bad copies", format!("{} found since the mount", volume.bad_copies())),
         ];
+        if self.is_persistent {
+            facts.extend(self.epoch.describe());
+        }
         facts.extend(self.notes.iter().map(|note| fact("note", note.clone())));
         facts
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        self.commit()
+    }
+
+    fn reclaim_space(&self) -> Result<bool> {
+        self.reclaim()
+    }
+
+    fn abort(&self, why: &Error) {
+        self.fail(why);
     }
 
     fn evict_blocks(&self, bytes: u64) {
@@ -97,7 +125,16 @@ impl FileSystem for Btrfs {
     }
 
     fn unmount(&self) -> Result<()> {
-        Ok(())
+        self.stop_timer();
+        self.close_epoch()
+    }
+
+    fn epochs(&self) -> Option<&dyn EpochOps> {
+        self.is_persistent.then_some(self)
+    }
+
+    fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
+        Some(self)
     }
 
     fn xattrs(&self) -> Option<&dyn XattrOps> {
@@ -111,32 +148,48 @@ impl FileSystem for Btrfs {
 
 impl InodeOps for Btrfs {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
+        let _trees = self.live.read();
         self.load(ino)
     }
 
-    fn log_inode(&self, _inode: &Inode) -> Result<()> {
-        Err(REFUSED)
+    fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+        prepare(old, new)?;
+        self.with_tx(|tx| tx.may_change(vnode_of(inode)))
     }
 
-    fn delete_inode(&self, _inode: &Inode) -> Result<()> {
-        Err(REFUSED)
+    fn log_inode(&self, inode: &Inode) -> Result<()> {
+        self.change(Need::Removal, |tx| {
+            tx.may_change(vnode_of(inode))?;
+            tx.write_inode(inode)
+        })
+    }
+
+    fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.remove_inode(vnode_of(inode))
+    }
+
+    fn evict_inode(&self, inode: &Inode) {
+        self.release_range(inode, 0, u64::MAX);
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        Ok(())
+        self.commit()
     }
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
+        let _trees = self.live.read();
         self.link_target(vnode_of(inode))
     }
 }
 
 impl DirectoryOps for Btrfs {
     fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
+        let _trees = self.live.read();
         Ok(self.look_up(vnode_of(dir), name)?.map(Child::Number))
     }
 
     fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
+        let _trees = self.live.read();
         self.parent_of(vnode_of(dir))
     }
 
@@ -147,46 +200,63 @@ impl DirectoryOps for Btrfs {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
+        let _trees = self.live.read();
         self.list(vnode_of(dir), cursor, emit)
     }
 
-    fn create(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _new: &NewInode) -> Result<LoadedInode> {
-        Err(REFUSED)
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.make(dir, Some(name), new)
     }
 
-    fn link(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _inode: &Inode) -> Result<()> {
-        Err(REFUSED)
+    fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.link_name(dir, name, inode)
     }
 
-    fn unlink(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _inode: &Inode) -> Result<()> {
-        Err(REFUSED)
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.unlink_name(dir, name, inode)
     }
 
-    fn rename(&self, _rename: &Rename<'_>) -> Result<()> {
-        Err(REFUSED)
+    fn rename(&self, rename: &Rename<'_>) -> Result<()> {
+        self.rename_name(rename)
+    }
+}
+
+impl UnnamedFileOps for Btrfs {
+    fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
+        self.make(dir, None, new)
     }
 }
 
 impl FileOps for Btrfs {
     fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let _trees = self.live.read();
         self.read_file(vnode_of(inode), offset, buf)
     }
 
-    fn reserve(&self, _inode: &Inode, _offset: u64, _len: u64, _pool: BlockPool) -> Result<()> {
-        Err(REFUSED)
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
+        self.reserve_range(inode, offset, len)
     }
 
-    fn write_back(&self, _inode: &Inode, _offset: u64, _data: &[u8]) -> Result<Written> {
-        Err(REFUSED)
+    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        self.release_range(inode, offset, offset.saturating_add(len));
     }
 
-    fn truncate(&self, _caller: &Cred, _inode: &Inode, _size: u64) -> Result<()> {
-        Err(REFUSED)
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        self.write_back_data(inode, offset, data).map(|()| Written::Durable)
+    }
+
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.shown_blocks(inode)
+    }
+
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
+        self.truncate_data(inode, size)
     }
 }
 
 impl BlockMapOps for Btrfs {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        let _trees = self.live.read();
         self.map_file(vnode_of(inode), offset)
     }
 }
@@ -199,21 +269,23 @@ impl XattrOps for Btrfs {
     }
 
     fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        let _trees = self.live.read();
         self.xattr(vnode_of(inode), name)
     }
 
     fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        let _trees = self.live.read();
         self.xattr_names(vnode_of(inode))
     }
 
     fn set_xattr(
         &self,
         _caller: &Cred,
-        _inode: &Inode,
-        _name: &[u8],
-        _value: Option<&[u8]>,
-        _mode: XattrMode,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
     ) -> Result<()> {
-        Err(REFUSED)
+        self.set_attribute(inode, name, value, mode)
     }
 }

@@ -5,6 +5,7 @@ use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::items::{BadExtent, FileExtent, Regular};
 use crate::layout::key::{Key, kind};
+use crate::tree::Tree;
 use ivers_vfs::{Error, MappedRange, RangeKind, Result};
 use std::ops::ControlFlow;
 
@@ -32,17 +33,18 @@ impl Btrfs {
     fn span(&self, file: &Vnode, at: u64) -> Result<Span> {
         let key = Key::new(file.objectid, kind::EXTENT_DATA, at);
         let last = Key { offset: u64::MAX, ..key };
-        let covering = self.forest.last_at_most(&file.tree, key, |found, data| {
+        let tree = &self.tree_of(file)?;
+        let covering = self.forest.last_at_most(tree, key, |found, data| {
             if (found.objectid, found.kind) != (key.objectid, key.kind) {
                 return Ok(None);
             }
-            self.decode_extent(file, found, data).map(|span| Some(span).filter(|span| at < span.end))
+            self.decode_extent(file, tree, found, data).map(|span| Some(span).filter(|span| at < span.end))
         })?;
         if let Some(span) = covering.flatten() {
             return Ok(span);
         }
         let next = match at.checked_add(1) {
-            Some(next) => self.forest.scan(&file.tree, Key { offset: next, ..key }, last, |found, _| {
+            Some(next) => self.forest.scan(tree, Key { offset: next, ..key }, last, |found, _| {
                 Ok(ControlFlow::Break(found.offset))
             })?,
             None => None,
@@ -50,10 +52,10 @@ impl Btrfs {
         Ok(Span { start: at, end: next.unwrap_or(u64::MAX), content: Content::Hole })
     }
 
-    fn decode_extent(&self, file: &Vnode, key: Key, data: &[u8]) -> Result<Span> {
+    fn decode_extent(&self, file: &Vnode, tree: &Tree, key: Key, data: &[u8]) -> Result<Span> {
         let sector_size = self.forest.volume.sb.sector_size;
         let extent = FileExtent::decode(data, key.offset, sector_size).map_err(|bad| match bad {
-            BadExtent::Damaged(what) => self.forest.corrupt(what, &file.tree, key),
+            BadExtent::Damaged(what) => self.forest.corrupt(what, tree, key),
             BadExtent::Unsupported(what) => {
                 let place = &self.forest.volume.place;
                 Error::Incompatible(format!("{place}, inode {}: {what}", file.objectid))
@@ -66,7 +68,7 @@ impl Btrfs {
             FileExtent::Regular(regular) => Content::Regular(regular),
             FileExtent::Inline { compression, ram_bytes, data } => {
                 let bytes = decompress(compression, data, ram_bytes as usize, sector_size as usize);
-                Content::Inline(bytes.map_err(|what| self.forest.corrupt(what, &file.tree, key))?)
+                Content::Inline(bytes.map_err(|what| self.forest.corrupt(what, tree, key))?)
             }
         };
         Ok(Span { start: key.offset, end, content })
@@ -101,6 +103,24 @@ impl Btrfs {
         Ok(())
     }
 
+    /// Whether a file has its contents in an item.
+    pub(crate) fn has_inline(&self, file: &Vnode) -> Result<bool> {
+        Ok(matches!(self.span(file, 0)?.content, Content::Inline(_)))
+    }
+
+    /// The contents that a file has in an item.
+    pub(crate) fn inline_bytes(&self, file: &Vnode) -> Result<Option<Vec<u8>>> {
+        Ok(match self.span(file, 0)?.content {
+            Content::Inline(bytes) => Some(bytes),
+            _ => None,
+        })
+    }
+
+    /// Whether the sector at a byte has zeros that are not stored.
+    pub(crate) fn has_zeros(&self, file: &Vnode, at: u64) -> Result<bool> {
+        Ok(matches!(self.span(file, at)?.content, Content::Hole | Content::Prealloc))
+    }
+
     /// Returns what is at a byte of a file, and how far.
     pub(crate) fn map_file(&self, file: &Vnode, offset: u64) -> Result<MappedRange> {
         let sector = u64::from(self.forest.volume.sb.sector_size);
@@ -115,9 +135,10 @@ impl Btrfs {
 
     /// Returns the target of a symbolic link.
     pub(crate) fn link_target(&self, link: &Vnode) -> Result<Vec<u8>> {
+        let tree = self.tree_of(link)?;
         let bad = |what: String| {
             let key = Key::new(link.objectid, kind::EXTENT_DATA, 0);
-            self.forest.corrupt(what, &link.tree, key)
+            self.forest.corrupt(what, &tree, key)
         };
         if link.size() == 0 || link.size() > LINK_MAX {
             return Err(bad(format!("the target of a symbolic link has {} bytes", link.size())));

@@ -1,19 +1,26 @@
 //! The open filesystem.
 
 use crate::decompressed::Decompressed;
-use crate::tree::{Forest, Tree};
-use ivers_vfs::Ino;
+use crate::tree::Forest;
+use crate::write::{Live, Session};
+use ivers_vfs::sync::{RankedRwLock, rank};
+use ivers_vfs::{Ino, ServedEpoch};
 
 /// An open btrfs filesystem.
 pub struct Btrfs {
     pub(crate) forest: Forest,
     /// The root directory of the mounted subvolume.
     pub(crate) root: Ino,
-    /// The tree of checksums of data.
-    pub(crate) csum_tree: Option<Tree>,
     pub(crate) decompressed: Decompressed,
+    /// The state of a writer; `None`: nothing is written. Whoever reads trees holds it shared, so that they
+    /// do not change meanwhile.
+    pub(crate) live: RankedRwLock<rank::Driver<0>, Option<Live>>,
+    pub(crate) session: Session,
+    pub(crate) epoch: ServedEpoch,
+    /// The change attribute is that of earlier mounts.
+    pub(crate) is_persistent: bool,
     /// Why nothing can be changed.
-    pub(crate) read_only: String,
+    pub(crate) read_only: Option<String>,
     /// What is wrong with devices or not shown, in words.
     pub(crate) notes: Vec<String>,
 }

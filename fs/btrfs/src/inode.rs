@@ -5,13 +5,16 @@ use crate::layout::items::{InodeItem, inode_flags};
 use crate::layout::key::{Key, kind, object};
 use crate::numbers::{Object, pack, unpack};
 use crate::tree::Tree;
+use crate::write::ranges::Ranges;
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{
     Attr, FileType, InitialCounter, Ino, Inode, InodeFlags, LoadedInode, NameError, Result, Timestamp,
 };
+use std::sync::atomic::AtomicU64;
 
 /// The permission of a directory in place of a subvolume.
 const PLACEHOLDER_PERM: u32 = 0o755;
-const FLAGS: [(u64, InodeFlags); 6] = [
+pub(crate) const FLAGS: [(u64, InodeFlags); 6] = [
     (inode_flags::SYNC, InodeFlags::SYNC),
     (inode_flags::IMMUTABLE, InodeFlags::IMMUTABLE),
     (inode_flags::APPEND, InodeFlags::APPEND),
@@ -22,32 +25,48 @@ const FLAGS: [(u64, InodeFlags); 6] = [
 
 /// What the driver keeps with an inode.
 pub(crate) struct Vnode {
-    /// The tree of its subvolume.
-    pub tree: Tree,
+    /// Its subvolume.
+    pub subvolume: u64,
     /// Its number there.
     pub objectid: u64,
     /// The subvolume that it stands for, if it is only a placeholder.
     pub placeholder: Option<u64>,
-    size: u64,
-    flags: u64,
+    /// Its item, as the running transaction has it.
+    pub item: RankedMutex<rank::Leaf, InodeItem>,
+    /// Bytes for which space is reserved.
+    pub reserved: RankedMutex<rank::Leaf, Ranges>,
+    /// Of a directory: above every index that is or was used; 0: not known.
+    pub next_index: AtomicU64,
 }
 
 impl Vnode {
+    pub(crate) fn new(subvolume: u64, objectid: u64, item: InodeItem) -> Self {
+        Self {
+            subvolume,
+            objectid,
+            placeholder: None,
+            item: RankedMutex::new(item),
+            reserved: RankedMutex::default(),
+            next_index: AtomicU64::new(0),
+        }
+    }
+
     pub(crate) fn is_placeholder(&self) -> bool {
         self.placeholder.is_some()
     }
 
     pub(crate) fn ino(&self) -> Result<Ino> {
-        pack(self.tree.id, self.placeholder.map_or(Object::Inode(self.objectid), Object::Placeholder))
+        pack(self.subvolume, self.placeholder.map_or(Object::Inode(self.objectid), Object::Placeholder))
     }
 
+    /// The size on the device.
     pub(crate) fn size(&self) -> u64 {
-        self.size
+        self.item.lock().size()
     }
 
     /// Whether its data has checksums.
     pub(crate) fn has_checksums(&self) -> bool {
-        self.flags & inode_flags::NODATASUM == 0
+        self.item.lock().flags() & inode_flags::NODATASUM == 0
     }
 }
 
@@ -57,7 +76,12 @@ pub(crate) fn vnode_of(inode: &Inode) -> &Vnode {
 }
 
 impl Btrfs {
-    fn inode_item(&self, tree: &Tree, objectid: u64) -> Result<Option<InodeItem>> {
+    /// The tree of an inode's subvolume, as it is now.
+    pub(crate) fn tree_of(&self, vnode: &Vnode) -> Result<Tree> {
+        Ok(self.subvolume(vnode.subvolume)?.ok_or(NameError::Stale)?)
+    }
+
+    pub(crate) fn inode_item(&self, tree: &Tree, objectid: u64) -> Result<Option<InodeItem>> {
         let is_inode = (object::FIRST_FREE..=object::LAST_FREE).contains(&objectid);
         if !is_inode {
             return Ok(None);
@@ -76,17 +100,33 @@ impl Btrfs {
         let tree = self.subvolume(subvolume)?.ok_or(NameError::Stale)?;
         let objectid = match object {
             Object::Inode(objectid) => objectid,
-            Object::Placeholder(nested) => return Ok(placeholder(ino, tree, nested)),
+            Object::Placeholder(nested) => return Ok(placeholder(ino, subvolume, nested)),
         };
         // An inode without a name is no longer for users.
         let item = self.inode_item(&tree, objectid)?.filter(|item| item.nlink() > 0);
-        let item = item.ok_or(NameError::Stale)?;
+        Ok(self.loaded(ino, subvolume, objectid, item.ok_or(NameError::Stale)?))
+    }
+
+    /// An inode for the VFS, from its item.
+    pub(crate) fn loaded(&self, ino: Ino, subvolume: u64, objectid: u64, item: InodeItem) -> LoadedInode {
+        let attr = self.attributes(&item);
+        // Linux writes the data of such a file in place, before the counter: see docs/btrfs.md.
+        let counter = if item.flags() & inode_flags::NODATACOW == 0 {
+            InitialCounter::Stored(item.sequence())
+        } else {
+            InitialCounter::NotStored
+        };
+        let generation = item.generation() as u32;
+        let vnode = Vnode::new(subvolume, objectid, item);
+        LoadedInode { ino, generation, attr, counter, private: Box::new(vnode) }
+    }
+
+    fn attributes(&self, item: &InodeItem) -> Attr {
         let (uid, gid) = item.owner();
         let [atime, mtime, ctime, otime] = item.times();
-        let sector = u64::from(self.forest.volume.sb.sector_size);
-        let nbytes = item.nbytes().checked_next_multiple_of(sector).unwrap_or(item.nbytes());
         let set = FLAGS.iter().filter(|(flag, _)| item.flags() & flag != 0);
-        let attr = Attr {
+        let is_device = matches!(item.kind, FileType::BlockDevice | FileType::CharDevice);
+        Attr {
             kind: item.kind,
             perm: item.perm(),
             uid,
@@ -94,31 +134,25 @@ impl Btrfs {
             project: 0,
             nlink: item.nlink(),
             size: item.size(),
-            blocks_512: nbytes / 512,
-            rdev: if matches!(item.kind, FileType::BlockDevice | FileType::CharDevice) {
-                item.rdev()
-            } else {
-                0
-            },
+            blocks_512: self.blocks_of(item),
+            rdev: if is_device { item.rdev() } else { 0 },
             atime,
             mtime,
             ctime,
             btime: Some(otime),
             flags: set.fold(InodeFlags::empty(), |flags, (_, flag)| flags | *flag),
-        };
-        // Linux writes the data of such a file in place, before the counter: see docs/btrfs.md.
-        let counter = if item.flags() & inode_flags::NODATACOW == 0 {
-            InitialCounter::Stored(item.sequence())
-        } else {
-            InitialCounter::NotStored
-        };
-        let vnode = Vnode { tree, objectid, placeholder: None, size: item.size(), flags: item.flags() };
-        Ok(LoadedInode { ino, generation: item.generation() as u32, attr, counter, private: Box::new(vnode) })
+        }
+    }
+
+    /// Units of 512 bytes that an inode uses.
+    pub(crate) fn blocks_of(&self, item: &InodeItem) -> u64 {
+        let sector = u64::from(self.forest.volume.sb.sector_size);
+        item.nbytes().checked_next_multiple_of(sector).unwrap_or(item.nbytes()) / 512
     }
 }
 
 /// An empty directory in place of a subvolume that a snapshot does not contain.
-fn placeholder(ino: Ino, tree: Tree, nested: u64) -> LoadedInode {
+fn placeholder(ino: Ino, subvolume: u64, nested: u64) -> LoadedInode {
     let zero = Timestamp::default();
     let attr = Attr {
         kind: FileType::Directory,
@@ -136,6 +170,7 @@ fn placeholder(ino: Ino, tree: Tree, nested: u64) -> LoadedInode {
         btime: None,
         flags: InodeFlags::empty(),
     };
-    let vnode = Vnode { tree, objectid: object::FIRST_FREE, placeholder: Some(nested), size: 0, flags: 0 };
+    let mut vnode = Vnode::new(subvolume, object::FIRST_FREE, InodeItem::empty(FileType::Directory));
+    vnode.placeholder = Some(nested);
     LoadedInode { ino, generation: 0, attr, counter: InitialCounter::NotStored, private: Box::new(vnode) }
 }

@@ -32,6 +32,7 @@ mod open;
 mod subvolume;
 mod tree;
 mod volume;
+mod write;
 mod xattr;
 
 pub use filesystem::Btrfs;

@@ -16,9 +16,9 @@ use ivers_vfs::{DirEntry, FileType, Ino, Result};
 use std::ops::ControlFlow;
 
 /// The first index of a name. Below are `.` and `..`, which are not stored.
-const FIRST_INDEX: u64 = 2;
+pub(crate) const FIRST_INDEX: u64 = 2;
 /// Cursors stay below 2^63.
-const LAST_INDEX: u64 = (1 << 63) - 2;
+pub(crate) const LAST_INDEX: u64 = (1 << 63) - 2;
 
 /// What a name leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,19 +85,20 @@ impl Btrfs {
         if dir.is_placeholder() {
             return Ok(None);
         }
-        let found = self.find_name(&dir.tree, dir.objectid, name)?;
-        found.map(|target| target.ino(dir.tree.id)).transpose()
+        let found = self.find_name(&self.tree_of(dir)?, dir.objectid, name)?;
+        found.map(|target| target.ino(dir.subvolume)).transpose()
     }
 
     /// Returns the parent of a directory.
     pub(crate) fn parent_of(&self, dir: &Vnode) -> Result<Ino> {
-        let own = pack(dir.tree.id, Object::Inode(object::FIRST_FREE))?;
+        let own = pack(dir.subvolume, Object::Inode(object::FIRST_FREE))?;
         if let Some(nested) = dir.placeholder {
             // The entry is a copy of one that has, or had, the same directory.
             let parent = self.parent_of_subvolume(nested)?.map(|(_, dir)| dir);
-            let is_dir = |objectid: u64| self.is_directory(&dir.tree, objectid);
+            let tree = self.tree_of(dir)?;
+            let is_dir = |objectid: u64| self.is_directory(&tree, objectid);
             return match parent {
-                Some(parent) if is_dir(parent)? => pack(dir.tree.id, Object::Inode(parent)),
+                Some(parent) if is_dir(parent)? => pack(dir.subvolume, Object::Inode(parent)),
                 _ => Ok(own),
             };
         }
@@ -106,22 +107,23 @@ impl Btrfs {
                 return Ok(own);
             }
         } else if dir.objectid == object::FIRST_FREE {
-            return match self.parent_of_subvolume(dir.tree.id)? {
+            return match self.parent_of_subvolume(dir.subvolume)? {
                 Some((parent, at)) => pack(parent, Object::Inode(at)),
                 None => Ok(own),
             };
         }
         let first = Key::new(dir.objectid, kind::INODE_REF, 0);
         let last = Key::new(dir.objectid, kind::INODE_EXTREF, u64::MAX);
-        let parent = self.forest.scan(&dir.tree, first, last, |key, data| {
+        let tree = &self.tree_of(dir)?;
+        let parent = self.forest.scan(tree, first, last, |key, data| {
             Ok(ControlFlow::Break(match key.kind {
                 kind::INODE_REF => key.offset,
-                _ => extref_parent(data).map_err(|what| self.forest.corrupt(what, &dir.tree, key))?,
+                _ => extref_parent(data).map_err(|what| self.forest.corrupt(what, tree, key))?,
             }))
         })?;
         match parent {
-            Some(parent) => pack(dir.tree.id, Object::Inode(parent)),
-            None => Err(self.forest.corrupt("the directory has no parent", &dir.tree, first)),
+            Some(parent) => pack(dir.subvolume, Object::Inode(parent)),
+            None => Err(self.forest.corrupt("the directory has no parent", tree, first)),
         }
     }
 
@@ -148,7 +150,7 @@ impl Btrfs {
         if dir.is_placeholder() {
             return Ok(());
         }
-        let (tree, objectid) = (&dir.tree, dir.objectid);
+        let (tree, objectid) = (&self.tree_of(dir)?, dir.objectid);
         let first = Key::new(objectid, kind::DIR_INDEX, cursor.max(FIRST_INDEX));
         let last = Key::new(objectid, kind::DIR_INDEX, u64::MAX);
         self.forest.scan(tree, first, last, |key, data| {

@@ -13,7 +13,9 @@ use crate::subvolume::Subvolume;
 use crate::tree::{Forest, Tree};
 use crate::volume::{CHUNKS_MAX, Volume};
 use ivers_block::Device;
-use ivers_vfs::{DriverOptions, Error, Result};
+use crate::write::Session;
+use ivers_vfs::sync::RankedRwLock;
+use ivers_vfs::{DriverOptions, Error, Result, ServedEpoch};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -28,6 +30,10 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// The subvolume to mount.
     pub subvolume: Subvolume,
+    /// Allow changes, unless [`DriverOptions::read_only`] is set. Writing is new: keep a copy of the image.
+    pub writable: bool,
+    /// Serve the change attribute as if no other program wrote meanwhile.
+    pub trust_foreign: bool,
 }
 
 /// Bytes at the start of a device that [`probe`] needs.
@@ -39,12 +45,13 @@ pub fn probe(head: &[u8]) -> bool {
 }
 
 impl Btrfs {
-    /// Checks a filesystem on one or several devices and opens it, for reading only.
+    /// Checks a filesystem on one or several devices and opens it.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let place = options.common.place.clone();
         let devices = Devices::find(devices, &place, options.degraded)?;
         let mut notes = devices.notes.clone();
         let sb = &devices.sb;
+        let is_degraded = sb.num_devices > devices.members.len() as u64;
         if sb.log_root != 0 {
             if !options.no_replay {
                 let what = "the log tree holds files that were written by fsync before a crash";
@@ -60,16 +67,19 @@ impl Btrfs {
         let mut btrfs = Self {
             forest,
             root: pack(object::FS_TREE, Object::Inode(object::FIRST_FREE))?,
-            csum_tree: None,
             decompressed: Decompressed::new(),
-            read_only: if options.common.read_only {
-                "requested".into()
-            } else {
-                "btrfs is only read".into()
-            },
+            live: RankedRwLock::new(None),
+            session: Session::default(),
+            epoch: ServedEpoch::default(),
+            is_persistent: false,
+            read_only: None,
             notes,
         };
-        btrfs.csum_tree = btrfs.tree(object::CSUM_TREE)?;
+        btrfs.read_only = match () {
+            () if options.common.read_only => Some("requested".into()),
+            () if !options.writable => Some("btrfs is only read".into()),
+            () => btrfs.why_not_writable(is_degraded)?,
+        };
         let chosen = btrfs.chosen_subvolume(&options.subvolume)?;
         btrfs.root = pack(chosen, Object::Inode(object::FIRST_FREE))?;
         if let Some(tree) = btrfs.subvolume(chosen)? {
@@ -78,12 +88,19 @@ impl Btrfs {
                 return Err(Error::corrupt(format!("subvolume {chosen} has no root directory"), place));
             }
         }
-        Ok(Arc::new(btrfs))
+        if btrfs.read_only.is_none() {
+            btrfs.start_writing(options.trust_foreign)?;
+        }
+        let btrfs = Arc::new(btrfs);
+        if btrfs.read_only.is_none() {
+            btrfs.start_timer(options.common.commit_interval)?;
+        }
+        Ok(btrfs)
     }
 }
 
 /// Finds all chunks: those in the superblock lead to the tree of chunks, which has the others.
-fn open_chunks(mut volume: Volume, options: &OpenOptions) -> Result<Forest> {
+fn open_chunks(volume: Volume, options: &OpenOptions) -> Result<Forest> {
     let sb = volume.sb.clone();
     let place = volume.place.clone();
     let cut = || Error::corrupt("the array of system chunks is cut off", format!("{place}, superblock"));
@@ -96,7 +113,7 @@ fn open_chunks(mut volume: Volume, options: &OpenOptions) -> Result<Forest> {
         volume.add_chunk(key.offset.get(), item)?;
         array = rest;
     }
-    let mut forest = Forest { volume, cache: NodeCache::new(options.common.budget.clone()) };
+    let forest = Forest::new(volume, NodeCache::new(options.common.budget.clone()));
     let tree = Tree { id: object::CHUNK_TREE, root: sb.chunk_root };
     let key = |offset| Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, offset);
     let mut found = Vec::new();

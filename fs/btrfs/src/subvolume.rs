@@ -4,9 +4,12 @@ use crate::filesystem::Btrfs;
 use crate::layout::checksum::name_hash;
 use crate::layout::items::{DirItem, RootItem, RootRef};
 use crate::layout::key::{Key, is_subvolume, kind, object};
-use crate::tree::Tree;
+use crate::tree::{Root, Tree};
 use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
+
+/// Roots of trees that are kept in memory. One more is found in the tree of roots each time.
+const ROOTS_MAX: usize = 1 << 16;
 
 /// The subvolume whose root directory is the root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,11 +25,16 @@ pub enum Subvolume {
 
 impl Btrfs {
     fn root_tree(&self) -> Tree {
-        Tree { id: object::ROOT_TREE, root: self.forest.volume.sb.root }
+        let root = self.forest.roots.lock().get(&object::ROOT_TREE).map(|root| root.root);
+        Tree { id: object::ROOT_TREE, root: root.unwrap_or(self.forest.volume.sb.root) }
     }
 
-    /// Finds the tree with a number; `None` if there is none, or if it is being deleted.
-    pub(crate) fn tree(&self, id: u64) -> Result<Option<Tree>> {
+    /// Finds the root of a tree; `None` if there is none, or if it is being deleted.
+    pub(crate) fn root_of(&self, id: u64) -> Result<Option<Root>> {
+        let known = self.forest.roots.lock().get(&id).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
         let root_tree = self.root_tree();
         let last = Key::new(id, kind::ROOT_ITEM, u64::MAX);
         // A snapshot has its transaction as the offset.
@@ -34,10 +42,22 @@ impl Btrfs {
             if (key.objectid, key.kind) != (id, kind::ROOT_ITEM) {
                 return Ok(None);
             }
-            RootItem::decode(data).map(Some).map_err(|what| self.forest.corrupt(what, &root_tree, key))
+            let item = RootItem::decode(data).map_err(|what| self.forest.corrupt(what, &root_tree, key))?;
+            Ok(Some((key, item)))
         })?;
-        let live = found.flatten().filter(|item| item.refs > 0);
-        Ok(live.map(|item| Tree { id, root: item.root }))
+        let Some((key, item)) = found.flatten().filter(|(_, item)| item.refs > 0) else { return Ok(None) };
+        let RootItem { root, last_snapshot, read_only, .. } = item;
+        let root = Root { root, key: Some(key), last_snapshot, read_only };
+        let mut roots = self.forest.roots.lock();
+        if roots.len() < ROOTS_MAX {
+            roots.insert(id, root.clone());
+        }
+        Ok(Some(root))
+    }
+
+    /// Finds the tree with a number; `None` if there is none, or if it is being deleted.
+    pub(crate) fn tree(&self, id: u64) -> Result<Option<Tree>> {
+        Ok(self.root_of(id)?.map(|root| Tree { id, root: root.root }))
     }
 
     /// Finds a subvolume.

@@ -3,12 +3,14 @@
 //! A search starts at the root each time. Every step down is checked: the level falls, the first key is the
 //! pointer's, and no key reaches the next pointer's. So no block is met twice in a walk, and every walk ends.
 
-use crate::layout::key::Key;
+use crate::layout::key::{Key, object};
 use crate::layout::node::{Expected, Node};
 use crate::layout::superblock::TreeRoot;
 use crate::node_cache::NodeCache;
 use crate::volume::Volume;
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, Result};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -23,6 +25,21 @@ pub(crate) struct Tree {
 pub(crate) struct Forest {
     pub volume: Volume,
     pub cache: NodeCache,
+    /// Blocks that the running transaction has made, by address.
+    pub(crate) dirty: RankedMutex<rank::Leaf, HashMap<u64, Arc<Node>>>,
+    /// The roots of trees that were used.
+    pub(crate) roots: RankedMutex<rank::Leaf, HashMap<u64, Root>>,
+}
+
+/// What is known of the root of a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub root: TreeRoot,
+    /// The key of its item in the tree of roots, if it is there.
+    pub key: Option<Key>,
+    /// Blocks that are not younger may be shared with a snapshot.
+    pub last_snapshot: u64,
+    pub read_only: bool,
 }
 
 /// A leaf, and where the next one starts.
@@ -32,12 +49,31 @@ struct Leaf {
 }
 
 impl Forest {
+    pub(crate) fn new(volume: Volume, cache: NodeCache) -> Self {
+        let sb = &volume.sb;
+        let root = |root| Root { root, key: None, last_snapshot: 0, read_only: false };
+        let roots = [(object::ROOT_TREE, root(sb.root)), (object::CHUNK_TREE, root(sb.chunk_root))];
+        let roots = RankedMutex::new(HashMap::from(roots));
+        Self { volume, cache, dirty: RankedMutex::default(), roots }
+    }
+
     /// Damage of a tree.
     pub(crate) fn corrupt(&self, what: impl Into<String>, tree: &Tree, key: Key) -> Error {
         Error::corrupt(what, format!("{}, tree {}, item {key}", self.volume.place, tree.id))
     }
 
-    fn node(&self, expected: &Expected) -> Result<Arc<Node>> {
+    /// Returns a block that the running transaction has made.
+    pub(crate) fn dirty_node(&self, bytenr: u64) -> Option<Arc<Node>> {
+        self.dirty.lock().get(&bytenr).cloned()
+    }
+
+    /// Returns a block, which is as the pointer to it says.
+    pub(crate) fn node(&self, expected: &Expected) -> Result<Arc<Node>> {
+        if let Some(node) = self.dirty_node(expected.bytenr) {
+            let place = || format!("{}, block {}", self.volume.place, expected.bytenr);
+            node.check(expected).map_err(|what| Error::corrupt(what, place()))?;
+            return Ok(node);
+        }
         if let Some(node) = self.cache.get(expected.bytenr) {
             // A block of a hostile image may have several parents, and only some may be right.
             if node.check(expected).is_ok() {

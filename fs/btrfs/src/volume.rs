@@ -4,8 +4,10 @@ use crate::devices::{Devices, Member};
 use crate::layout::chunk::{BadChunk, Chunk};
 use crate::layout::superblock::Superblock;
 use ivers_block::{BlockError, ByteOffset};
+use ivers_vfs::sync::{RankedRwLock, rank};
 use ivers_vfs::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most chunks, and stripes of all chunks, that are kept in memory.
@@ -18,10 +20,23 @@ pub(crate) struct Volume {
     /// The image's name in errors.
     pub place: String,
     members: HashMap<u64, Member>,
-    chunks: BTreeMap<u64, Chunk>,
-    stripes: usize,
+    chunks: RankedRwLock<rank::Leaf, Chunks>,
     /// Copies that were wrong or unreadable, where another one was right.
     bad_copies: AtomicU64,
+}
+
+/// All chunks, by address.
+#[derive(Default)]
+struct Chunks {
+    by_start: BTreeMap<u64, Arc<Chunk>>,
+    stripes: usize,
+}
+
+impl Chunks {
+    fn at(&self, address: u64) -> Option<&Arc<Chunk>> {
+        let before = self.by_start.range(..=address).next_back().map(|(_, chunk)| chunk);
+        before.filter(|chunk| address < chunk.end())
+    }
 }
 
 /// Why a copy cannot be used.
@@ -49,19 +64,21 @@ impl Volume {
     /// Creates a volume that knows no chunk.
     pub(crate) fn new(devices: Devices, place: String) -> Self {
         let Devices { sb, members, .. } = devices;
-        Self { sb, place, members, chunks: BTreeMap::new(), stripes: 0, bad_copies: AtomicU64::new(0) }
+        let chunks = RankedRwLock::new(Chunks::default());
+        Self { sb, place, members, chunks, bad_copies: AtomicU64::new(0) }
     }
 
     /// Adds a chunk from its item, unless it is known.
-    pub(crate) fn add_chunk(&mut self, start: u64, item: &[u8]) -> Result<()> {
+    pub(crate) fn add_chunk(&self, start: u64, item: &[u8]) -> Result<()> {
         let chunk = Chunk::decode(start, item, self.sb.sector_size).map_err(|bad| match bad {
             BadChunk::Damaged(what) => Error::corrupt(what, self.place.clone()),
             BadChunk::Unsupported(what) => Error::Incompatible(format!("{}: {what}", self.place)),
         })?;
-        if self.chunks.get(&start) == Some(&chunk) {
+        let mut chunks = self.chunks.write();
+        if chunks.by_start.get(&start).is_some_and(|known| **known == chunk) {
             return Ok(());
         }
-        let before = self.chunks.range(..chunk.end()).next_back();
+        let before = chunks.by_start.range(..chunk.end()).next_back();
         if before.is_some_and(|(_, before)| before.end() > start) {
             return Err(Error::corrupt(format!("the chunk at {start} overlaps another"), self.place.clone()));
         }
@@ -72,17 +89,22 @@ impl Volume {
                 return Err(Error::corrupt(what, self.place.clone()));
             }
         }
-        self.stripes += chunk.stripes.len();
-        if self.chunks.len() >= CHUNKS_MAX || self.stripes > STRIPES_MAX {
+        chunks.stripes += chunk.stripes.len();
+        if chunks.by_start.len() >= CHUNKS_MAX || chunks.stripes > STRIPES_MAX {
             return Err(Error::Incompatible(format!("{}: it has too many chunks", self.place)));
         }
-        self.chunks.insert(start, chunk);
+        chunks.by_start.insert(start, Arc::new(chunk));
         Ok(())
     }
 
     /// All chunks, by address.
-    pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
-        self.chunks.values()
+    pub(crate) fn chunks(&self) -> Vec<Arc<Chunk>> {
+        self.chunks.read().by_start.values().cloned().collect()
+    }
+
+    /// The devices, by number.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (u64, &Member)> {
+        self.members.iter().map(|(devid, member)| (*devid, member))
     }
 
     /// Copies that were wrong so far.
@@ -90,8 +112,8 @@ impl Volume {
         self.bad_copies.load(Ordering::Relaxed)
     }
 
-    fn chunk(&self, address: u64) -> Option<&Chunk> {
-        self.chunks.range(..=address).next_back().map(|(_, chunk)| chunk).filter(|it| address < it.end())
+    fn chunk(&self, address: u64) -> Option<Arc<Chunk>> {
+        self.chunks.read().at(address).cloned()
     }
 
     /// How many copies an address has; 0: it is in no chunk.
@@ -109,7 +131,8 @@ impl Volume {
         let mut done = 0;
         while done < buf.len() {
             let at = address.saturating_add(done as u64);
-            let piece = self.chunk(at).and_then(|chunk| chunk.piece(at, (buf.len() - done) as u64));
+            let chunk = self.chunk(at);
+            let piece = chunk.as_ref().and_then(|chunk| chunk.piece(at, (buf.len() - done) as u64));
             let place = piece.and_then(|piece| Some((piece.len as usize, piece.place(copy)?)));
             let Some((len, (stripe, on_device))) = place else {
                 return Err(BadCopy::Wrong(format!("address {at} is in no chunk")));
@@ -121,6 +144,35 @@ impl Volume {
             let part = &mut buf[done..done + len];
             member.device.read_at(ByteOffset(on_device), part).map_err(BadCopy::Io)?;
             done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes all copies of some bytes.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = address.saturating_add(done as u64);
+            let lost = |what: &str| Error::corrupt(format!("address {at} {what}"), self.place.clone());
+            let chunk = self.chunk(at).ok_or_else(|| lost("is in no chunk"))?;
+            let piece = chunk.piece(at, (bytes.len() - done) as u64);
+            let piece = piece.ok_or_else(|| lost("is in no stripe"))?;
+            let part = &bytes[done..done + piece.len as usize];
+            for copy in 0..chunk.profile.copies {
+                let (stripe, on_device) = piece.place(copy).ok_or_else(|| lost("is in no stripe"))?;
+                let member = self.members.get(&stripe.devid).filter(|it| it.uuid == stripe.device_uuid);
+                let member = member.ok_or_else(|| lost("is on a missing device"))?;
+                member.device.write_at(ByteOffset(on_device), part)?;
+            }
+            done += part.len();
+        }
+        Ok(())
+    }
+
+    /// Makes durable what was written to all devices.
+    pub(crate) fn flush(&self) -> Result<()> {
+        for member in self.members.values() {
+            member.device.flush()?;
         }
         Ok(())
     }

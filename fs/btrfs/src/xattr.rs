@@ -16,7 +16,7 @@ impl Btrfs {
             return Err(NameError::NoAttribute.into());
         }
         let key = Key::new(inode.objectid, kind::XATTR_ITEM, name_hash(name));
-        let found = self.forest.get(&inode.tree, key, |data| {
+        let found = self.forest.get(&self.tree_of(inode)?, key, |data| {
             let all = DirItem::decode_all(data, true)?;
             Ok(all.iter().find(|attribute| attribute.name == name).map(|found| found.value.to_vec()))
         })?;
@@ -31,9 +31,10 @@ impl Btrfs {
         }
         let first = Key::new(inode.objectid, kind::XATTR_ITEM, 0);
         let last = Key::new(inode.objectid, kind::XATTR_ITEM, u64::MAX);
-        self.forest.scan(&inode.tree, first, last, |key, data| {
+        let tree = &self.tree_of(inode)?;
+        self.forest.scan(tree, first, last, |key, data| {
             let all = DirItem::decode_all(data, true)
-                .map_err(|what| self.forest.corrupt(what, &inode.tree, key))?;
+                .map_err(|what| self.forest.corrupt(what, tree, key))?;
             names.extend(all.iter().map(|attribute| attribute.name.to_vec()));
             Ok(ControlFlow::<()>::Continue(()))
         })?;

@@ -67,6 +67,12 @@ impl ChecksumKind {
         sum
     }
 
+    /// Stores the checksum of what follows the checksum's place.
+    pub(crate) fn seal(self, block: &mut [u8]) {
+        let sum = self.of(&block[CSUM_PLACE..]);
+        block[..CSUM_PLACE].copy_from_slice(&sum);
+    }
+
     /// Whether a block starts with the checksum of what follows the checksum's place.
     pub(crate) fn is_valid(self, block: &[u8]) -> bool {
         let (Some(stored), Some(rest)) = (block.get(..self.size()), block.get(CSUM_PLACE..)) else {
@@ -76,11 +82,16 @@ impl ChecksumKind {
     }
 }
 
+/// CRC-32C without its usual inversions, from a seed on.
+pub(crate) fn raw_crc(seed: u32, bytes: &[u8]) -> u32 {
+    !crc32c::crc32c_append(!seed, bytes)
+}
+
 /// The hash of a name, by which directories and attributes find it: CRC-32C without its usual inversions,
 /// with the seed -2.
 pub(crate) fn name_hash(name: &[u8]) -> u64 {
     const SEED: u32 = !1;
-    u64::from(!crc32c::crc32c_append(!SEED, name))
+    u64::from(raw_crc(SEED, name))
 }
 
 #[cfg(test)]

@@ -16,6 +16,13 @@ const RAID1C4: u64 = 0x400;
 const CONTENTS: u64 = 0x7;
 /// The chunk has data of files.
 pub(crate) const DATA: u64 = 0x1;
+/// The chunk has blocks of the tree of chunks.
+pub(crate) const SYSTEM: u64 = 0x2;
+/// The chunk has blocks of other trees.
+pub(crate) const METADATA: u64 = 0x4;
+
+/// Devices that a new chunk is spread over at most.
+const COLUMNS_MAX: usize = 16;
 
 /// A place on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +40,43 @@ pub(crate) struct Profile {
     pub copies: usize,
     /// Stripes beside each other.
     columns: usize,
+}
+
+/// What the bits of a chunk's type say of its profile.
+pub(crate) mod profile {
+    use super::*;
+
+    /// The profile, as if it had one column.
+    pub(crate) fn of(kind: u64) -> Option<Profile> {
+        let (name, copies) = match kind & !CONTENTS {
+            0 => ("single", 1),
+            DUP => ("DUP", 2),
+            RAID0 => ("RAID0", 1),
+            RAID1 => ("RAID1", 2),
+            RAID1C3 => ("RAID1C3", 3),
+            RAID1C4 => ("RAID1C4", 4),
+            RAID10 => ("RAID10", 2),
+            _ => return None,
+        };
+        Some(Profile { name, copies, columns: 1 })
+    }
+
+    /// Whether both copies are on one device.
+    pub(crate) fn is_dup(kind: u64) -> bool {
+        kind & DUP != 0
+    }
+
+    /// How many devices a new chunk gets, of those that have space; `None`: too few have.
+    pub(crate) fn devices(kind: u64, available: usize) -> Option<usize> {
+        let wanted = match kind & !CONTENTS {
+            RAID0 => available.min(COLUMNS_MAX),
+            RAID10 => (available / 2 * 2).min(COLUMNS_MAX),
+            _ if is_dup(kind) => 1,
+            _ => of(kind)?.copies,
+        };
+        let least = if kind & RAID10 != 0 { 2 } else { 1 };
+        (wanted >= least && wanted <= available).then_some(wanted)
+    }
 }
 
 /// A range of logical addresses.
@@ -88,18 +132,15 @@ impl Chunk {
         }
         let (length, kind) = (raw.length.get(), raw.kind.get());
         let (count, sub) = (usize::from(raw.num_stripes.get()), usize::from(raw.sub_stripes.get()));
-        let profile = |name, copies, columns| Profile { name, copies, columns };
-        let profile = match kind & !CONTENTS {
-            0 => profile("single", 1, 1),
-            DUP => profile("DUP", 2, 1),
-            RAID0 => profile("RAID0", 1, count),
-            RAID1 => profile("RAID1", 2, 1),
-            RAID1C3 => profile("RAID1C3", 3, 1),
-            RAID1C4 => profile("RAID1C4", 4, 1),
-            RAID10 if sub == 2 => profile("RAID10", 2, count / 2),
-            RAID10 => return Err(damaged(format!("RAID10 with {sub} copies"))),
-            RAID5 | RAID6 => return Err(BadChunk::Unsupported("RAID5 and RAID6 are not supported".into())),
-            other => {
+        let name_and_copies = profile::of(kind);
+        let profile = match (kind & !CONTENTS, name_and_copies) {
+            (RAID10, Some(_)) if sub != 2 => return Err(damaged(format!("RAID10 with {sub} copies"))),
+            (RAID0 | RAID10, Some(profile)) => Profile { columns: count / profile.copies, ..profile },
+            (_, Some(profile)) => profile,
+            (RAID5 | RAID6, None) => {
+                return Err(BadChunk::Unsupported("RAID5 and RAID6 are not supported".into()));
+            }
+            (other, None) => {
                 return Err(BadChunk::Unsupported(format!("chunks of type {other:#x} are not supported")));
             }
         };
@@ -142,6 +183,32 @@ impl Chunk {
                 self.length.div_ceil(columns).div_ceil(self.stripe_len).saturating_mul(self.stripe_len)
             }
         }
+    }
+
+    /// The addresses whose copies lie in the part of `len` bytes at a place of any of its devices.
+    pub(crate) fn addresses_of(&self, place: u64, len: u64) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        let per_device = self.bytes_per_device();
+        for (number, stripe) in self.stripes.iter().enumerate() {
+            let (first, last) = (stripe.offset, stripe.offset.saturating_add(per_device));
+            if place + len <= first || place >= last {
+                continue;
+            }
+            let (from, to) = (place.max(first) - first, (place + len).min(last) - first);
+            let columns = self.profile.columns as u64;
+            if columns == 1 {
+                found.push((self.start + from, (self.start + to).min(self.end())));
+                continue;
+            }
+            let column = (number / self.profile.copies) as u64;
+            for row in from / self.stripe_len..to.div_ceil(self.stripe_len) {
+                let start = self.start + (row * columns + column) * self.stripe_len;
+                if start < self.end() {
+                    found.push((start, (start + self.stripe_len).min(self.end())));
+                }
+            }
+        }
+        found
     }
 
     /// Returns where the bytes from an address of the chunk on lie, up to `len` of them.

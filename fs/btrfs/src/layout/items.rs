@@ -1,16 +1,18 @@
 //! The items of trees, decoded.
 
 use super::bytes::{read, slice};
-use super::key::Key;
+use super::key::{Key, kind};
+use super::node::Node;
 use super::raw::*;
 use super::superblock::{MAX_LEVEL, TreeRoot};
 use ivers_vfs::{FileType, Timestamp};
 use std::mem::size_of;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// The longest name of a file.
 pub(crate) const NAME_MAX: usize = 255;
 /// The type of an entry that is an extended attribute.
-const FT_XATTR: u8 = 8;
+pub(crate) const FT_XATTR: u8 = 8;
 
 /// Flags of an inode (`flags` of its item).
 pub(crate) mod inode_flags {
@@ -22,6 +24,14 @@ pub(crate) mod inode_flags {
     pub(crate) const NODUMP: u64 = 0x100;
     pub(crate) const NOATIME: u64 = 0x200;
     pub(crate) const DIRSYNC: u64 = 0x400;
+    /// NOCOMPRESS and COMPRESS.
+    pub(crate) const COMPRESSION: u64 = 0x8 | 0x800;
+}
+
+/// Packs a device number as `rdev` of an inode item has it, from the encoding of `stat`.
+pub(crate) fn rdev_to_disk(rdev: u32) -> u64 {
+    let (major, minor) = ((rdev >> 8) & 0xFFF, (rdev & 0xFF) | ((rdev >> 12) & 0xF_FF00));
+    u64::from(major << 20 | minor)
 }
 
 /// The root of a tree, and of a subvolume.
@@ -29,7 +39,12 @@ pub(crate) mod inode_flags {
 pub(crate) struct RootItem {
     pub root: TreeRoot,
     pub refs: u32,
+    pub last_snapshot: u64,
+    pub read_only: bool,
 }
+
+/// The subvolume is read-only (`flags` of a root item).
+const SUBVOLUME_READ_ONLY: u64 = 1;
 
 impl RootItem {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
@@ -38,7 +53,12 @@ impl RootItem {
             return Err(format!("a root has level {}", raw.level));
         }
         let root = TreeRoot { bytenr: raw.bytenr.get(), generation: raw.generation.get(), level: raw.level };
-        Ok(Self { root, refs: raw.refs.get() })
+        Ok(Self {
+            root,
+            refs: raw.refs.get(),
+            last_snapshot: raw.last_snapshot.get(),
+            read_only: raw.flags.get() & SUBVOLUME_READ_ONLY != 0,
+        })
     }
 }
 
@@ -62,6 +82,7 @@ impl<'a> RootRef<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DirItem<'a> {
     pub location: Key,
+    pub transid: u64,
     pub kind: u8,
     pub name: &'a [u8],
     pub value: &'a [u8],
@@ -87,7 +108,8 @@ impl<'a> DirItem<'a> {
             if are_xattrs != (raw.kind == FT_XATTR) || (!are_xattrs && !value.is_empty()) {
                 return Err(format!("an entry has type {}", raw.kind));
             }
-            entries.push(Self { location: Key::from(&raw.location), kind: raw.kind, name, value });
+            let (location, transid) = (Key::from(&raw.location), raw.transid.get());
+            entries.push(Self { location, transid, kind: raw.kind, name, value });
             data = &data[name_at + name_len + value_len..];
         }
         Ok(entries)
@@ -97,6 +119,53 @@ impl<'a> DirItem<'a> {
     pub(crate) fn file_type(&self) -> Option<FileType> {
         FileType::from_dirent_number(self.kind)
     }
+}
+
+/// Encodes an entry of a directory, or an extended attribute.
+pub(crate) fn encode_entry(location: Key, transid: u64, name: &[u8], value: &[u8], kind: u8) -> Vec<u8> {
+    let raw = RawDirItem {
+        location: location.into(),
+        transid: transid.into(),
+        data_len: (value.len() as u16).into(),
+        name_len: (name.len() as u16).into(),
+        kind,
+    };
+    [raw.as_bytes(), name, value].concat()
+}
+
+/// Encodes a name of an inode (INODE_REF). An INODE_EXTREF has the parent before it.
+pub(crate) fn encode_name(index: u64, name: &[u8]) -> Vec<u8> {
+    let raw = RawInodeRef { index: index.into(), name_len: (name.len() as u16).into() };
+    [raw.as_bytes(), name].concat()
+}
+
+/// A name in an INODE_REF or INODE_EXTREF.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundName<'a> {
+    /// The directory, if the item says it.
+    pub parent: Option<u64>,
+    pub index: u64,
+    pub name: &'a [u8],
+    /// The bytes of the item that have it.
+    pub range: std::ops::Range<usize>,
+}
+
+/// Decodes the names of an INODE_REF, or of an INODE_EXTREF, where each has `head` bytes for its parent.
+pub(crate) fn decode_names(data: &[u8], head: usize) -> Result<Vec<FoundName<'_>>, String> {
+    let mut names = Vec::new();
+    let mut at = 0;
+    while at < data.len() {
+        let cut = || "a name of an inode is cut off".to_owned();
+        let parent: Option<zerocopy::little_endian::U64> = if head > 0 { read(data, at) } else { None };
+        let raw: RawInodeRef = read(data, at + head).ok_or_else(cut)?;
+        let name_at = at + head + size_of::<RawInodeRef>();
+        let name = slice(data, name_at, raw.name_len.get().into()).ok_or_else(cut)?;
+        let end = name_at + name.len();
+        let parent = parent.map(|parent| parent.get());
+        names.push(FoundName { parent, index: raw.index.get(), name, range: at..end });
+        at = end;
+    }
+    Ok(names)
 }
 
 /// Returns the parent that the first name in an INODE_EXTREF has.
@@ -125,6 +194,24 @@ impl InodeItem {
             return Err(format!("a time has {} nanoseconds", bad.nsec.get()));
         }
         Ok(Self { raw, kind })
+    }
+
+    /// An item with nothing in it.
+    pub(crate) fn empty(kind: FileType) -> Self {
+        let mut raw = RawInodeItem::new_zeroed();
+        raw.mode = kind.mode_bits().into();
+        raw.nlink = 1.into();
+        Self { raw, kind }
+    }
+
+    /// The bytes to store.
+    pub(crate) fn encode(&self) -> &[u8] {
+        self.raw.as_bytes()
+    }
+
+    /// The fields, to be changed.
+    pub(crate) fn raw_mut(&mut self) -> &mut RawInodeItem {
+        &mut self.raw
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -208,6 +295,44 @@ pub(crate) struct Regular {
     /// Where the part starts in the decompressed extent.
     pub offset: u64,
     pub len: u64,
+}
+
+/// An extent that an item of a leaf refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReferredExtent {
+    pub objectid: u64,
+    /// Where the extent would start in the file.
+    pub offset: u64,
+    pub bytenr: u64,
+    pub bytes: u64,
+}
+
+/// Decodes what an EXTENT_DATA item refers to, if it is not a hole or inline.
+pub(crate) fn referred_extent(key: Key, data: &[u8]) -> Result<Option<ReferredExtent>, String> {
+    let short = || format!("the file extent {key} is too short");
+    let raw: RawFileExtent = read(data, 0).ok_or_else(short)?;
+    if raw.kind == 0 {
+        return Ok(None);
+    }
+    let place: RawFileExtentPlace = read(data, size_of::<RawFileExtent>()).ok_or_else(short)?;
+    let (bytenr, bytes) = (place.disk_bytenr.get(), place.disk_num_bytes.get());
+    if bytenr.checked_add(bytes).is_none() || (bytenr != 0 && bytes == 0) {
+        return Err(format!("the file extent {key} leads to {bytes} bytes at {bytenr}"));
+    }
+    let offset = key.offset.wrapping_sub(place.offset.get());
+    Ok((bytenr != 0).then_some(ReferredExtent { objectid: key.objectid, offset, bytenr, bytes }))
+}
+
+/// Decodes what all items of a leaf refer to.
+pub(crate) fn extents_of_leaf(leaf: &Node) -> Result<Vec<ReferredExtent>, String> {
+    let mut found = Vec::new();
+    for index in 0..leaf.count() {
+        let key = leaf.key(index);
+        if key.kind == kind::EXTENT_DATA {
+            found.extend(referred_extent(key, leaf.data(index))?);
+        }
+    }
+    Ok(found)
 }
 
 /// The most bytes of an extent that is compressed, before and after.

@@ -22,6 +22,12 @@ impl From<&RawKey> for Key {
     }
 }
 
+impl From<Key> for RawKey {
+    fn from(key: Key) -> Self {
+        Self { objectid: key.objectid.into(), kind: key.kind, offset: key.offset.into() }
+    }
+}
+
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "({} {} {})", self.objectid, self.kind, self.offset)
@@ -34,6 +40,7 @@ pub(crate) mod kind {
     pub(crate) const INODE_REF: u8 = 12;
     pub(crate) const INODE_EXTREF: u8 = 13;
     pub(crate) const XATTR_ITEM: u8 = 24;
+    pub(crate) const ORPHAN_ITEM: u8 = 48;
     pub(crate) const DIR_ITEM: u8 = 84;
     pub(crate) const DIR_INDEX: u8 = 96;
     pub(crate) const EXTENT_DATA: u8 = 108;
@@ -41,22 +48,49 @@ pub(crate) mod kind {
     pub(crate) const ROOT_ITEM: u8 = 132;
     pub(crate) const ROOT_BACKREF: u8 = 144;
     pub(crate) const ROOT_REF: u8 = 156;
+    pub(crate) const EXTENT_ITEM: u8 = 168;
+    pub(crate) const METADATA_ITEM: u8 = 169;
+    pub(crate) const TREE_BLOCK_REF: u8 = 176;
+    pub(crate) const EXTENT_DATA_REF: u8 = 178;
+    pub(crate) const SHARED_BLOCK_REF: u8 = 182;
+    pub(crate) const SHARED_DATA_REF: u8 = 184;
+    pub(crate) const BLOCK_GROUP_ITEM: u8 = 192;
+    pub(crate) const FREE_SPACE_INFO: u8 = 198;
+    pub(crate) const FREE_SPACE_EXTENT: u8 = 199;
+    pub(crate) const FREE_SPACE_BITMAP: u8 = 200;
+    pub(crate) const DEV_EXTENT: u8 = 204;
+    pub(crate) const DEV_ITEM: u8 = 216;
     pub(crate) const CHUNK_ITEM: u8 = 228;
+    /// Where a balance that was interrupted has its state.
+    pub(crate) const TEMPORARY_ITEM: u8 = 248;
 }
 
 /// Numbers of trees and of objects in them.
 pub(crate) mod object {
     pub(crate) const ROOT_TREE: u64 = 1;
+    pub(crate) const EXTENT_TREE: u64 = 2;
     pub(crate) const CHUNK_TREE: u64 = 3;
+    pub(crate) const DEV_TREE: u64 = 4;
     /// The top-level subvolume.
     pub(crate) const FS_TREE: u64 = 5;
     pub(crate) const CSUM_TREE: u64 = 7;
+    pub(crate) const QUOTA_TREE: u64 = 8;
+    pub(crate) const FREE_SPACE_TREE: u64 = 10;
+    pub(crate) const BLOCK_GROUP_TREE: u64 = 11;
+    /// Devices, in the chunk tree.
+    pub(crate) const DEV_ITEMS: u64 = 1;
     /// Chunks, in the chunk tree.
     pub(crate) const FIRST_CHUNK_TREE: u64 = 256;
     /// The first subvolume beside the top-level one; in every subvolume, its root directory.
     pub(crate) const FIRST_FREE: u64 = 256;
     /// The last number of a subvolume or an inode.
     pub(crate) const LAST_FREE: u64 = -256i64 as u64;
+    /// A balance, in the root tree.
+    pub(crate) const BALANCE: u64 = -4i64 as u64;
+    /// Inodes without a name, in their subvolume.
+    pub(crate) const ORPHANS: u64 = -5i64 as u64;
+    /// Trees of a relocation that runs.
+    pub(crate) const RELOCATION: u64 = -8i64 as u64;
     /// Checksums of data, in their tree.
     pub(crate) const EXTENT_CSUM: u64 = -10i64 as u64;
 }

@@ -6,6 +6,8 @@
 pub(crate) mod bytes;
 pub(crate) mod checksum;
 pub(crate) mod chunk;
+pub(crate) mod edit;
+pub(crate) mod extent_item;
 pub mod features;
 pub(crate) mod items;
 pub(crate) mod key;

@@ -6,18 +6,18 @@ use super::raw::{RawHeader, RawItem, RawKeyPtr};
 use super::superblock::{MAX_LEVEL, Superblock};
 use std::mem::size_of;
 
-const HEADER_BYTES: usize = size_of::<RawHeader>();
-const ITEM_BYTES: usize = size_of::<RawItem>();
-const POINTER_BYTES: usize = size_of::<RawKeyPtr>();
+pub(crate) const HEADER_BYTES: usize = size_of::<RawHeader>();
+pub(crate) const ITEM_BYTES: usize = size_of::<RawItem>();
+pub(super) const POINTER_BYTES: usize = size_of::<RawKeyPtr>();
 
 /// A block of a tree whose checksum, place, filesystem, keys and bounds are right.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Node {
-    bytes: Box<[u8]>,
+    pub(super) bytes: Box<[u8]>,
     pub level: u8,
     pub generation: u64,
     pub owner: u64,
-    count: usize,
+    pub(super) count: usize,
 }
 
 /// What the parent of a block, or the root item of a tree, says of it.
@@ -140,7 +140,7 @@ impl Node {
         self.count
     }
 
-    fn first_key(&self) -> Option<Key> {
+    pub(crate) fn first_key(&self) -> Option<Key> {
         (self.count > 0).then(|| self.key(0))
     }
 
@@ -153,7 +153,7 @@ impl Node {
         if self.level == 0 { Key::from(&self.raw_item(index).key) } else { self.pointer(index).key }
     }
 
-    fn raw_item(&self, index: usize) -> RawItem {
+    pub(super) fn raw_item(&self, index: usize) -> RawItem {
         read(&self.bytes, HEADER_BYTES + index * ITEM_BYTES).expect("the table fits, as `parse` checked")
     }
 

@@ -208,6 +208,95 @@ on_disk! {
     }
 }
 
+on_disk! {
+    /// The end of a root item, which follows `RawRootItem`.
+    RawRootTail {
+        generation_v2: U64,
+        uuid: [u8; 16],
+        parent_uuid: [u8; 16],
+        received_uuid: [u8; 16],
+        ctransid: U64,
+        otransid: U64,
+        stransid: U64,
+        rtransid: U64,
+        ctime: RawTime,
+        otime: RawTime,
+        stime: RawTime,
+        rtime: RawTime,
+        reserved: [U64; 8],
+    }
+
+    /// An extent that is in use, or a block of a tree. References follow.
+    RawExtentItem {
+        refs: U64,
+        generation: U64,
+        flags: U64,
+    }
+
+    /// What the item of a block says of it, without the feature skinny-metadata.
+    RawTreeBlockInfo {
+        key: RawKey,
+        level: u8,
+    }
+
+    /// A file of a tree that refers to an extent of data.
+    RawExtentDataRef {
+        root: U64,
+        objectid: U64,
+        offset: U64,
+        count: U32,
+    }
+
+    /// A range of addresses from which extents are allocated.
+    RawBlockGroupItem {
+        used: U64,
+        chunk_objectid: U64,
+        flags: U64,
+    }
+
+    /// How the free space of a block group is stored.
+    RawFreeSpaceInfo {
+        extent_count: U32,
+        flags: U32,
+    }
+
+    /// A part of a device that a chunk has.
+    RawDevExtent {
+        chunk_tree: U64,
+        chunk_objectid: U64,
+        chunk_offset: U64,
+        length: U64,
+        chunk_tree_uuid: [u8; 16],
+    }
+
+    /// An older state in the superblock.
+    RawBackup {
+        tree_root: U64,
+        tree_root_gen: U64,
+        chunk_root: U64,
+        chunk_root_gen: U64,
+        extent_root: U64,
+        extent_root_gen: U64,
+        fs_root: U64,
+        fs_root_gen: U64,
+        dev_root: U64,
+        dev_root_gen: U64,
+        csum_root: U64,
+        csum_root_gen: U64,
+        total_bytes: U64,
+        bytes_used: U64,
+        num_devices: U64,
+        unused_64: [U64; 4],
+        tree_root_level: u8,
+        chunk_root_level: u8,
+        extent_root_level: u8,
+        fs_root_level: u8,
+        dev_root_level: u8,
+        csum_root_level: u8,
+        unused_8: [u8; 10],
+    }
+}
+
 macro_rules! sizes {
     ($($name:ident = $size:expr;)*) => { $(const _: () = assert!(size_of::<$name>() == $size);)* };
 }
@@ -236,6 +325,14 @@ sizes! {
     RawDirItem = 30;
     RawFileExtent = 21;
     RawFileExtentPlace = 32;
+    RawRootTail = 200;
+    RawExtentItem = 24;
+    RawTreeBlockInfo = 18;
+    RawExtentDataRef = 28;
+    RawBlockGroupItem = 24;
+    RawFreeSpaceInfo = 8;
+    RawDevExtent = 48;
+    RawBackup = 168;
 }
 
 offsets! {

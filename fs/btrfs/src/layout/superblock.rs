@@ -13,8 +13,8 @@ pub const SUPERBLOCK_PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The magic.
 const MAGIC: &[u8; 8] = b"_BHRfS_M";
 /// Where the superblock has the array of system chunks, and its largest size.
-const SYS_CHUNK_ARRAY: usize = 0x32b;
-const SYS_CHUNK_ARRAY_BYTES: usize = 2048;
+pub(crate) const SYS_CHUNK_ARRAY: usize = 0x32b;
+pub(crate) const SYS_CHUNK_ARRAY_BYTES: usize = 2048;
 /// Levels of a tree.
 pub(crate) const MAX_LEVEL: u8 = 8;
 /// The largest block of a tree, and the largest sector.
@@ -192,5 +192,33 @@ impl Superblock {
             return refuse(format!("the state {} is not supported", state.join(", ")));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn test_superblock() -> Superblock {
+    let root = TreeRoot { bytenr: 1 << 20, generation: 7, level: 0 };
+    Superblock {
+        fsid: [1; 16],
+        metadata_uuid: [1; 16],
+        generation: 7,
+        root,
+        chunk_root: root,
+        log_root: 0,
+        total_bytes: 1 << 30,
+        bytes_used: 1 << 20,
+        root_dir_objectid: 6,
+        num_devices: 1,
+        sector_size: 4096,
+        node_size: 4096,
+        incompat: Incompat::KNOWN,
+        ro_compat: RoCompat::empty(),
+        flags: SuperFlags::WRITTEN,
+        checksum: ChecksumKind::Crc32c,
+        devid: 1,
+        device_uuid: [2; 16],
+        device_bytes: 1 << 30,
+        label: Vec::new(),
+        sys_chunks: Vec::new(),
     }
 }

@@ -4,6 +4,8 @@
 
 pub mod damage;
 pub mod fill;
+#[path = "../../../xfs/tests/common/storm.rs"]
+pub mod storm;
 #[path = "../../../xfs/tests/common/trees.rs"]
 pub mod trees;
 
@@ -192,4 +194,37 @@ pub fn memory(bytes: &[u8]) -> Arc<dyn Device> {
 pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
     let facts = vfs.fs().describe();
     facts.into_iter().find(|(found, _)| found == name).map(|(_, value)| value).unwrap()
+}
+
+/// Opens images for writing.
+pub fn mount_writable(images: &Images) -> Arc<Vfs> {
+    mount_writable_with(images, OpenOptions { writable: true, ..OpenOptions::default() })
+}
+
+pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
+    let open = |path| Arc::new(FileDevice::open(path, OpenMode::ReadWrite).unwrap()) as Arc<dyn Device>;
+    let fs = Btrfs::open(images.paths.iter().map(open).collect(), options);
+    let fs = fs.unwrap_or_else(|error| panic!("open: {error}"));
+    assert_eq!(fs.health().read_only, None);
+    Vfs::mount(fs, MountOptions::default()).unwrap_or_else(|error| panic!("mount: {error}"))
+}
+
+/// `btrfs check` finds nothing, also not in the data.
+pub fn assert_clean(images: &Images, what: &str) {
+    let check = |device: &str| {
+        let output = ivers_oracle::output("btrfs", ["check", "--check-data-csum", device]).unwrap();
+        let said = ivers_oracle::said(&output);
+        assert!(output.status.success(), "{what}: {said}");
+        let words = ["ERROR", "error:", "mismatch", "wrong", "bad ", "invalid"];
+        let odd: Vec<_> = said
+            .lines()
+            .filter(|line| words.iter().any(|word| line.contains(word)))
+            .filter(|line| !line.contains("csum mismatch") || line.contains("0x"))
+            .collect();
+        assert!(odd.is_empty(), "{what}: {odd:?}");
+    };
+    match &images.paths[..] {
+        [path] => check(path.to_str().unwrap()),
+        _ => images.with_loops(|loops| check(&loops[0])),
+    }
 }

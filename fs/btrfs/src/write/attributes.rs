@@ -1,0 +1,84 @@
+//! Extended attributes.
+
+use super::{Need, Tx};
+use crate::filesystem::Btrfs;
+use crate::inode::vnode_of;
+use crate::layout::checksum::name_hash;
+use crate::layout::items::{DirItem, FT_XATTR, NAME_MAX, encode_entry};
+use crate::layout::key::{Key, kind};
+use ivers_vfs::*;
+use std::collections::BTreeMap;
+
+/// An attribute has no location.
+const NOWHERE: Key = Key::new(0, 0, 0);
+
+impl Tx<'_> {
+    fn encode_attribute(&self, name: &[u8], value: &[u8]) -> Result<Vec<u8>> {
+        if name.len() > NAME_MAX {
+            return Err(NameError::NameTooLong.into());
+        }
+        let data = encode_entry(NOWHERE, self.live.transid, name, value, FT_XATTR);
+        if data.len() > self.most_data() || value.len() > usize::from(u16::MAX) {
+            return Err(NameError::NoSpace.into());
+        }
+        Ok(data)
+    }
+
+    /// The items for the attributes of a new inode. Their keys lack its number.
+    pub(super) fn encode_new_attributes(&self, all: &[(Vec<u8>, Vec<u8>)]) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut items: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        for (name, value) in all {
+            items.entry(name_hash(name)).or_default().extend(self.encode_attribute(name, value)?);
+        }
+        if items.values().any(|data| data.len() > self.most_data()) {
+            return Err(NameError::NoSpace.into());
+        }
+        Ok(items.into_iter().map(|(hash, data)| (Key::new(0, kind::XATTR_ITEM, hash), data)).collect())
+    }
+
+    /// Sets or removes an attribute. An error of a name comes before any change.
+    pub(super) fn store_attribute(
+        &mut self,
+        (subvolume, objectid): (u64, u64),
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        let key = Key::new(objectid, kind::XATTR_ITEM, name_hash(name));
+        let data = self.item(subvolume, key)?.unwrap_or_default();
+        let all = DirItem::decode_all(&data, true).map_err(|what| self.broken(what))?;
+        let exists = all.iter().any(|attribute| attribute.name == name);
+        mode.check(exists, value.is_none())?;
+        let mut rest = Vec::new();
+        for other in all.iter().filter(|attribute| attribute.name != name) {
+            rest.extend(encode_entry(other.location, other.transid, other.name, other.value, other.kind));
+        }
+        if let Some(value) = value {
+            rest.extend(self.encode_attribute(name, value)?);
+        }
+        if rest.len() > self.most_data() {
+            return Err(NameError::NoSpace.into());
+        }
+        self.put_rest(subvolume, key, &rest)
+    }
+}
+
+impl Btrfs {
+    /// Sets or removes an attribute.
+    pub(crate) fn set_attribute(
+        &self,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        let vnode = vnode_of(inode);
+        let need = if value.is_some() { Need::Items } else { Need::Removal };
+        self.change(need, |tx| {
+            tx.may_change(vnode)?;
+            tx.store_attribute((vnode.subvolume, vnode.objectid), name, value, mode)?;
+            inode.changed(Touch::Metadata, Logged::Anyway);
+            tx.write_inode(inode)
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! Commits: bringing all trees to a state in which nothing waits, and writing it.
+//!
+//! Storing what waits changes trees, and that makes more wait. Each block is copied once in a transaction, so
+//! the rounds become smaller and end.
+
+use super::Tx;
+use super::groups::Use;
+use crate::layout::bytes::read;
+use crate::layout::key::{is_subvolume, object};
+use crate::layout::raw::*;
+use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot};
+use ivers_block::ByteOffset;
+use ivers_vfs::Result;
+use std::mem::{offset_of, size_of};
+use zerocopy::IntoBytes;
+
+/// Rounds of a commit. A few are usual.
+const ROUNDS_MAX: usize = 100;
+/// Where the superblock has older states, and how many.
+const BACKUPS: usize = 0xb2b;
+const BACKUPS_COUNT: u64 = 4;
+/// Where the tail of a root item is.
+const ROOT_TAIL: usize = size_of::<RawRootItem>();
+
+impl Tx<'_> {
+    /// Makes everything durable that was changed.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        self.commit_with(|_| Ok(()))
+    }
+
+    /// Does the same, with something before it is written that makes nothing wait.
+    pub(super) fn commit_with(&mut self, before: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        if !self.live.changed {
+            return Ok(());
+        }
+        self.settle()?;
+        before(self)?;
+        self.write_blocks()?;
+        self.fs.forest.volume.flush()?;
+        self.write_superblocks()?;
+        self.finish();
+        Ok(())
+    }
+
+    /// Stores everything that waits.
+    fn settle(&mut self) -> Result<()> {
+        for _ in 0..ROUNDS_MAX {
+            self.store_chunks()?;
+            self.run_refs()?;
+            self.store_groups()?;
+            self.store_free_space()?;
+            self.store_roots()?;
+            let live = &self.live;
+            let groups = &live.groups;
+            let waits = live.refs.len() > 0
+                || !live.new_chunks.is_empty()
+                || !live.changed_roots.is_empty()
+                || (live.has_free_space_tree && !(groups.added.is_empty() && groups.removed.is_empty()))
+                || groups.by_start.values().any(|group| group.changed);
+            if !waits {
+                return Ok(());
+            }
+        }
+        Err(self.broken("a commit does not end"))
+    }
+
+    /// Stores where the roots of changed trees are.
+    fn store_roots(&mut self) -> Result<()> {
+        while let Some(id) = self.live.changed_roots.pop_first() {
+            let root = self.fs.root_of(id)?.ok_or_else(|| self.broken(format!("there is no tree {id}")))?;
+            let key = root.key.ok_or_else(|| self.broken(format!("tree {id} has no root item")))?;
+            let tree = self.tree(object::ROOT_TREE)?;
+            let item = self.fs.forest.get(&tree, key, |data| Ok(data.to_vec()))?;
+            let mut item = item.ok_or_else(|| self.broken(format!("tree {id} has no root item")))?;
+            self.update_root_item(id, &mut item, root.root)?;
+            self.put(object::ROOT_TREE, key, &item)?;
+        }
+        Ok(())
+    }
+
+    fn update_root_item(&self, id: u64, item: &mut [u8], root: TreeRoot) -> Result<()> {
+        let short = || self.broken(format!("the root item of tree {id} is too short"));
+        let mut raw: RawRootItem = read(item, 0).ok_or_else(short)?;
+        raw.bytenr = root.bytenr.into();
+        raw.level = root.level;
+        raw.generation = self.live.transid.into();
+        item[..ROOT_TAIL].copy_from_slice(raw.as_bytes());
+        if let Some(mut tail) = read::<RawRootTail>(item, ROOT_TAIL) {
+            tail.generation_v2 = self.live.transid.into();
+            if is_subvolume(id) {
+                tail.ctransid = self.live.transid.into();
+            }
+            item[ROOT_TAIL..ROOT_TAIL + size_of::<RawRootTail>()].copy_from_slice(tail.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&mut self) -> Result<()> {
+        let forest = &self.fs.forest;
+        let blocks: Vec<_> = forest.dirty.lock().iter().map(|(at, node)| (*at, node.clone())).collect();
+        for (bytenr, node) in blocks {
+            forest.volume.write(bytenr, &node.sealed(self.sb()))?;
+        }
+        Ok(())
+    }
+
+    fn current_root(&self, id: u64) -> Result<TreeRoot> {
+        Ok(self.tree(id)?.root)
+    }
+
+    /// Sets what the superblock of a device says of the device.
+    pub(super) fn set_device_item(&mut self, devid: u64, item: &RawDevItem) {
+        const AT: usize = offset_of!(RawSuperblock, dev_item);
+        if let Some((_, bytes)) = self.live.supers.iter_mut().find(|(other, _)| *other == devid) {
+            bytes[AT..AT + size_of::<RawDevItem>()].copy_from_slice(item.as_bytes());
+        }
+    }
+
+    fn backup(&self) -> Result<RawBackup> {
+        let root = |id| self.current_root(id);
+        let (tree, chunk, extent) =
+            (root(object::ROOT_TREE)?, root(object::CHUNK_TREE)?, root(object::EXTENT_TREE)?);
+        let (fs, dev, csum) = (root(object::FS_TREE)?, root(object::DEV_TREE)?, root(object::CSUM_TREE)?);
+        Ok(RawBackup {
+            tree_root: tree.bytenr.into(),
+            tree_root_gen: tree.generation.into(),
+            chunk_root: chunk.bytenr.into(),
+            chunk_root_gen: chunk.generation.into(),
+            extent_root: extent.bytenr.into(),
+            extent_root_gen: extent.generation.into(),
+            fs_root: fs.bytenr.into(),
+            fs_root_gen: fs.generation.into(),
+            dev_root: dev.bytenr.into(),
+            dev_root_gen: dev.generation.into(),
+            csum_root: csum.bytenr.into(),
+            csum_root_gen: csum.generation.into(),
+            total_bytes: self.sb().total_bytes.into(),
+            bytes_used: self.live.groups.used_bytes().into(),
+            num_devices: self.sb().num_devices.into(),
+            unused_64: [0.into(); 4],
+            tree_root_level: tree.level,
+            chunk_root_level: chunk.level,
+            extent_root_level: extent.level,
+            fs_root_level: fs.level,
+            dev_root_level: dev.level,
+            csum_root_level: csum.level,
+            unused_8: [0; 10],
+        })
+    }
+
+    /// Writes the superblocks of all devices, then their copies. All they lead to is durable.
+    fn write_superblocks(&mut self) -> Result<()> {
+        let (tree, chunk) = (self.current_root(object::ROOT_TREE)?, self.current_root(object::CHUNK_TREE)?);
+        let backup = self.backup()?;
+        let (transid, used) = (self.live.transid, self.live.groups.used_bytes());
+        let sys_chunks = self.live.sys_chunks.clone();
+        let checksum = self.sb().checksum;
+        for (_, bytes) in &mut self.live.supers {
+            let Some(mut raw) = read::<RawSuperblock>(bytes, 0) else { continue };
+            raw.generation = transid.into();
+            raw.root = tree.bytenr.into();
+            raw.root_level = tree.level;
+            raw.chunk_root = chunk.bytenr.into();
+            raw.chunk_root_level = chunk.level;
+            raw.chunk_root_generation = chunk.generation.into();
+            raw.bytes_used = used.into();
+            raw.sys_chunk_array_size = (sys_chunks.len() as u32).into();
+            bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
+            bytes[SYS_CHUNK_ARRAY..SYS_CHUNK_ARRAY + sys_chunks.len()].copy_from_slice(&sys_chunks);
+            let at = BACKUPS + (transid % BACKUPS_COUNT) as usize * size_of::<RawBackup>();
+            bytes[at..at + size_of::<RawBackup>()].copy_from_slice(backup.as_bytes());
+        }
+        let volume = &self.fs.forest.volume;
+        for (index, place) in SUPERBLOCK_PLACES.into_iter().enumerate() {
+            for (devid, member) in volume.members() {
+                let found = self.live.supers.iter().find(|(other, _)| *other == devid);
+                let Some((_, bytes)) = found else { continue };
+                if place + SUPERBLOCK_BYTES as u64 > member.bytes {
+                    continue;
+                }
+                let mut bytes = bytes.clone();
+                let at = offset_of!(RawSuperblock, bytenr);
+                bytes[at..at + 8].copy_from_slice(&place.to_le_bytes());
+                checksum.seal(&mut bytes);
+                match index {
+                    0 => member.device.write_fua(ByteOffset(place), &bytes)?,
+                    _ => member.device.write_at(ByteOffset(place), &bytes)?,
+                }
+            }
+            if index == 0 {
+                volume.flush()?;
+            }
+        }
+        volume.flush()
+    }
+
+    /// Starts the next transaction.
+    fn finish(&mut self) {
+        let forest = &self.fs.forest;
+        let written = std::mem::take(&mut *forest.dirty.lock());
+        for (bytenr, node) in written {
+            forest.cache.insert(bytenr, node);
+        }
+        let live = &mut *self.live;
+        live.groups.unpin();
+        live.fresh.clear();
+        live.changed = false;
+        live.transid += 1;
+    }
+
+    /// Bytes of blocks that the transaction has in memory.
+    pub(super) fn dirty_bytes(&self) -> u64 {
+        self.live.fresh.len() as u64 * u64::from(self.sb().node_size)
+    }
+
+    /// Blocks of trees that a transaction can still make, without what a commit may need.
+    pub(super) fn free_blocks(&self) -> u64 {
+        self.live.groups.free_bytes(Use::Metadata) / u64::from(self.sb().node_size)
+    }
+}

@@ -1,0 +1,221 @@
+//! Extents of files: inserting them, and dropping what is in their place.
+
+use super::Tx;
+use super::refs::{Kind, Ref};
+use crate::layout::bytes::read;
+use crate::layout::features::Incompat;
+use crate::layout::items::{BadExtent, FileExtent, referred_extent};
+use crate::layout::key::{Key, kind};
+use crate::layout::raw::{RawFileExtent, RawFileExtentPlace};
+use ivers_vfs::{Error, Result};
+use std::mem::size_of;
+use std::ops::ControlFlow;
+use zerocopy::IntoBytes;
+
+const HEAD: usize = size_of::<RawFileExtent>();
+/// Items that are dropped at once.
+const BATCH: usize = 512;
+
+/// Types of file extents.
+const INLINE: u8 = 0;
+const REGULAR: u8 = 1;
+
+/// A file: its subvolume and its number there.
+pub(super) type FileId = (u64, u64);
+
+/// What was dropped.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Dropped {
+    /// Bytes that were allocated to the file.
+    pub bytes: u64,
+    /// More is there.
+    pub more: bool,
+}
+
+fn key_of(file: FileId, at: u64) -> Key {
+    Key::new(file.1, kind::EXTENT_DATA, at)
+}
+
+fn encode(head: &RawFileExtent, place: &RawFileExtentPlace) -> Vec<u8> {
+    [head.as_bytes(), place.as_bytes()].concat()
+}
+
+impl Tx<'_> {
+    /// The most bytes that are stored in an item.
+    pub(super) fn most_inline(&self) -> usize {
+        (self.most_data() - HEAD).min(self.sb().sector_size as usize - 1)
+    }
+
+    fn new_head(&self, kind: u8, ram_bytes: u64) -> RawFileExtent {
+        RawFileExtent {
+            generation: self.live.transid.into(),
+            ram_bytes: ram_bytes.into(),
+            compression: 0,
+            encryption: 0,
+            other_encoding: 0.into(),
+            kind,
+        }
+    }
+
+    /// Inserts contents of a small file, or the target of a symbolic link.
+    pub(super) fn insert_inline(&mut self, subvolume: u64, objectid: u64, bytes: &[u8]) -> Result<()> {
+        let head = self.new_head(INLINE, bytes.len() as u64);
+        self.insert(subvolume, key_of((subvolume, objectid), 0), &[head.as_bytes(), bytes].concat())
+    }
+
+    /// Inserts a new extent, which gets its first reference.
+    pub(super) fn insert_extent(&mut self, file: FileId, at: u64, bytenr: u64, bytes: u64) -> Result<()> {
+        let place = RawFileExtentPlace {
+            disk_bytenr: bytenr.into(),
+            disk_num_bytes: bytes.into(),
+            offset: 0.into(),
+            num_bytes: bytes.into(),
+        };
+        let data = encode(&self.new_head(REGULAR, bytes), &place);
+        self.insert(file.0, key_of(file, at), &data)?;
+        let by = Ref::Data { root: file.0, objectid: file.1, offset: at };
+        self.live.refs.create(bytenr, Kind::Data { bytes }, by);
+        Ok(())
+    }
+
+    /// Inserts items for holes in a range that has nothing, where the filesystem wants them.
+    pub(super) fn insert_holes(&mut self, subvolume: u64, objectid: u64, from: u64, to: u64) -> Result<()> {
+        let sector = u64::from(self.sb().sector_size);
+        let (mut at, to) = (from.next_multiple_of(sector), to.next_multiple_of(sector));
+        let file = (subvolume, objectid);
+        if self.sb().incompat.contains(Incompat::NO_HOLES) {
+            return Ok(());
+        }
+        while at < to {
+            // Preallocated extents may be after the end of a file.
+            let next = self.extents_in(file, at, to)?.into_iter().next();
+            let (start, end) = match next {
+                Some((key, data)) => (key.offset, key.offset + self.extent_len(file, key, &data)?),
+                None => (to, to),
+            };
+            if start > at {
+                self.insert_hole(file, at, start - at)?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn insert_hole(&mut self, file: FileId, at: u64, len: u64) -> Result<()> {
+        let place = RawFileExtentPlace {
+            disk_bytenr: 0.into(),
+            disk_num_bytes: 0.into(),
+            offset: 0.into(),
+            num_bytes: len.into(),
+        };
+        let data = encode(&self.new_head(REGULAR, len), &place);
+        self.insert(file.0, key_of(file, at), &data)
+    }
+
+    /// The items of a file that overlap a range, as many as one batch has.
+    fn extents_in(&self, file: FileId, start: u64, end: u64) -> Result<Vec<(Key, Vec<u8>)>> {
+        let tree = self.tree(file.0)?;
+        let before = self.fs.forest.last_at_most(&tree, key_of(file, start), |key, _| Ok(key))?;
+        let is_own = |key: &Key| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA);
+        let first = before.filter(is_own).unwrap_or(key_of(file, start));
+        let mut found = Vec::new();
+        self.fs.forest.scan(&tree, first, key_of(file, end - 1), |key, data| {
+            let (from, len) = (key.offset, self.extent_len(file, key, data)?);
+            if from.saturating_add(len) > start {
+                found.push((key, data.to_vec()));
+            }
+            Ok(if found.len() > BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found)
+    }
+
+    /// Bytes of the file that an item covers.
+    fn extent_len(&self, file: FileId, key: Key, data: &[u8]) -> Result<u64> {
+        let sector = self.sb().sector_size;
+        match FileExtent::decode(data, key.offset, sector) {
+            Ok(extent) => Ok(extent.len(sector)),
+            Err(BadExtent::Damaged(what)) => Err(self.broken(format!("inode {}: {what}", file.1))),
+            Err(BadExtent::Unsupported(what)) => {
+                Err(Error::Incompatible(format!("{}, inode {}: {what}", self.fs.forest.volume.place, file.1)))
+            }
+        }
+    }
+
+    /// Drops what a file has in a range of whole sectors: the first items of it, if there are many.
+    pub(super) fn drop_extents(&mut self, file: FileId, start: u64, end: u64) -> Result<Dropped> {
+        let mut dropped = Dropped::default();
+        if start >= end {
+            return Ok(dropped);
+        }
+        let mut found = self.extents_in(file, start, end)?;
+        dropped.more = found.len() > BATCH;
+        found.truncate(BATCH);
+        for (key, data) in found {
+            dropped.bytes += self.drop_part(file, key, &data, start, end)?;
+        }
+        Ok(dropped)
+    }
+
+    /// Drops the last items that a file has from a byte on.
+    pub(super) fn drop_last_extents(&mut self, file: FileId, start: u64) -> Result<Dropped> {
+        let mut dropped = Dropped::default();
+        for _ in 0..BATCH {
+            let tree = self.tree(file.0)?;
+            let last = self.fs.forest.last_at_most(&tree, key_of(file, u64::MAX), |key, data| {
+                Ok((key, data.to_vec()))
+            })?;
+            let last = last.filter(|(key, _)| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA));
+            let Some((key, data)) = last else { return Ok(dropped) };
+            if key.offset.saturating_add(self.extent_len(file, key, &data)?) <= start {
+                return Ok(dropped);
+            }
+            dropped.bytes += self.drop_part(file, key, &data, start, u64::MAX)?;
+        }
+        dropped.more = true;
+        Ok(dropped)
+    }
+
+    /// Drops the part of an item in a range. Returns how many allocated bytes the file has less.
+    fn drop_part(&mut self, file: FileId, key: Key, data: &[u8], start: u64, end: u64) -> Result<u64> {
+        let short = || self.broken(format!("inode {}: the extent {key} is too short", file.1));
+        let head: RawFileExtent = read(data, 0).ok_or_else(short)?;
+        if head.kind == INLINE {
+            self.remove(file.0, key)?;
+            return Ok(head.ram_bytes.get());
+        }
+        let mut place: RawFileExtentPlace = read(data, HEAD).ok_or_else(short)?;
+        let (from, to) = (key.offset, key.offset.saturating_add(place.num_bytes.get()));
+        let extent = referred_extent(key, data).map_err(|what| self.broken(what))?;
+        let count = |tx: &mut Self, delta: i64| {
+            if let Some(extent) = extent {
+                let by = Ref::Data { root: file.0, objectid: file.1, offset: extent.offset };
+                tx.live.refs.change(extent.bytenr, Kind::Data { bytes: extent.bytes }, by, delta);
+            }
+        };
+        let right = (to > end).then(|| {
+            let mut right = place.clone();
+            // A hole refers to nothing, and has no place in it.
+            if extent.is_some() {
+                right.offset = (place.offset.get() + (end - from)).into();
+            }
+            right.num_bytes = (to - end).into();
+            encode(&head, &right)
+        });
+        if from < start {
+            place.num_bytes = (start - from).into();
+            self.put(file.0, key, &encode(&head, &place))?;
+            if let Some(right) = right {
+                self.insert(file.0, key_of(file, end), &right)?;
+                count(self, 1);
+            }
+        } else if let Some(right) = right {
+            self.rekey(file.0, key, key_of(file, end))?;
+            self.put(file.0, key_of(file, end), &right)?;
+        } else {
+            self.remove(file.0, key)?;
+            count(self, -1);
+        }
+        let gone = to.min(end) - from.max(start);
+        Ok(if extent.is_some() { gone } else { 0 })
+    }
+}

@@ -1,0 +1,123 @@
+//! The epoch record: the attribute `trusted.ivers.epoch` of the root of the top-level subvolume.
+//! `ivers_vfs::epoch` defines its meaning.
+//!
+//! A session commits OPEN before its first change, and CLOSED in its last commit. Each commit has other roots
+//! and another generation, so these show a foreign writer.
+
+use super::Tx;
+use crate::filesystem::Btrfs;
+use crate::inode::Vnode;
+use crate::layout::items::InodeItem;
+use crate::layout::key::object;
+use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters};
+use ivers_vfs::{EpochOps, Error, FileType, NameError, Result, XattrMode};
+
+/// What shows a foreign writer: the last transaction, and where its tree of roots is.
+fn fingerprint(generation: u64, root: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&generation.to_le_bytes());
+    bytes[8..].copy_from_slice(&root.to_le_bytes());
+    bytes
+}
+
+const ROOT: (u64, u64) = (object::FS_TREE, object::FIRST_FREE);
+
+impl Btrfs {
+    /// Loads what a writer needs, makes the OPEN record durable, and deletes what a crash left.
+    pub(crate) fn start_writing(&mut self, trust_foreign: bool) -> Result<()> {
+        let live = self.load_live()?;
+        *self.live.write() = Some(live);
+        self.is_persistent = true;
+        self.open_epoch(trust_foreign)?;
+        let orphans = self.remove_orphans()?;
+        if orphans > 0 {
+            log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    fn stored_record(&self) -> Result<Option<Vec<u8>>> {
+        let root = Vnode::new(ROOT.0, ROOT.1, InodeItem::empty(FileType::Directory));
+        match self.xattr(&root, EPOCH_XATTR) {
+            Ok(value) => Ok(Some(value)),
+            Err(Error::Name(NameError::NoAttribute)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_epoch(&self, trust_foreign: bool) -> Result<()> {
+        let sb = &self.forest.volume.sb;
+        let record = self.stored_record()?;
+        let was_open = record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok()).is_some_and(|it| it.open);
+        let found = Found {
+            record: record.as_deref(),
+            uuid: sb.fsid,
+            fingerprint: fingerprint(sb.generation, sb.root.bytenr),
+            // A commit is whole or not there.
+            clean: true,
+            trust_foreign,
+            read_only: false,
+            // The commits of a session change the fingerprint, too.
+            others: if was_open { OtherWriters::Known(None) } else { OtherWriters::ByFingerprint },
+        };
+        let Some(decision) = self.epoch.decide(&found, &self.forest.volume.place) else { return Ok(()) };
+        self.epoch.serve(decision.epoch, decision.raises, found.fingerprint);
+        match self.store_epoch() {
+            Err(Error::Name(error)) => {
+                self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Stores the OPEN record and commits it.
+    fn store_epoch(&self) -> Result<()> {
+        let record = self.epoch.record(self.forest.volume.sb.fsid, true).encode();
+        self.change(super::Need::Removal, |tx| tx.put_record(&record))?;
+        self.commit()
+    }
+
+    /// The last commit, with the CLOSED record.
+    pub(crate) fn close_epoch(&self) -> Result<()> {
+        if self.live.read().is_none() {
+            return Ok(());
+        }
+        if !self.epoch.closes() {
+            return self.commit();
+        }
+        let uuid = self.forest.volume.sb.fsid;
+        self.with_tx(|tx| {
+            // Makes the leaf with the record one of this transaction.
+            tx.put_record(&self.epoch.record(uuid, true).encode())?;
+            tx.live.changed = true;
+            tx.commit_with(|tx| {
+                let root = tx.tree(object::ROOT_TREE)?.root.bytenr;
+                self.epoch.set_fingerprint(fingerprint(tx.live.transid, root));
+                // Of the same length, in a block that is in memory: nothing else changes.
+                tx.put_record(&self.epoch.record(uuid, false).encode())
+            })
+        })
+    }
+}
+
+impl Tx<'_> {
+    fn put_record(&mut self, record: &[u8]) -> Result<()> {
+        self.store_attribute(ROOT, EPOCH_XATTR, Some(record), XattrMode::Any)
+    }
+}
+
+impl EpochOps for Btrfs {
+    fn base(&self) -> u64 {
+        self.epoch.base()
+    }
+
+    fn raise(&self) -> Result<()> {
+        if self.epoch.raise_stored() { self.store_epoch() } else { Ok(()) }
+    }
+
+    fn keep_open(&self) {
+        self.epoch.keep_open();
+    }
+}

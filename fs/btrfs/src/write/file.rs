@@ -1,0 +1,314 @@
+//! Files: reserving space, write-back, truncation.
+
+use super::contents::FileId;
+use super::groups::Use;
+use super::{Need, Tx};
+use crate::filesystem::Btrfs;
+use crate::inode::{Vnode, vnode_of};
+use ivers_vfs::*;
+
+/// The largest new extent.
+const EXTENT_MAX: u64 = 128 << 20;
+
+/// Where data goes: addresses and bytes.
+type Places = Vec<(u64, u64)>;
+
+/// Space that was taken for data.
+struct Taken {
+    places: Places,
+    /// The reservation that it took.
+    reserved: Vec<(u64, u64)>,
+}
+
+fn file_of(vnode: &Vnode) -> FileId {
+    (vnode.subvolume, vnode.objectid)
+}
+
+impl Btrfs {
+    fn sector(&self) -> u64 {
+        self.forest.volume.sb.sector_size.into()
+    }
+
+    /// Reserves space for whole sectors. Writing past the end may also need the sector with the old end.
+    pub(crate) fn reserve_range(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
+        let sector = self.sector();
+        let vnode = vnode_of(inode);
+        let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(sector));
+        let end = end.filter(|end| *end <= i64::MAX as u64).ok_or(NameError::TooLarge)?;
+        let mut wanted = vec![(offset / sector * sector, end)];
+        let old_end = vnode.size();
+        // Items are inline or have an end in the middle of a sector only there.
+        if old_end < offset {
+            wanted.push((old_end / sector * sector, old_end.next_multiple_of(sector)));
+        }
+        if !old_end.is_multiple_of(sector) && offset >= sector {
+            wanted.push((0, sector));
+        }
+        self.with_tx(|tx| {
+            tx.may_change(vnode)?;
+            let before = vnode.reserved.lock().clone();
+            let mut after = before.clone();
+            for (start, end) in wanted {
+                after.add(start, end);
+            }
+            let more = after.total() - before.total();
+            if more == 0 {
+                return Ok(());
+            }
+            while tx.free_data() < more {
+                if !tx.add_chunk(Use::Data)? {
+                    return Err(NameError::NoSpace.into());
+                }
+            }
+            tx.live.reserved += more;
+            if let Err(error) = tx.make_room(Need::Items) {
+                tx.live.reserved -= more;
+                return Err(error);
+            }
+            *vnode.reserved.lock() = after;
+            Ok(())
+        })
+    }
+
+    /// Ends the reservation of a range of whole sectors.
+    pub(crate) fn release_range(&self, inode: &Inode, offset: u64, end: u64) {
+        if let Some(live) = self.live.write().as_mut() {
+            let released = vnode_of(inode).reserved.lock().remove(offset, end);
+            live.reserved = live.reserved.saturating_sub(released);
+        }
+    }
+
+    /// Units of 512 bytes that a file uses or has reserved.
+    pub(crate) fn shown_blocks(&self, inode: &Inode) -> u64 {
+        let vnode = vnode_of(inode);
+        let used = self.blocks_of(&vnode.item.lock());
+        used + vnode.reserved.lock().total() / 512
+    }
+
+    /// Takes space and writes data to it. Nothing leads there yet. Ends the reservation of the range, so that
+    /// bytes that are written meanwhile get one of their own.
+    fn write_new(&self, vnode: &Vnode, offset: u64, data: &[u8]) -> Result<Taken> {
+        let mut taken = self.with_tx(|tx| {
+            tx.may_change(vnode)?;
+            let places = tx.take_data(data.len() as u64)?;
+            let range = (offset, offset + data.len() as u64);
+            let reserved = vnode.reserved.lock().pieces_in(range.0, range.1);
+            let released = vnode.reserved.lock().remove(range.0, range.1);
+            tx.live.reserved = tx.live.reserved.saturating_sub(released);
+            Ok(Taken { places, reserved })
+        })?;
+        let mut done = 0;
+        for (start, len) in taken.places.clone() {
+            let part = &data[done..done + len as usize];
+            if let Err(error) = self.forest.volume.write(start, part) {
+                self.give_back(vnode, &mut taken);
+                return Err(match error {
+                    Error::Io(cause) => Error::FileData(cause),
+                    other => other,
+                });
+            }
+            done += part.len();
+        }
+        Ok(taken)
+    }
+
+    /// Nothing will lead to what was taken.
+    fn give_back(&self, vnode: &Vnode, taken: &mut Taken) {
+        if let Some(live) = self.live.write().as_mut() {
+            for (start, len) in taken.places.drain(..) {
+                live.groups.give_back(start, len);
+            }
+            let mut reserved = vnode.reserved.lock();
+            live.reserved += taken.reserved.drain(..).map(|(start, end)| reserved.add(start, end)).sum::<u64>();
+        }
+    }
+
+    /// Writes whole sectors to new places, and makes a file lead to them.
+    pub(crate) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        let sector = self.sector();
+        let end = offset + data.len() as u64;
+        self.write_old_end(inode, offset, end)?;
+        let mut padded = data.to_vec();
+        padded.resize(data.len().next_multiple_of(sector as usize), 0);
+        self.replace_sectors(inode, offset, &padded, end)
+    }
+
+    /// Writes whole sectors. The file then ends at `end` or later, but not after its end in memory.
+    fn replace_sectors(&self, inode: &Inode, offset: u64, data: &[u8], end: u64) -> Result<()> {
+        let vnode = vnode_of(inode);
+        let mut taken = self.write_new(vnode, offset, data)?;
+        let mapped = self.change(Need::WriteBack, |tx| {
+            tx.map_data(inode, offset, data, &taken.places)?;
+            tx.raise_size(inode, offset, end.min(inode.size()))?;
+            inode.logged_in_background();
+            tx.write_inode(inode)
+        });
+        if matches!(mapped, Err(Error::Name(_))) {
+            self.give_back(vnode, &mut taken);
+        }
+        mapped
+    }
+
+    /// Before a file grows past the sector with its end: that sector becomes one of an extent, with zeros
+    /// after the end. Contents in an item do, too, if other sectors are written.
+    fn write_old_end(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+        let sector = self.sector();
+        let vnode = vnode_of(inode);
+        let old = vnode.size();
+        if offset >= sector {
+            let is_inline = {
+                let _trees = self.live.read();
+                self.has_inline(vnode)?
+            };
+            if is_inline {
+                self.rewrite_sector(inode, 0, old)?;
+            }
+        }
+        let last = old / sector * sector;
+        let is_written = offset <= last && last < end;
+        if end > old && !old.is_multiple_of(sector) && !is_written {
+            self.rewrite_sector(inode, last, old)?;
+        }
+        Ok(())
+    }
+
+    /// Stores a sector of a file anew: with zeros after `size`.
+    fn rewrite_sector(&self, inode: &Inode, at: u64, size: u64) -> Result<()> {
+        let vnode = vnode_of(inode);
+        let mut bytes = vec![0; self.sector() as usize];
+        {
+            let _trees = self.live.read();
+            if self.has_zeros(vnode, at)? {
+                return Ok(());
+            }
+            self.read_file(vnode, at, &mut bytes)?;
+        }
+        let kept = size.saturating_sub(at).min(bytes.len() as u64) as usize;
+        bytes[kept..].fill(0);
+        self.replace_sectors(inode, at, &bytes, 0)
+    }
+
+    /// Changes the size of a file.
+    pub(crate) fn truncate_data(&self, inode: &Inode, size: u64) -> Result<()> {
+        let sector = self.sector();
+        let vnode = vnode_of(inode);
+        let old = vnode.size();
+        self.with_tx(|tx| tx.may_change(vnode))?;
+        if size > old {
+            if !old.is_multiple_of(sector) {
+                self.rewrite_sector(inode, old / sector * sector, old)?;
+            }
+            return self.change(Need::Items, |tx| {
+                tx.raise_size(inode, size, size)?;
+                inode.changed(Touch::Data, Logged::Anyway);
+                tx.write_inode(inode)
+            });
+        }
+        let file = file_of(vnode);
+        let inline = {
+            let _trees = self.live.read();
+            self.inline_bytes(vnode)?
+        };
+        loop {
+            let more = self.change(Need::Removal, |tx| {
+                let mut dropped = tx.drop_last_extents(file, size.next_multiple_of(sector))?;
+                let mut added = 0;
+                let kept = inline.as_ref().map(|bytes| &bytes[..bytes.len().min(size.min(sector) as usize)]);
+                // What does not fit stays as it is: a reader stops at the size.
+                if let Some(kept) = kept.filter(|kept| size < old && kept.len() <= tx.most_inline()) {
+                    dropped.bytes += tx.drop_extents(file, 0, sector)?.bytes;
+                    if !kept.is_empty() {
+                        tx.insert_inline(file.0, file.1, kept)?;
+                        added = kept.len() as u64;
+                    }
+                }
+                let (more, bytes) = (dropped.more, dropped.bytes);
+                tx.edit_item(inode, |item| {
+                    let raw = item.raw_mut();
+                    raw.nbytes = (raw.nbytes.get().saturating_sub(bytes) + added).into();
+                    raw.size = size.into();
+                });
+                if !more {
+                    inode.changed(Touch::Data, Logged::Anyway);
+                }
+                tx.write_inode(inode)?;
+                Ok(more)
+            })?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Tx<'_> {
+    /// Takes space for data, in one part if possible.
+    fn take_data(&mut self, len: u64) -> Result<Places> {
+        let sector = u64::from(self.sb().sector_size);
+        let mut taken: Places = Vec::new();
+        let mut left = len;
+        while left > 0 {
+            match self.live.groups.take_data(left.min(EXTENT_MAX), sector) {
+                Some((start, bytes)) => {
+                    taken.push((start, bytes));
+                    left -= bytes;
+                }
+                None if self.add_chunk(Use::Data)? => {}
+                None if self.live.groups.pinned_bytes(Use::Data) > 0 => self.commit()?,
+                None => {
+                    for (start, bytes) in taken {
+                        self.live.groups.give_back(start, bytes);
+                    }
+                    return Err(NameError::NoSpace.into());
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Makes a file lead to data that is written.
+    fn map_data(&mut self, inode: &Inode, offset: u64, data: &[u8], places: &Places) -> Result<()> {
+        let vnode = vnode_of(inode);
+        let file = file_of(vnode);
+        let (sector, sum_bytes) = (self.sb().sector_size as usize, self.sb().checksum.size());
+        // Holes that items show are before the old end only.
+        let mut dropped = 0;
+        loop {
+            let part = self.drop_extents(file, offset, offset + data.len() as u64)?;
+            dropped += part.bytes;
+            if !part.more {
+                break;
+            }
+        }
+        let mut done = 0;
+        for (start, len) in places {
+            let part = &data[done..done + *len as usize];
+            if vnode.has_checksums() {
+                let mut sums = Vec::with_capacity(part.len() / sector * sum_bytes);
+                for bytes in part.chunks_exact(sector) {
+                    sums.extend(&self.sb().checksum.of(bytes)[..sum_bytes]);
+                }
+                self.insert_checksums(*start, &sums)?;
+            }
+            self.insert_extent(file, offset + done as u64, *start, *len)?;
+            done += part.len();
+        }
+        self.edit_item(inode, |item| {
+            let raw = item.raw_mut();
+            raw.nbytes = (raw.nbytes.get().saturating_sub(dropped) + data.len() as u64).into();
+        });
+        Ok(())
+    }
+
+    /// A file ends later, and has contents from `from` on only.
+    fn raise_size(&mut self, inode: &Inode, from: u64, size: u64) -> Result<()> {
+        let vnode = vnode_of(inode);
+        let old = vnode.size();
+        if size <= old {
+            return Ok(());
+        }
+        self.insert_holes(vnode.subvolume, vnode.objectid, old, from)?;
+        self.edit_item(inode, |item| item.raw_mut().size = size.into());
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Deleting inodes without a name, also those that a crash left.
+
+use super::{Need, Tx};
+use crate::filesystem::Btrfs;
+use crate::inode::Vnode;
+use crate::layout::key::{Key, is_subvolume, kind, object};
+use ivers_vfs::{FileType, Result};
+use std::ops::ControlFlow;
+
+/// Items of an inode that one change removes.
+const ITEMS_MAX: usize = 512;
+/// Orphans that are found at once.
+const ORPHANS_MAX: usize = 1024;
+
+impl Tx<'_> {
+    /// Removes a part of an inode. Returns whether something is left.
+    fn remove_part(&mut self, vnode: &Vnode) -> Result<bool> {
+        let (subvolume, objectid) = (vnode.subvolume, vnode.objectid);
+        if vnode.item.lock().kind == FileType::Regular {
+            let dropped = self.drop_last_extents((subvolume, objectid), 0)?;
+            if dropped.more {
+                let mut item = vnode.item.lock().clone();
+                let raw = item.raw_mut();
+                raw.nbytes = raw.nbytes.get().saturating_sub(dropped.bytes).into();
+                self.store_item(vnode, item)?;
+                return Ok(true);
+            }
+        }
+        let tree = self.tree(subvolume)?;
+        let mut keys = Vec::new();
+        let last = Key::new(objectid, u8::MAX, u64::MAX);
+        self.fs.forest.scan(&tree, Key::new(objectid, 0, 0), last, |key, _| {
+            keys.push(key);
+            Ok(if keys.len() > ITEMS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        // The inode item is the first one, and goes last.
+        let more = keys.len() > ITEMS_MAX;
+        for key in keys.into_iter().skip(usize::from(more)).rev() {
+            self.remove(subvolume, key)?;
+        }
+        if !more {
+            self.remove(subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid))?;
+        }
+        Ok(more)
+    }
+}
+
+impl Btrfs {
+    /// Deletes an inode that is an orphan.
+    pub(crate) fn remove_inode(&self, vnode: &Vnode) -> Result<()> {
+        while self.change(Need::Removal, |tx| tx.remove_part(vnode))? {}
+        Ok(())
+    }
+
+    /// Deletes the orphans of all subvolumes that may be changed.
+    pub(crate) fn remove_orphans(&self) -> Result<usize> {
+        let mut count = 0;
+        for subvolume in self.subvolumes()? {
+            let Some(root) = self.root_of(subvolume)? else { continue };
+            if root.read_only {
+                continue;
+            }
+            loop {
+                let found = self.orphans_of(subvolume)?;
+                for objectid in &found {
+                    self.remove_orphan(subvolume, *objectid)?;
+                    count += 1;
+                }
+                if found.len() < ORPHANS_MAX {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn subvolumes(&self) -> Result<Vec<u64>> {
+        let mut found = vec![object::FS_TREE];
+        let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
+        let first = Key::new(object::FIRST_FREE, kind::ROOT_ITEM, 0);
+        let last = Key::new(object::LAST_FREE, kind::ROOT_ITEM, u64::MAX);
+        self.forest.scan(&tree, first, last, |key, _| {
+            if key.kind == kind::ROOT_ITEM && is_subvolume(key.objectid) {
+                found.push(key.objectid);
+            }
+            Ok(ControlFlow::<()>::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    fn orphans_of(&self, subvolume: u64) -> Result<Vec<u64>> {
+        let mut found = Vec::new();
+        let Some(tree) = self.tree(subvolume)? else { return Ok(found) };
+        let key = |offset| Key::new(object::ORPHANS, kind::ORPHAN_ITEM, offset);
+        self.forest.scan(&tree, key(0), key(u64::MAX), |key, _| {
+            found.push(key.offset);
+            Ok(if found.len() >= ORPHANS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found)
+    }
+
+    fn remove_orphan(&self, subvolume: u64, objectid: u64) -> Result<()> {
+        let item = match self.tree(subvolume)? {
+            Some(tree) => self.inode_item(&tree, objectid)?,
+            None => None,
+        };
+        match item {
+            Some(item) if item.nlink() == 0 => self.remove_inode(&Vnode::new(subvolume, objectid, item)),
+            // A truncation that was interrupted, or nothing: only the mark is stale.
+            _ => self.change(Need::Removal, |tx| {
+                tx.remove(subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid))
+            }),
+        }
+    }
+}

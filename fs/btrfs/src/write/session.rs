@@ -1,0 +1,190 @@
+//! A writable mount: beginning a change, space for it, failures.
+//!
+//! Space for trees is checked before a change begins, so that a change does not fail half-way.
+//!
+//! | part of the free blocks | who may use it |
+//! |---|---|
+//! | the last quarter of the kept blocks | commits |
+//! | the other kept blocks | removals too |
+//! | a part of the reserved data | write-back too |
+//! | the rest | everything |
+
+use super::Tx;
+use super::groups::Use;
+use crate::filesystem::Btrfs;
+use ivers_block::Timer;
+use ivers_vfs::{Error, NameError, Result};
+use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Free blocks that are kept for removals and commits, and the part of all metadata that they are at most.
+const KEPT_BLOCKS: u64 = 256;
+const KEPT_PART: u64 = 8;
+/// Blocks that one change makes at most, with its references.
+const BLOCKS_A_CHANGE: u64 = 24;
+/// Bytes of trees for the items of a reserved byte of data, as a part of it.
+const ITEMS_PART: u64 = 16;
+/// References that may wait when a change ends.
+const REFS_MAX: usize = 192;
+/// A transaction is committed if it has so many bytes of blocks in memory.
+const DIRTY_MAX: u64 = 32 << 20;
+
+/// What a change needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Space for new items.
+    Items,
+    /// Items for data whose space is reserved.
+    WriteBack,
+    /// It removes more than it adds.
+    Removal,
+}
+
+/// What a mount has beside the trees.
+#[derive(Default)]
+pub(crate) struct Session {
+    /// Why nothing is written any more.
+    failed: OnceLock<String>,
+    timer: Timer,
+}
+
+impl Btrfs {
+    /// Why nothing is written any more, if so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.session.failed.get().cloned()
+    }
+
+    /// Nothing of the running transaction becomes durable, and nothing is written from now on.
+    pub(crate) fn fail(&self, why: &Error) {
+        if self.session.failed.set(why.to_string()).is_ok() {
+            log::error!("{}: nothing is written from now on: {why}", self.forest.volume.place);
+        }
+    }
+
+    /// Commits from time to time.
+    pub(crate) fn start_timer(self: &Arc<Self>, interval: Duration) -> Result<()> {
+        let work = |fs: &Self, _| {
+            if let Err(error) = fs.commit() {
+                log::warn!("{}: a commit failed: {error}", fs.forest.volume.place);
+            }
+            match fs.failure() {
+                Some(_) => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            }
+        };
+        Ok(self.session.timer.start("btrfs-commit", Arc::downgrade(self), interval, work)?)
+    }
+
+    /// Ends the thread that commits.
+    pub(crate) fn stop_timer(&self) {
+        self.session.timer.stop();
+    }
+
+    /// Runs something with the running transaction. An error other than of a name ends the session.
+    pub(crate) fn with_tx<T>(&self, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut live = self.live.write();
+        let Some(live) = live.as_mut().filter(|_| self.failure().is_none()) else {
+            return Err(NameError::ReadOnly.into());
+        };
+        let result = run(&mut Tx { fs: self, live });
+        if let Err(error) = &result
+            && !matches!(error, Error::Name(_) | Error::FileData(_))
+        {
+            self.fail(error);
+        }
+        result
+    }
+
+    /// Makes a change. It returns an error of a name only if nothing is changed yet.
+    pub(crate) fn change<T>(&self, need: Need, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.with_tx(|tx| {
+            tx.make_room(need)?;
+            let done = run(tx)?;
+            tx.live.changed = true;
+            tx.end_change()?;
+            Ok(done)
+        })
+    }
+
+    /// Makes durable what was changed.
+    pub(crate) fn commit(&self) -> Result<()> {
+        if self.live.read().is_none() {
+            return Ok(());
+        }
+        self.with_tx(|tx| tx.commit())
+    }
+
+    /// Makes space available that waits for a commit. Returns whether there is more than before.
+    pub(crate) fn reclaim(&self) -> Result<bool> {
+        self.with_tx(|tx| {
+            let pinned = tx.live.groups.pinned_bytes(Use::Data) + tx.live.groups.pinned_bytes(Use::Metadata);
+            let waits = pinned > 0 || tx.live.refs.len() > 0;
+            tx.commit()?;
+            Ok(waits)
+        })
+    }
+}
+
+impl Tx<'_> {
+    /// Free blocks that are kept.
+    fn kept_blocks(&self) -> u64 {
+        let all: u64 = self.live.groups.of(Use::Metadata).map(|group| group.len).sum();
+        KEPT_BLOCKS.min(all / u64::from(self.sb().node_size) / KEPT_PART)
+    }
+
+    /// Blocks for the items of reserved data.
+    fn blocks_of_reserved(&self) -> u64 {
+        self.live.reserved / ITEMS_PART / u64::from(self.sb().node_size)
+    }
+
+    fn has_room(&self, need: Need) -> bool {
+        let kept = self.kept_blocks();
+        let least = match need {
+            Need::Items => kept + self.blocks_of_reserved() + BLOCKS_A_CHANGE,
+            Need::WriteBack => kept / 2 + BLOCKS_A_CHANGE,
+            Need::Removal => kept / 4,
+        };
+        self.free_blocks() >= least
+    }
+
+    /// Finds space for the blocks of a change: in new chunks, and in what waits for a commit.
+    pub(super) fn make_room(&mut self, need: Need) -> Result<()> {
+        while !self.has_room(need) {
+            if !self.add_chunk(Use::Metadata)? {
+                break;
+            }
+        }
+        if self.has_room(need) {
+            return Ok(());
+        }
+        self.run_refs()?;
+        if self.live.groups.pinned_bytes(Use::Metadata) > 0 {
+            self.commit()?;
+        }
+        if self.has_room(need) { Ok(()) } else { Err(NameError::NoSpace.into()) }
+    }
+
+    /// Keeps what waits, and what is in memory, within bounds.
+    fn end_change(&mut self) -> Result<()> {
+        if self.live.refs.len() > REFS_MAX {
+            self.run_refs()?;
+        }
+        // Copies of old blocks pin as much as they take: a commit makes it free again.
+        let is_tight = self.free_blocks() < 2 * self.kept_blocks()
+            && self.live.groups.pinned_bytes(Use::Metadata) > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE;
+        if self.dirty_bytes() > DIRTY_MAX || is_tight {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of data that are neither used nor reserved.
+    pub(super) fn free_data(&self) -> u64 {
+        let free = self.live.groups.free_bytes(Use::Data);
+        let is_mixed = self.live.groups.of(Use::Data).any(|group| group.flags & Use::Metadata.bit() != 0);
+        let blocks = if is_mixed { self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE } else { 0 };
+        let kept = blocks * u64::from(self.sb().node_size);
+        free.saturating_sub(self.live.reserved + kept)
+    }
+}
