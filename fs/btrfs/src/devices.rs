@@ -29,11 +29,7 @@ pub(crate) struct Devices {
 
 /// Returns the newest superblock of a device. Copies count only if they name the filesystem of the first one,
 /// because an older filesystem may have left some. If the first one is damaged, the newest copy counts.
-fn newest_superblock(
-    device: &dyn Device,
-    place: &str,
-    notes: &mut Vec<String>,
-) -> Result<(Superblock, u64)> {
+fn newest_superblock(device: &dyn Device, place: &str, notes: &mut Vec<String>) -> Result<(Superblock, u64)> {
     let mut newest: Option<(Superblock, u64)> = None;
     let mut refused = None;
     for at in SUPERBLOCK_PLACES {

@@ -33,8 +33,7 @@ impl Btrfs {
         let last = Key::new(inode.objectid, kind::XATTR_ITEM, u64::MAX);
         let tree = &self.tree_of(inode)?;
         self.forest.scan(tree, first, last, |key, data| {
-            let all = DirItem::decode_all(data, true)
-                .map_err(|what| self.forest.corrupt(what, tree, key))?;
+            let all = DirItem::decode_all(data, true).map_err(|what| self.forest.corrupt(what, tree, key))?;
             names.extend(all.iter().map(|attribute| attribute.name.to_vec()));
             Ok(ControlFlow::<()>::Continue(()))
         })?;

@@ -5,9 +5,12 @@
 
 mod common;
 
-use common::fill::in_dir;
+use common::fill::{fill, in_dir};
 use common::storm::Storm;
 use common::*;
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// Kinds of images that are written.
 const WRITABLE: &[Kind] = &[
@@ -85,7 +88,121 @@ fn random_changes_of_all_kinds() {
         println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
         storm(kind, images, Storm::new(mount_writable(images), seed), steps);
         // Linux writes on, and finds its way.
-        images.with_kernel(kind.mount, |root| in_dir(root, "mkdir kernel; seq 1 90000 > kernel/f; rm -rf [0-4]*; sync"));
+        images.with_kernel(kind.mount, |root| {
+            in_dir(root, "mkdir kernel; seq 1 90000 > kernel/f; rm -rf [0-4]*; sync")
+        });
         assert_clean(images, kind.name);
+    });
+}
+
+/// All inodes below a directory that Linux lets users change, with their directory and their name.
+fn all_below(vfs: &Arc<Vfs>) -> Vec<(InodeRef, Vec<u8>, InodeRef)> {
+    let (cred, mut found) = (Cred::root(), Vec::new());
+    let mut dirs = vec![vfs.root().unwrap()];
+    while let Some(dir) = dirs.pop() {
+        let mut names = Vec::new();
+        vfs.readdir(&cred, &dir, 0, &mut |entry| {
+            names.push(entry.name.to_vec());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        for name in names.into_iter().filter(|name| !matches!(&name[..], b"." | b".." | b"fixed")) {
+            let child = vfs.lookup(&cred, &dir, &name).unwrap();
+            if child.kind == FileType::Directory {
+                dirs.push(child.clone());
+            }
+            found.push((dir.clone(), name, child));
+        }
+    }
+    found
+}
+
+fn change_all(vfs: &Arc<Vfs>) -> usize {
+    let cred = Cred::root();
+    let mut changed = 0;
+    for (number, (dir, name, inode)) in all_below(vfs).into_iter().enumerate() {
+        if inode.kind == FileType::Directory {
+            // Not in a directory that stands for a subvolume.
+            let spec = CreateSpec::of(FileType::Regular, 0o600);
+            match vfs.create(&cred, &inode, b"made", &spec, false) {
+                Ok((made, _)) => drop(vfs.write(&cred, &made, 5000, b"new", WriteFlags::empty()).unwrap()),
+                Err(Error::Name(NameError::NotPermitted)) => {}
+                Err(error) => panic!("{error}"),
+            }
+            continue;
+        }
+        let size = vfs.stat(&inode).size;
+        let is_file = inode.kind == FileType::Regular;
+        let resize = |size| {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            vfs.set_attr(&cred, &inode, &set).unwrap();
+        };
+        changed += 1;
+        match number % 9 {
+            0 => drop(vfs.unlink(&cred, &dir, &name, false).unwrap()),
+            1 if is_file => {
+                drop(vfs.write(&cred, &inode, size / 2, &[7; 3000], WriteFlags::empty()).unwrap())
+            }
+            2 if is_file => drop(vfs.write(&cred, &inode, size, &[8; 30_000], WriteFlags::empty()).unwrap()),
+            3 if is_file => resize(size / 2),
+            4 if is_file => resize(size + 10_000),
+            5 if is_file => {
+                drop(vfs.set_xattr(&cred, &inode, b"user.more", &[9; 200], XattrMode::Any).unwrap())
+            }
+            6 => vfs
+                .rename(&cred, &dir, &name, &dir, b"renamed", RenameFlags::empty(), false)
+                .map(drop)
+                .unwrap(),
+            7 if is_file => {
+                vfs.write(&cred, &inode, size + 100_000, &[8; 30], WriteFlags::empty()).unwrap();
+                vfs.fsync(&inode, false).unwrap();
+            }
+            _ => changed -= 1,
+        }
+    }
+    changed
+}
+
+#[test]
+fn what_linux_wrote_is_changed_and_removed() {
+    if !can_fill() {
+        return;
+    }
+    each_kind(|kind, images| {
+        let name = kind.name;
+        images.with_kernel(kind.mount, fill);
+        let vfs = mount_writable(images);
+        let changed = change_all(&vfs);
+        assert!(changed > 500, "{name}: {changed}");
+        vfs.unmount().unwrap();
+        drop(vfs);
+        assert_clean(images, name);
+        let ours = our_tree(&mount(images), true).unwrap();
+        assert_same(&comparable(ours), &comparable(images.with_kernel("ro", kernel_tree)), name);
+        // Linux goes on, and then everything goes.
+        images.with_kernel(kind.mount, |root| in_dir(root, "cp -r many more; rm -r links; btrfs -q subvolume snapshot sub third; echo x >> third/file; sync"));
+        let vfs = mount_writable(images);
+        let cred = Cred::root();
+        for (dir, name, inode) in all_below(&vfs).into_iter().rev() {
+            if inode.kind == FileType::Directory {
+                // Subvolumes stay, and what has one.
+                let _ = vfs.rmdir(&cred, &dir, &name, false);
+            } else {
+                let done = vfs.unlink(&cred, &dir, &name, false);
+                assert!(
+                    done.is_ok(),
+                    "{name:?} in {:?}: {done:?}",
+                    dir.ino,
+                    name = name.escape_ascii().to_string()
+                );
+            }
+        }
+        vfs.unmount().unwrap();
+        drop(vfs);
+        assert_clean(images, name);
+        images.with_kernel(kind.mount, |root| {
+            in_dir(root, "test -d sub; test ! -e many; seq 1 100000 > f; sync")
+        });
+        assert_clean(images, name);
     });
 }

@@ -137,11 +137,7 @@ impl Node {
     /// Inserts an item before the one at `index`.
     pub(crate) fn insert_item(&mut self, index: usize, key: Key, data: &[u8]) {
         debug_assert!(self.level == 0 && index <= self.count && self.fits(data.len()));
-        let end = if index == 0 {
-            self.capacity()
-        } else {
-            self.raw_item(index - 1).offset.get() as usize
-        };
+        let end = if index == 0 { self.capacity() } else { self.raw_item(index - 1).offset.get() as usize };
         self.shift_data(index, -(data.len() as isize));
         let table = HEADER_BYTES + index * ITEM_BYTES..HEADER_BYTES + self.count * ITEM_BYTES;
         self.bytes.copy_within(table.clone(), table.start + ITEM_BYTES);
@@ -278,7 +274,8 @@ mod tests {
             }
             let bytes = leaf.sealed(&sb);
             let parsed = Node::parse(&sb, PLACE.bytenr, bytes).unwrap();
-            let items: Vec<_> = (0..parsed.count()).map(|it| (parsed.key(it), parsed.data(it).to_vec())).collect();
+            let items: Vec<_> =
+                (0..parsed.count()).map(|it| (parsed.key(it), parsed.data(it).to_vec())).collect();
             assert_eq!(items, model.clone().into_iter().collect::<Vec<_>>(), "step {step}");
         }
         let mut right = Node::empty(&sb, [1; 16], PLACE, 0);

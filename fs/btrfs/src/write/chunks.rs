@@ -185,9 +185,10 @@ impl Tx<'_> {
     fn count_device_bytes(&mut self, devid: u64, more: u64) -> Result<()> {
         let tree = self.tree(object::CHUNK_TREE)?;
         let key = Key::new(object::DEV_ITEMS, kind::DEV_ITEM, devid);
-        let item = self.fs.forest.get(&tree, key, |data| {
-            read::<RawDevItem>(data, 0).ok_or_else(|| "it is too short".into())
-        })?;
+        let item = self
+            .fs
+            .forest
+            .get(&tree, key, |data| read::<RawDevItem>(data, 0).ok_or_else(|| "it is too short".into()))?;
         let mut item = item.ok_or_else(|| self.broken(format!("device {devid} has no item")))?;
         item.bytes_used = item.bytes_used.get().saturating_add(more).into();
         self.put(object::CHUNK_TREE, key, item.as_bytes())?;
@@ -197,8 +198,14 @@ impl Tx<'_> {
 
     /// Stores how much of each group is used.
     pub(super) fn store_groups(&mut self) -> Result<()> {
-        let changed: Vec<u64> =
-            self.live.groups.by_start.values().filter(|group| group.changed).map(|group| group.start).collect();
+        let changed: Vec<u64> = self
+            .live
+            .groups
+            .by_start
+            .values()
+            .filter(|group| group.changed)
+            .map(|group| group.start)
+            .collect();
         for start in changed {
             let Some(group) = self.live.groups.by_start.get_mut(&start) else { continue };
             group.changed = false;

@@ -161,9 +161,10 @@ impl Tx<'_> {
         let mut dropped = Dropped::default();
         for _ in 0..BATCH {
             let tree = self.tree(file.0)?;
-            let last = self.fs.forest.last_at_most(&tree, key_of(file, u64::MAX), |key, data| {
-                Ok((key, data.to_vec()))
-            })?;
+            let last = self
+                .fs
+                .forest
+                .last_at_most(&tree, key_of(file, u64::MAX), |key, data| Ok((key, data.to_vec())))?;
             let last = last.filter(|(key, _)| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA));
             let Some((key, data)) = last else { return Ok(dropped) };
             if key.offset.saturating_add(self.extent_len(file, key, &data)?) <= start {

@@ -49,7 +49,8 @@ impl Btrfs {
     fn open_epoch(&self, trust_foreign: bool) -> Result<()> {
         let sb = &self.forest.volume.sb;
         let record = self.stored_record()?;
-        let was_open = record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok()).is_some_and(|it| it.open);
+        let was_open =
+            record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok()).is_some_and(|it| it.open);
         let found = Found {
             record: record.as_deref(),
             uuid: sb.fsid,

@@ -124,7 +124,14 @@ impl Tx<'_> {
     }
 
     /// Adds a reference to an item, or to `keyed` if the item becomes too large.
-    fn add_ref(&self, item: &mut ExtentItem, by: Ref, count: u32, has_keyed: bool, keyed: &mut Vec<(Ref, u32)>) {
+    fn add_ref(
+        &self,
+        item: &mut ExtentItem,
+        by: Ref,
+        count: u32,
+        has_keyed: bool,
+        keyed: &mut Vec<(Ref, u32)>,
+    ) {
         item.inline.push((by, count));
         let is_first = item.inline.len() == 1;
         if has_keyed || !keyed.is_empty() || (!is_first && item.encode().len() > self.most_item_bytes()) {

@@ -119,7 +119,8 @@ impl Btrfs {
                 live.groups.give_back(start, len);
             }
             let mut reserved = vnode.reserved.lock();
-            live.reserved += taken.reserved.drain(..).map(|(start, end)| reserved.add(start, end)).sum::<u64>();
+            live.reserved +=
+                taken.reserved.drain(..).map(|(start, end)| reserved.add(start, end)).sum::<u64>();
         }
     }
 

@@ -115,10 +115,12 @@ impl Tx<'_> {
         let info = self.fs.forest.get(&tree, key, |data| {
             read::<RawFreeSpaceInfo>(data, 0).ok_or_else(|| "it is too short".into())
         })?;
-        let mut info = info.ok_or_else(|| self.fs.damaged_group(group.start, "its free space is not stored"))?;
+        let mut info =
+            info.ok_or_else(|| self.fs.damaged_group(group.start, "its free space is not stored"))?;
         let count = i64::from(info.extent_count.get()) + more;
         let count = u32::try_from(count);
-        let count = count.map_err(|_| self.fs.damaged_group(group.start, "its count of free extents is wrong"))?;
+        let count =
+            count.map_err(|_| self.fs.damaged_group(group.start, "its count of free extents is wrong"))?;
         info.extent_count = count.into();
         self.put(object::FREE_SPACE_TREE, key, info.as_bytes())
     }
@@ -143,7 +145,8 @@ impl Tx<'_> {
     fn store_taken(&mut self, group: &Group, start: u64, end: u64) -> Result<i64> {
         let found = self.free_extent_before(group, start)?;
         let (from, to) = found.filter(|(_, to)| *to >= end).ok_or_else(|| {
-            self.fs.damaged_group(group.start, &format!("address {start} is allocated and not stored as free"))
+            self.fs
+                .damaged_group(group.start, &format!("address {start} is allocated and not stored as free"))
         })?;
         self.remove_free_extent(from, to)?;
         let mut more = -1;
@@ -186,7 +189,9 @@ impl Tx<'_> {
         let key = Key::new(at, kind::FREE_SPACE_BITMAP, u64::MAX);
         let found = self.fs.forest.last_at_most(&tree, key, |key, data| Ok((key, data.to_vec())))?;
         Ok(found.filter(|(key, _)| {
-            key.kind == kind::FREE_SPACE_BITMAP && key.objectid >= group.start && at - key.objectid < key.offset
+            key.kind == kind::FREE_SPACE_BITMAP
+                && key.objectid >= group.start
+                && at - key.objectid < key.offset
         }))
     }
 
@@ -204,8 +209,8 @@ impl Tx<'_> {
         let mut at = start;
         while at < end {
             let found = self.bitmap_at(group, at)?;
-            let (key, mut bytes) =
-                found.ok_or_else(|| self.fs.damaged_group(group.start, "a bitmap of free space is missing"))?;
+            let (key, mut bytes) = found
+                .ok_or_else(|| self.fs.damaged_group(group.start, "a bitmap of free space is missing"))?;
             let stop = end.min(key.objectid.saturating_add(key.offset));
             while at < stop {
                 let index = (at - key.objectid) / sector;

@@ -8,16 +8,15 @@ use crate::layout::bytes::read;
 use crate::layout::chunk::Chunk;
 use crate::layout::features::{Incompat, RoCompat, SuperFlags};
 use crate::layout::key::{Key, kind, object};
+use crate::layout::node::Expected;
 use crate::layout::raw::RawBlockGroupItem;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES};
-use crate::layout::node::Expected;
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;
 use std::ops::ControlFlow;
 
 /// Features that do not change what this driver writes, or that it keeps right.
-const WRITABLE: RoCompat =
-    RoCompat::FREE_SPACE_TREE.union(RoCompat::FREE_SPACE_TREE_VALID).union(RoCompat::BLOCK_GROUP_TREE);
+const WRITABLE: RoCompat = RoCompat::FREE_SPACE_TREE.union(RoCompat::FREE_SPACE_TREE_VALID);
 /// What a stripe has at the place of a superblock is never allocated.
 const STRIPE_BYTES: u64 = 64 << 10;
 
@@ -58,7 +57,8 @@ impl Btrfs {
 
     fn has_relocation(&self) -> Result<bool> {
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(false) };
-        for (object, kind) in [(object::BALANCE, kind::TEMPORARY_ITEM), (object::RELOCATION, kind::ROOT_ITEM)] {
+        for (object, kind) in [(object::BALANCE, kind::TEMPORARY_ITEM), (object::RELOCATION, kind::ROOT_ITEM)]
+        {
             let (first, last) = (Key::new(object, kind, 0), Key::new(object, kind, u64::MAX));
             if self.forest.scan(&tree, first, last, |_, _| Ok(ControlFlow::Break(())))?.is_some() {
                 return Ok(true);
@@ -122,7 +122,8 @@ impl Btrfs {
 
     fn load_group(&self, chunk: &Chunk, has_free_space_tree: bool) -> Result<Group> {
         let damaged = |what: &str| self.damaged_group(chunk.start, what);
-        let tree = self.tree(self.group_tree())?.ok_or_else(|| damaged("the tree with its item is missing"))?;
+        let tree =
+            self.tree(self.group_tree())?.ok_or_else(|| damaged("the tree with its item is missing"))?;
         let key = Key::new(chunk.start, kind::BLOCK_GROUP_ITEM, chunk.length);
         let raw = self.forest.get(&tree, key, |data| {
             read::<RawBlockGroupItem>(data, 0).ok_or_else(|| "it is too short".into())
@@ -148,7 +149,8 @@ impl Btrfs {
     /// The free space of a group by the extent tree: what no extent has.
     fn computed_free_space(&self, group: &Group) -> Result<Ranges> {
         let damaged = |what: String| self.damaged_group(group.start, &what);
-        let tree = self.tree(object::EXTENT_TREE)?.ok_or_else(|| damaged("there is no extent tree".into()))?;
+        let tree =
+            self.tree(object::EXTENT_TREE)?.ok_or_else(|| damaged("there is no extent tree".into()))?;
         let mut free = Ranges::default();
         let mut at = group.start;
         let last = Key::new(group.end() - 1, u8::MAX, u64::MAX);

@@ -36,9 +36,9 @@ use crate::filesystem::Btrfs;
 use crate::layout::superblock::Superblock;
 use chunks::NewChunk;
 use groups::Groups;
-use refs::Refs;
 pub(crate) use inodes::prepare;
 pub(crate) use names::LINKS_MAX;
+use refs::Refs;
 pub(crate) use session::{Need, Session};
 use std::collections::{BTreeSet, HashMap, HashSet};
 

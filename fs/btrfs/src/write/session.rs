@@ -172,7 +172,8 @@ impl Tx<'_> {
         }
         // Copies of old blocks pin as much as they take: a commit makes it free again.
         let is_tight = self.free_blocks() < 2 * self.kept_blocks()
-            && self.live.groups.pinned_bytes(Use::Metadata) > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE;
+            && self.live.groups.pinned_bytes(Use::Metadata)
+                > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE;
         if self.dirty_bytes() > DIRTY_MAX || is_tight {
             self.commit()?;
         }
@@ -183,7 +184,8 @@ impl Tx<'_> {
     pub(super) fn free_data(&self) -> u64 {
         let free = self.live.groups.free_bytes(Use::Data);
         let is_mixed = self.live.groups.of(Use::Data).any(|group| group.flags & Use::Metadata.bit() != 0);
-        let blocks = if is_mixed { self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE } else { 0 };
+        let blocks =
+            if is_mixed { self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE } else { 0 };
         let kept = blocks * u64::from(self.sb().node_size);
         free.saturating_sub(self.live.reserved + kept)
     }

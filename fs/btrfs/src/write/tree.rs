@@ -49,7 +49,10 @@ impl Tx<'_> {
     }
 
     fn dirty(&self, bytenr: u64) -> Result<Arc<Node>> {
-        self.fs.forest.dirty_node(bytenr).ok_or_else(|| self.broken(format!("block {bytenr} is not in memory")))
+        self.fs
+            .forest
+            .dirty_node(bytenr)
+            .ok_or_else(|| self.broken(format!("block {bytenr} is not in memory")))
     }
 
     fn edit<R>(&self, bytenr: u64, change: impl FnOnce(&mut Node) -> R) -> Result<R> {
@@ -239,7 +242,14 @@ impl Tx<'_> {
     }
 
     /// Inserts a pointer before or after the one that the path has at a level.
-    fn add_pointer(&mut self, tree: u64, path: &mut Path, level: usize, new: Pointer, after: bool) -> Result<()> {
+    fn add_pointer(
+        &mut self,
+        tree: u64,
+        path: &mut Path,
+        level: usize,
+        new: Pointer,
+        after: bool,
+    ) -> Result<()> {
         self.ensure_level(tree, path, level)?;
         if !self.dirty(path.0[level].0)?.fits(0) {
             self.divide_node(tree, path, level)?;
@@ -322,7 +332,11 @@ impl Tx<'_> {
             let slot = path.slot();
             let replaced = self.edit(path.leaf(), |node| {
                 let same = node.data(slot).len() == data.len();
-                if same { node.data_mut(slot).copy_from_slice(data) } else { node.remove_item(slot) }
+                if same {
+                    node.data_mut(slot).copy_from_slice(data)
+                } else {
+                    node.remove_item(slot)
+                }
                 same
             })?;
             if replaced {

@@ -219,7 +219,8 @@ pub fn assert_clean(images: &Images, what: &str) {
         let odd: Vec<_> = said
             .lines()
             .filter(|line| words.iter().any(|word| line.contains(word)))
-            .filter(|line| !line.contains("csum mismatch") || line.contains("0x"))
+            // A loop device of another test; the old cache of free space, which nobody uses then.
+            .filter(|line| !line.contains("cannot scan") && !line.contains("space cache will be invalidated"))
             .collect();
         assert!(odd.is_empty(), "{what}: {odd:?}");
     };
@@ -227,4 +228,13 @@ pub fn assert_clean(images: &Images, what: &str) {
         [path] => check(path.to_str().unwrap()),
         _ => images.with_loops(|loops| check(&loops[0])),
     }
+}
+
+/// What does not compare: the times of a directory in place of a subvolume are those of the kernel's mount.
+pub fn comparable(mut tree: Tree) -> Tree {
+    for placeholder in ["/snapshot/nested", "/d/fixed/nested"] {
+        let line = tree.remove(placeholder).expect("a snapshot shows the subvolume in its source");
+        tree.insert(placeholder.into(), line.split(" times=").next().unwrap().into());
+    }
+    tree
 }
