@@ -1,0 +1,85 @@
+//! Full filesystems: what is refused, that removals work, and that the space comes back.
+
+mod common;
+
+use common::*;
+use ivers_vfs::*;
+use std::sync::Arc;
+
+const FULL: &[Kind] = &[
+    DEFAULT,
+    Kind { name: "nodes of 64 KiB", mkfs: &["-n", "65536"], mount: "", devices: 1 },
+    Kind { name: "mixed groups", mkfs: &["-M"], mount: "", devices: 1 },
+    Kind { name: "all single, nodes of 4 KiB", mkfs: &["-m", "single", "-n", "4096"], mount: "", devices: 1 },
+];
+
+fn no_space(error: &Error) -> bool {
+    matches!(error, Error::Name(NameError::NoSpace))
+}
+
+/// Makes files of so many bytes until there is no space. Returns how many.
+fn fill_up(vfs: &Arc<Vfs>, name: &str, bytes: usize) -> usize {
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    for number in 0.. {
+        let name = format!("{name}{number}");
+        let made = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false);
+        let file = match made {
+            Ok((file, _)) => file,
+            Err(error) => {
+                assert!(no_space(&error), "{error}");
+                return number;
+            }
+        };
+        let mut at = 0;
+        while at < bytes {
+            let part = vec![number as u8; (bytes - at).min(1 << 20)];
+            match vfs.write(&cred, &file, at as u64, &part, WriteFlags::empty()) {
+                Ok(written) => at += written,
+                Err(error) => {
+                    assert!(no_space(&error), "{error}");
+                    return number + 1;
+                }
+            }
+        }
+    }
+    unreachable!("a filesystem has an end")
+}
+
+#[test]
+fn a_full_filesystem_refuses_and_recovers() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for kind in FULL {
+        let images = Images::make(dir.path(), kind);
+        let vfs = mount_writable(&images);
+        let (cred, root) = (Cred::root(), vfs.root().unwrap());
+        let mut counts = Vec::new();
+        for round in 0..3 {
+            // Large files first, then small ones, then only names.
+            let all = [("large", 3_000_000), ("page", 4000), ("empty", 0)].map(|(name, bytes)| {
+                let count = fill_up(&vfs, name, bytes);
+                (name, count)
+            });
+            vfs.sync().unwrap_or_else(|error| panic!("{}, round {round}: {error}", kind.name));
+            assert_clean(&images, &format!("{}, round {round}, full", kind.name));
+            println!("{}: {all:?}", kind.name);
+            // In another order each time.
+            for (name, count) in all {
+                for number in 0..count {
+                    let name = format!("{name}{number}");
+                    let done = vfs.unlink(&cred, &root, name.as_bytes(), false);
+                    assert!(done.is_ok(), "{}, round {round}: {name}: {done:?}", kind.name);
+                }
+            }
+            vfs.sync().unwrap();
+            assert_clean(&images, &format!("{}, round {round}, empty", kind.name));
+            counts.push(all[0].1);
+        }
+        assert!(counts[2] * 10 >= counts[0] * 8, "{}: space is lost: {counts:?}", kind.name);
+        vfs.unmount().unwrap();
+        drop((root, vfs));
+        assert_clean(&images, kind.name);
+    }
+}
