@@ -30,7 +30,7 @@ const KINDS: &[Kind] = &[
     Kind {
         name: "btrfs, old features",
         mib: 48,
-        mkfs: &["-m", "dup", "-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
+        mkfs: &["-m", "single", "-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
     },
 ];
 

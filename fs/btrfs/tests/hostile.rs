@@ -8,6 +8,7 @@ use common::*;
 use ivers_block::Budget;
 use ivers_btrfs::OpenOptions;
 use ivers_vfs::*;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -133,8 +134,50 @@ fn every_change_is_refused() {
     assert!(after == good);
 }
 
-/// Damages blocks at random and reads what is left, with a small budget.
-fn mutate(image: &[u8], seed: u64) {
+fn open_with(
+    devices: Vec<Arc<dyn ivers_block::Device>>,
+    options: OpenOptions,
+    writes: bool,
+) -> ivers_vfs::Result<Arc<Vfs>> {
+    let mount = MountOptions { background: false, read_only: !writes, ..MountOptions::default() };
+    Vfs::mount(ivers_btrfs::Btrfs::open(devices, options)?, mount)
+}
+
+/// Changes whatever can be changed.
+fn change_what_is_left(vfs: &Arc<Vfs>) {
+    let cred = Cred::root();
+    let Ok(root) = vfs.root() else { return };
+    let spec = CreateSpec::of(FileType::Regular, 0o600);
+    for path in ["/", "/d", "/many", "/sub", "/snapshot"] {
+        let Ok(dir) = vfs.resolve(&cred, path, false) else { continue };
+        for number in 0..20 {
+            let Ok((file, _)) = vfs.create(&cred, &dir, format!("new{number}").as_bytes(), &spec, false) else {
+                continue;
+            };
+            let _ = vfs.write(&cred, &file, number * 1000, &[7; 9000], WriteFlags::empty());
+            let _ = vfs.set_xattr(&cred, &file, b"user.x", &[1; 100], XattrMode::Any);
+        }
+        let mut names = Vec::new();
+        let _ = vfs.readdir(&cred, &dir, 0, &mut |entry| {
+            names.push(entry.name.to_vec());
+            if names.len() < 200 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        for (number, name) in names.iter().enumerate() {
+            let Ok(file) = vfs.lookup(&cred, &dir, name) else { continue };
+            let set = SetAttr { size: Some(number as u64 * 900), ..SetAttr::default() };
+            let _ = match number % 4 {
+                0 => vfs.unlink(&cred, &dir, name, false).map(drop),
+                1 => vfs.write(&cred, &file, 3000, &[9; 5000], WriteFlags::empty()).map(drop),
+                2 => vfs.rename(&cred, &dir, name, &root, name, RenameFlags::empty(), false).map(drop),
+                _ => vfs.set_attr(&cred, &file, &set).map(drop),
+            };
+        }
+        let _ = vfs.sync();
+    }
+}
+
+/// Damages blocks at random and reads what is left, or changes it, with a small budget.
+fn mutate(image: &[u8], seed: u64, writes: bool) {
     let count: u32 = std::env::var("IVERS_MUTATED_IMAGES").map_or(25, |text| text.parse().unwrap());
     let mut damager = Damager::new(image, seed);
     let mut opened = 0;
@@ -142,18 +185,25 @@ fn mutate(image: &[u8], seed: u64) {
         // The last line that a hang leaves.
         eprintln!("seed {seed}: image {number}");
         let budget = Arc::new(Budget::new(1 << 20));
-        let common = DriverOptions { budget: budget.clone(), ..reading().common };
-        let options = OpenOptions { common, no_replay: true, degraded: true, ..OpenOptions::default() };
-        if let Ok(vfs) = open(vec![damager.damage()], options) {
+        let common = DriverOptions { budget: budget.clone(), read_only: !writes, ..reading().common };
+        let degraded = !writes;
+        let options =
+            OpenOptions { common, no_replay: true, degraded, writable: writes, ..OpenOptions::default() };
+        if let Ok(vfs) = open_with(vec![damager.damage()], options, writes) {
             opened += 1;
-            walk_all(&vfs);
+            if writes {
+                change_what_is_left(&vfs);
+            } else {
+                walk_all(&vfs);
+            }
             let _ = (vfs.fs().describe(), vfs.fs().stat_fs());
             let _ = vfs.unmount();
             drop(vfs);
         }
         assert_eq!(budget.used(), 0, "seed {seed}: image {number}: memory that is still charged");
     }
-    assert!(opened > count / 4, "seed {seed}: {opened} of {count} opened");
+    // Opening for writing reads more.
+    assert!(opened > count / if writes { 25 } else { 4 }, "seed {seed}: {opened} of {count} opened");
 }
 
 #[test]
@@ -162,6 +212,7 @@ fn random_damage_never_panics() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
+    let mutate = |image: &[u8], seed| [false, true].map(|writes| mutate(image, seed, writes));
     mutate(&small(dir.path()), 1);
     if can_fill() {
         for (seed, name) in

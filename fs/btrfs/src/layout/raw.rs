@@ -268,33 +268,6 @@ on_disk! {
         length: U64,
         chunk_tree_uuid: [u8; 16],
     }
-
-    /// An older state in the superblock.
-    RawBackup {
-        tree_root: U64,
-        tree_root_gen: U64,
-        chunk_root: U64,
-        chunk_root_gen: U64,
-        extent_root: U64,
-        extent_root_gen: U64,
-        fs_root: U64,
-        fs_root_gen: U64,
-        dev_root: U64,
-        dev_root_gen: U64,
-        csum_root: U64,
-        csum_root_gen: U64,
-        total_bytes: U64,
-        bytes_used: U64,
-        num_devices: U64,
-        unused_64: [U64; 4],
-        tree_root_level: u8,
-        chunk_root_level: u8,
-        extent_root_level: u8,
-        fs_root_level: u8,
-        dev_root_level: u8,
-        csum_root_level: u8,
-        unused_8: [u8; 10],
-    }
 }
 
 macro_rules! sizes {
@@ -332,7 +305,6 @@ sizes! {
     RawBlockGroupItem = 24;
     RawFreeSpaceInfo = 8;
     RawDevExtent = 48;
-    RawBackup = 168;
 }
 
 offsets! {

@@ -50,13 +50,6 @@ impl Tx<'_> {
         found
     }
 
-    /// Bytes of data or metadata that more chunks could give, about.
-    pub(super) fn bytes_of_more_chunks(&self, purpose: Use) -> u64 {
-        let free: u64 = self.unallocated().iter().map(|(_, _, free)| free.total()).sum();
-        let flags = self.live.groups.of(purpose).last().map_or(0, |group| group.flags);
-        free / profile::of(flags).map_or(1, |profile| profile.copies as u64)
-    }
-
     /// Places the parts of a chunk: device, UUID, offset. All are `len` bytes.
     fn place_stripes(&self, flags: u64, most: u64) -> Option<(u64, Vec<(u64, [u8; 16], u64)>)> {
         let mut devices = self.unallocated();
@@ -99,7 +92,11 @@ impl Tx<'_> {
         let Some((len, stripes)) = self.place_stripes(flags, most) else { return Ok(false) };
         let columns = (stripes.len() / profile.copies) as u64;
         let start = self.live.groups.by_start.values().map(Group::end).max().unwrap_or(FIRST_BYTE);
-        let start = start.next_multiple_of(STRIPE_LEN);
+        let start = start.checked_next_multiple_of(STRIPE_LEN);
+        // A chunk ends at an address.
+        let Some(start) = start.filter(|start| start.checked_add(len * columns).is_some()) else {
+            return Ok(false);
+        };
         let is_raid10 = profile.name == "RAID10";
         let raw = RawChunk {
             length: (len * columns).into(),

@@ -16,9 +16,6 @@ use zerocopy::IntoBytes;
 
 /// Rounds of a commit. A few are usual.
 const ROUNDS_MAX: usize = 100;
-/// Where the superblock has older states, and how many.
-const BACKUPS: usize = 0xb2b;
-const BACKUPS_COUNT: u64 = 4;
 /// Where the tail of a root item is.
 const ROOT_TAIL: usize = size_of::<RawRootItem>();
 
@@ -116,42 +113,12 @@ impl Tx<'_> {
         }
     }
 
-    fn backup(&self) -> Result<RawBackup> {
-        let root = |id| self.current_root(id);
-        let (tree, chunk, extent) =
-            (root(object::ROOT_TREE)?, root(object::CHUNK_TREE)?, root(object::EXTENT_TREE)?);
-        let (fs, dev, csum) = (root(object::FS_TREE)?, root(object::DEV_TREE)?, root(object::CSUM_TREE)?);
-        Ok(RawBackup {
-            tree_root: tree.bytenr.into(),
-            tree_root_gen: tree.generation.into(),
-            chunk_root: chunk.bytenr.into(),
-            chunk_root_gen: chunk.generation.into(),
-            extent_root: extent.bytenr.into(),
-            extent_root_gen: extent.generation.into(),
-            fs_root: fs.bytenr.into(),
-            fs_root_gen: fs.generation.into(),
-            dev_root: dev.bytenr.into(),
-            dev_root_gen: dev.generation.into(),
-            csum_root: csum.bytenr.into(),
-            csum_root_gen: csum.generation.into(),
-            total_bytes: self.sb().total_bytes.into(),
-            bytes_used: self.live.groups.used_bytes().into(),
-            num_devices: self.sb().num_devices.into(),
-            unused_64: [0.into(); 4],
-            tree_root_level: tree.level,
-            chunk_root_level: chunk.level,
-            extent_root_level: extent.level,
-            fs_root_level: fs.level,
-            dev_root_level: dev.level,
-            csum_root_level: csum.level,
-            unused_8: [0; 10],
-        })
-    }
-
     /// Writes the superblocks of all devices, then their copies. All they lead to is durable.
+    ///
+    /// Usually only the first 512 bytes change, so that a crash cannot tear the write. Therefore the older
+    /// states that a superblock can name stay as they are.
     fn write_superblocks(&mut self) -> Result<()> {
         let (tree, chunk) = (self.current_root(object::ROOT_TREE)?, self.current_root(object::CHUNK_TREE)?);
-        let backup = self.backup()?;
         let (transid, used) = (self.live.transid, self.live.groups.used_bytes());
         let sys_chunks = self.live.sys_chunks.clone();
         let checksum = self.sb().checksum;
@@ -167,8 +134,6 @@ impl Tx<'_> {
             raw.sys_chunk_array_size = (sys_chunks.len() as u32).into();
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
             bytes[SYS_CHUNK_ARRAY..SYS_CHUNK_ARRAY + sys_chunks.len()].copy_from_slice(&sys_chunks);
-            let at = BACKUPS + (transid % BACKUPS_COUNT) as usize * size_of::<RawBackup>();
-            bytes[at..at + size_of::<RawBackup>()].copy_from_slice(backup.as_bytes());
         }
         let volume = &self.fs.forest.volume;
         for (index, place) in SUPERBLOCK_PLACES.into_iter().enumerate() {

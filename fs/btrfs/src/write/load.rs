@@ -17,6 +17,8 @@ use std::ops::ControlFlow;
 
 /// Features that do not change what this driver writes, or that it keeps right.
 const WRITABLE: RoCompat = RoCompat::FREE_SPACE_TREE.union(RoCompat::FREE_SPACE_TREE_VALID);
+/// No filesystem has so many transactions. Counting them must not overflow.
+const GENERATION_MAX: u64 = u64::MAX / 2;
 /// What a stripe has at the place of a superblock is never allocated.
 const STRIPE_BYTES: u64 = 64 << 10;
 
@@ -41,6 +43,8 @@ impl Btrfs {
             "the superblock says that there were errors"
         } else if sb.log_root != 0 {
             "the log tree is not replayed"
+        } else if sb.generation > GENERATION_MAX {
+            "there were too many transactions"
         } else if missing_devices {
             "devices are missing"
         } else if volume.members().any(|(_, member)| member.device.is_read_only()) {
