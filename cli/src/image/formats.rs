@@ -105,7 +105,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_btrfs::probe,
         open: open_btrfs,
         check: |_, _, _, place| {
-            let why = "ivers only reads btrfs, and does not check it; use btrfs check --check-data-csum";
+            let why = "ivers does not check btrfs; use btrfs check --check-data-csum";
             Err(Error::Incompatible(format!("{place}: {why}")))
         },
         set_label: None,
@@ -283,6 +283,7 @@ fn open_btrfs(
     let options = ivers_btrfs::OpenOptions {
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
+        trust_foreign: options.trust_foreign,
         degraded,
         subvolume,
     };

@@ -5,7 +5,7 @@ use crate::inode::vnode_of;
 use crate::layout::chunk::DATA;
 use crate::layout::items::NAME_MAX;
 use crate::layout::raw::{RawDirItem, RawHeader, RawItem};
-use crate::write::{LINKS_MAX, Need, prepare};
+use crate::write::{LINKS_MAX, Need, Tx, prepare};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 
@@ -66,12 +66,13 @@ impl FileSystem for Btrfs {
         let sector = u64::from(sb.sector_size);
         // What a byte of data takes, as Linux estimates it.
         let blocks = sb.total_bytes / self.data_copies() / sector;
-        let live = self.live.read();
-        let used = match live.as_ref() {
-            Some(live) => live.groups.used_bytes() + live.reserved,
-            None => sb.bytes_used,
+        let free = match self.live.write().as_mut() {
+            Some(live) => {
+                let tx = Tx { fs: self, live };
+                (tx.free_data() + tx.bytes_of_more_chunks()) / sector
+            }
+            None => blocks.saturating_sub(sb.bytes_used / sector),
         };
-        let free = blocks.saturating_sub(used / sector);
         Ok(StatFs {
             block_size: sb.sector_size,
             blocks,

@@ -114,7 +114,7 @@ impl Btrfs {
         let counter = if item.flags() & inode_flags::NODATACOW == 0 {
             InitialCounter::Stored(item.sequence())
         } else {
-            InitialCounter::NotStored
+            InitialCounter::Stored(self.session.new_value())
         };
         let generation = item.generation() as u32;
         let vnode = Vnode::new(subvolume, objectid, item);

@@ -30,8 +30,6 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// The subvolume to mount.
     pub subvolume: Subvolume,
-    /// Allow changes, unless [`DriverOptions::read_only`] is set. Writing is new: keep a copy of the image.
-    pub writable: bool,
     /// Serve the change attribute as if no other program wrote meanwhile.
     pub trust_foreign: bool,
 }
@@ -75,10 +73,9 @@ impl Btrfs {
             read_only: None,
             notes,
         };
-        btrfs.read_only = match () {
-            () if options.common.read_only => Some("requested".into()),
-            () if !options.writable => Some("btrfs is only read".into()),
-            () => btrfs.why_not_writable(is_degraded)?,
+        btrfs.read_only = match options.common.read_only {
+            true => Some("requested".into()),
+            false => btrfs.why_not_writable(is_degraded)?,
         };
         let chosen = btrfs.chosen_subvolume(&options.subvolume)?;
         btrfs.root = pack(chosen, Object::Inode(object::FIRST_FREE))?;
@@ -88,8 +85,9 @@ impl Btrfs {
                 return Err(Error::corrupt(format!("subvolume {chosen} has no root directory"), place));
             }
         }
-        if btrfs.read_only.is_none() {
-            btrfs.start_writing(options.trust_foreign)?;
+        match btrfs.read_only {
+            None => btrfs.start_writing(options.trust_foreign)?,
+            Some(_) => btrfs.read_epoch(options.trust_foreign),
         }
         let btrfs = Arc::new(btrfs);
         if btrfs.read_only.is_none() {

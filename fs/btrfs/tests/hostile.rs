@@ -106,16 +106,21 @@ fn a_truncated_image_is_refused() {
 }
 
 #[test]
-fn every_change_is_refused() {
+fn every_change_of_a_read_only_mount_is_refused() {
     if !have_mkfs() {
         return;
     }
     let place = tempfile::tempdir().unwrap();
     let good = small(place.path());
+    // A feature that does not matter to readers.
+    let mut unknown = good.clone();
+    change_super(&mut unknown, |block| block[0xb4 + 5] = 1);
+    let fs = ivers_btrfs::Btrfs::open(vec![memory(&unknown)], OpenOptions::default()).unwrap();
+    let why = fs.health().read_only;
+    assert_eq!(why.as_deref(), Some("the feature unknown-0x10000000000 is only read"));
     let device = memory(&good);
-    let options = OpenOptions::default();
-    let fs = ivers_btrfs::Btrfs::open(vec![device.clone()], options).unwrap();
-    assert_eq!(fs.health().read_only.as_deref(), Some("btrfs is only read"));
+    let fs = ivers_btrfs::Btrfs::open(vec![device.clone()], reading()).unwrap();
+    assert_eq!(fs.health().read_only.as_deref(), Some("requested"));
     let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
     let cred = Cred::root();
     let file = vfs.resolve(&cred, "/d/file-100", false).unwrap();
@@ -151,7 +156,8 @@ fn change_what_is_left(vfs: &Arc<Vfs>) {
     for path in ["/", "/d", "/many", "/sub", "/snapshot"] {
         let Ok(dir) = vfs.resolve(&cred, path, false) else { continue };
         for number in 0..20 {
-            let Ok((file, _)) = vfs.create(&cred, &dir, format!("new{number}").as_bytes(), &spec, false) else {
+            let Ok((file, _)) = vfs.create(&cred, &dir, format!("new{number}").as_bytes(), &spec, false)
+            else {
                 continue;
             };
             let _ = vfs.write(&cred, &file, number * 1000, &[7; 9000], WriteFlags::empty());
@@ -187,8 +193,7 @@ fn mutate(image: &[u8], seed: u64, writes: bool) {
         let budget = Arc::new(Budget::new(1 << 20));
         let common = DriverOptions { budget: budget.clone(), read_only: !writes, ..reading().common };
         let degraded = !writes;
-        let options =
-            OpenOptions { common, no_replay: true, degraded, writable: writes, ..OpenOptions::default() };
+        let options = OpenOptions { common, no_replay: true, degraded, ..OpenOptions::default() };
         if let Ok(vfs) = open_with(vec![damager.damage()], options, writes) {
             opened += 1;
             if writes {

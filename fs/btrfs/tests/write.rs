@@ -125,7 +125,9 @@ fn change_all(vfs: &Arc<Vfs>) -> usize {
             // Not in a directory that stands for a subvolume.
             let spec = CreateSpec::of(FileType::Regular, 0o600);
             match vfs.create(&cred, &inode, b"made", &spec, false) {
-                Ok((made, _)) => drop(vfs.write(&cred, &made, 5000, b"new", WriteFlags::empty()).unwrap()),
+                Ok((made, _)) => {
+                    vfs.write(&cred, &made, 5000, b"new", WriteFlags::empty()).unwrap();
+                }
                 Err(Error::Name(NameError::NotPermitted)) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -139,15 +141,19 @@ fn change_all(vfs: &Arc<Vfs>) -> usize {
         };
         changed += 1;
         match number % 9 {
-            0 => drop(vfs.unlink(&cred, &dir, &name, false).unwrap()),
-            1 if is_file => {
-                drop(vfs.write(&cred, &inode, size / 2, &[7; 3000], WriteFlags::empty()).unwrap())
+            0 => {
+                vfs.unlink(&cred, &dir, &name, false).unwrap();
             }
-            2 if is_file => drop(vfs.write(&cred, &inode, size, &[8; 30_000], WriteFlags::empty()).unwrap()),
+            1 if is_file => {
+                vfs.write(&cred, &inode, size / 2, &[7; 3000], WriteFlags::empty()).unwrap();
+            }
+            2 if is_file => {
+                vfs.write(&cred, &inode, size, &[8; 30_000], WriteFlags::empty()).unwrap();
+            }
             3 if is_file => resize(size / 2),
             4 if is_file => resize(size + 10_000),
             5 if is_file => {
-                drop(vfs.set_xattr(&cred, &inode, b"user.more", &[9; 200], XattrMode::Any).unwrap())
+                vfs.set_xattr(&cred, &inode, b"user.more", &[9; 200], XattrMode::Any).unwrap();
             }
             6 => vfs
                 .rename(&cred, &dir, &name, &dir, b"renamed", RenameFlags::empty(), false)

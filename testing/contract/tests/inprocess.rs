@@ -1,4 +1,4 @@
-//! The contract on `mem`, examplefs, ext4, XFS, AFFS and FAT in this process. `IVERS_SEED` replays a run,
+//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS and FAT in this process. `IVERS_SEED` replays a run,
 //! `IVERS_STEPS` sets its length.
 
 mod common;
@@ -47,6 +47,24 @@ fn xfs_keeps_the_contract() {
             [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION]].into_iter().enumerate()
         {
             let report = hold(&mut || xfs(name, &base, hows), seed() + nth as u64, steps(2500));
+            let checked = |promise| report.tallies.of(promise).checked;
+            assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
+            assert!(report.claims.persistent && checked(Promise::Persistent) > 0, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn btrfs_keeps_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.btrfs"]) {
+        return;
+    }
+    for (name, args) in BTRFSES {
+        let base = Arc::new(new_btrfs(args));
+        for (nth, hows) in
+            [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION]].into_iter().enumerate()
+        {
+            let report = hold(&mut || btrfs(name, &base, hows), seed() + nth as u64, steps(2500));
             let checked = |promise| report.tallies.of(promise).checked;
             assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
             assert!(report.claims.persistent && checked(Promise::Persistent) > 0, "{report:?}");
@@ -191,6 +209,24 @@ fn concurrent_actors_on_xfs_keep_the_contract() {
             .enumerate()
         {
             let together = hold_together(&mut || xfs(name, &base, hows), seed() + nth as u64, phases(100));
+            was_crowded(&together);
+            assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
+        }
+    }
+}
+
+#[test]
+fn concurrent_actors_on_btrfs_keep_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.btrfs"]) {
+        return;
+    }
+    for (name, args) in BTRFSES {
+        let base = Arc::new(new_btrfs(args));
+        for (nth, hows) in [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME, SLOW_LAZYVERSION]]
+            .into_iter()
+            .enumerate()
+        {
+            let together = hold_together(&mut || btrfs(name, &base, hows), seed() + nth as u64, phases(100));
             was_crowded(&together);
             assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
         }

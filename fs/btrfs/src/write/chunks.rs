@@ -6,7 +6,7 @@ use super::Tx;
 use super::groups::{Group, Use};
 use super::ranges::Ranges;
 use crate::layout::bytes::read;
-use crate::layout::chunk::{Chunk, profile};
+use crate::layout::chunk::{Chunk, Stripe, profile};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::{RawBlockGroupItem, RawChunk, RawDevExtent, RawDevItem, RawKey, RawStripe};
 use crate::layout::superblock::SYS_CHUNK_ARRAY_BYTES;
@@ -50,8 +50,15 @@ impl Tx<'_> {
         found
     }
 
-    /// Places the parts of a chunk: device, UUID, offset. All are `len` bytes.
-    fn place_stripes(&self, flags: u64, most: u64) -> Option<(u64, Vec<(u64, [u8; 16], u64)>)> {
+    /// Bytes of data that more chunks could have, about.
+    pub(crate) fn bytes_of_more_chunks(&self) -> u64 {
+        let free: u64 = self.unallocated().iter().map(|(_, _, free)| free.total()).sum();
+        let flags = self.live.groups.of(Use::Data).last().map_or(0, |group| group.flags);
+        free / profile::of(flags).map_or(1, |profile| profile.copies as u64)
+    }
+
+    /// Finds places for the parts of a chunk. Returns the bytes of each as well.
+    fn place_stripes(&self, flags: u64, most: u64) -> Option<(u64, Vec<Stripe>)> {
         let mut devices = self.unallocated();
         let on_each = if profile::is_dup(flags) { 2 } else { 1 };
         let longest = |free: &Ranges| free.longest(u64::MAX).map_or(0, |(_, len)| len);
@@ -70,7 +77,7 @@ impl Tx<'_> {
                     return None;
                 }
                 free.remove(aligned, aligned + len);
-                stripes.push((devid, uuid, aligned));
+                stripes.push(Stripe { devid, device_uuid: uuid, offset: aligned });
             }
         }
         Some((len, stripes))
@@ -110,9 +117,9 @@ impl Tx<'_> {
             sub_stripes: (if is_raid10 { 2 } else { 1 }).into(),
         };
         let mut item = raw.as_bytes().to_vec();
-        for (devid, uuid, offset) in stripes {
-            let stripe = RawStripe { devid: devid.into(), offset: offset.into(), dev_uuid: uuid };
-            item.extend(stripe.as_bytes());
+        for Stripe { devid, device_uuid, offset } in stripes {
+            let raw = RawStripe { devid: devid.into(), offset: offset.into(), dev_uuid: device_uuid };
+            item.extend(raw.as_bytes());
         }
         if purpose == Use::System {
             let key = RawKey::from(Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, start));

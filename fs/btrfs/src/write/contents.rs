@@ -13,9 +13,6 @@ use std::ops::ControlFlow;
 use zerocopy::IntoBytes;
 
 const HEAD: usize = size_of::<RawFileExtent>();
-/// Items that are dropped at once.
-const BATCH: usize = 512;
-
 /// Types of file extents.
 const INLINE: u8 = 0;
 const REGULAR: u8 = 1;
@@ -88,7 +85,7 @@ impl Tx<'_> {
         }
         while at < to {
             // Preallocated extents may be after the end of a file.
-            let next = self.extents_in(file, at, to)?.into_iter().next();
+            let next = self.extents_in(file, at, to, 1)?.into_iter().next();
             let (start, end) = match next {
                 Some((key, data)) => (key.offset, key.offset + self.extent_len(file, key, &data)?),
                 None => (to, to),
@@ -112,8 +109,8 @@ impl Tx<'_> {
         self.insert(file.0, key_of(file, at), &data)
     }
 
-    /// The items of a file that overlap a range, as many as one batch has.
-    fn extents_in(&self, file: FileId, start: u64, end: u64) -> Result<Vec<(Key, Vec<u8>)>> {
+    /// The items of a file that overlap a range, at most `most`.
+    fn extents_in(&self, file: FileId, start: u64, end: u64, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
         let tree = self.tree(file.0)?;
         let before = self.fs.forest.last_at_most(&tree, key_of(file, start), |key, _| Ok(key))?;
         let is_own = |key: &Key| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA);
@@ -124,7 +121,7 @@ impl Tx<'_> {
             if from.saturating_add(len) > start {
                 found.push((key, data.to_vec()));
             }
-            Ok(if found.len() > BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            Ok(if found.len() >= most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         Ok(found)
     }
@@ -147,9 +144,9 @@ impl Tx<'_> {
         if start >= end {
             return Ok(dropped);
         }
-        let mut found = self.extents_in(file, start, end)?;
-        dropped.more = found.len() > BATCH;
-        found.truncate(BATCH);
+        let most = self.most_dropped();
+        let found = self.extents_in(file, start, end, most)?;
+        dropped.more = found.len() == most;
         for (key, data) in found {
             dropped.bytes += self.drop_part(file, key, &data, start, end)?;
         }
@@ -159,7 +156,7 @@ impl Tx<'_> {
     /// Drops the last items that a file has from a byte on.
     pub(super) fn drop_last_extents(&mut self, file: FileId, start: u64) -> Result<Dropped> {
         let mut dropped = Dropped::default();
-        for _ in 0..BATCH {
+        for _ in 0..self.most_dropped() {
             let tree = self.tree(file.0)?;
             let last = self
                 .fs

@@ -9,7 +9,7 @@ use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::items::InodeItem;
 use crate::layout::key::object;
-use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters};
+use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, decide};
 use ivers_vfs::{EpochOps, Error, FileType, NameError, Result, XattrMode};
 
 /// What shows a foreign writer: the last transaction, and where its tree of roots is.
@@ -46,22 +46,42 @@ impl Btrfs {
         }
     }
 
-    fn open_epoch(&self, trust_foreign: bool) -> Result<()> {
+    /// Serves the values of the last session, if it ended cleanly and nothing wrote since. Nothing is stored.
+    pub(crate) fn read_epoch(&mut self, trust_foreign: bool) {
+        let Ok(record) = self.stored_record() else { return };
+        let closed = record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok());
+        let decision = decide(&self.found(record.as_deref(), trust_foreign, true)).ok();
+        if let Some((record, decision)) = closed.zip(decision)
+            && decision.raised.is_none()
+            && decision.epoch == record.epoch
+        {
+            self.epoch.serve(record.epoch, record.raises, record.fingerprint);
+            self.is_persistent = true;
+        }
+    }
+
+    fn found<'a>(&self, record: Option<&'a [u8]>, trust_foreign: bool, read_only: bool) -> Found<'a> {
         let sb = &self.forest.volume.sb;
-        let record = self.stored_record()?;
-        let was_open =
-            record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok()).is_some_and(|it| it.open);
-        let found = Found {
-            record: record.as_deref(),
+        let known = record.and_then(|bytes| EpochRecord::decode(bytes).ok());
+        Found {
+            record,
             uuid: sb.fsid,
             fingerprint: fingerprint(sb.generation, sb.root.bytenr),
             // A commit is whole or not there.
             clean: true,
             trust_foreign,
-            read_only: false,
+            read_only,
             // The commits of a session change the fingerprint, too.
-            others: if was_open { OtherWriters::Known(None) } else { OtherWriters::ByFingerprint },
-        };
+            others: match known {
+                Some(record) if record.open => OtherWriters::Known(None),
+                _ => OtherWriters::ByFingerprint,
+            },
+        }
+    }
+
+    fn open_epoch(&self, trust_foreign: bool) -> Result<()> {
+        let record = self.stored_record()?;
+        let found = self.found(record.as_deref(), trust_foreign, false);
         let Some(decision) = self.epoch.decide(&found, &self.forest.volume.place) else { return Ok(()) };
         self.epoch.serve(decision.epoch, decision.raises, found.fingerprint);
         match self.store_epoch() {
@@ -115,6 +135,10 @@ impl EpochOps for Btrfs {
     }
 
     fn raise(&self) -> Result<()> {
+        // A reader stores nothing.
+        if self.live.read().is_none() {
+            return Ok(());
+        }
         if self.epoch.raise_stored() { self.store_epoch() } else { Ok(()) }
     }
 

@@ -15,8 +15,9 @@ use crate::filesystem::Btrfs;
 use ivers_block::Timer;
 use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Free blocks that are kept for removals and commits, and the part of all metadata that they are at most.
 const KEPT_BLOCKS: u64 = 256;
@@ -25,8 +26,12 @@ const KEPT_PART: u64 = 8;
 const BLOCKS_A_CHANGE: u64 = 24;
 /// Bytes of trees for the items of a reserved byte of data, as a part of it.
 const ITEMS_PART: u64 = 16;
-/// References that may wait when a change ends.
+/// References that may wait when a change ends, and blocks that each may make: of the extent tree, and of the
+/// checksums that go.
 const REFS_MAX: usize = 192;
+const BLOCKS_A_REF: u64 = 3;
+/// Extents that one change drops at most.
+const DROPPED_MAX: u64 = 512;
 /// A transaction is committed if it has so many bytes of blocks in memory.
 const DIRTY_MAX: u64 = 32 << 20;
 
@@ -47,6 +52,19 @@ pub(crate) struct Session {
     /// Why nothing is written any more.
     failed: OnceLock<String>,
     timer: Timer,
+    /// The last value for an inode whose counter is not stored.
+    value: AtomicU64,
+}
+
+impl Session {
+    /// A counter that no inode had in this mount, nor in earlier ones unless the clock was set back.
+    pub(crate) fn new_value(&self) -> u64 {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = now.as_micros() as u64;
+        let next = |last: u64| now.max(last + 1);
+        let last = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+        next(last.unwrap_or_else(|last| last))
+    }
 }
 
 impl Btrfs {
@@ -145,11 +163,20 @@ impl Tx<'_> {
             Need::WriteBack => kept / 2 + BLOCKS_A_CHANGE,
             Need::Removal => kept / 4,
         };
-        self.free_blocks() >= least
+        let waiting = self.live.refs.len() as u64 * BLOCKS_A_REF;
+        self.free_blocks() >= least + waiting
+    }
+
+    /// How many extents a change may drop.
+    pub(super) fn most_dropped(&self) -> usize {
+        (self.free_blocks() / (2 * BLOCKS_A_REF)).clamp(1, DROPPED_MAX) as usize
     }
 
     /// Finds space for the blocks of a change: in new chunks, and in what waits for a commit.
     pub(super) fn make_room(&mut self, need: Need) -> Result<()> {
+        if !self.has_room(need) {
+            self.run_refs()?;
+        }
         while !self.has_room(need) {
             if !self.add_chunk(Use::Metadata)? {
                 break;
@@ -158,7 +185,6 @@ impl Tx<'_> {
         if self.has_room(need) {
             return Ok(());
         }
-        self.run_refs()?;
         if self.live.groups.pinned_bytes(Use::Metadata) > 0 {
             self.commit()?;
         }
@@ -181,7 +207,7 @@ impl Tx<'_> {
     }
 
     /// Bytes of data that are neither used nor reserved.
-    pub(super) fn free_data(&self) -> u64 {
+    pub(crate) fn free_data(&self) -> u64 {
         let free = self.live.groups.free_bytes(Use::Data);
         let is_mixed = self.live.groups.of(Use::Data).any(|group| group.flags & Use::Metadata.bit() != 0);
         let blocks =

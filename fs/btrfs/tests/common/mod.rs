@@ -198,7 +198,7 @@ pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
 
 /// Opens images for writing.
 pub fn mount_writable(images: &Images) -> Arc<Vfs> {
-    mount_writable_with(images, OpenOptions { writable: true, ..OpenOptions::default() })
+    mount_writable_with(images, OpenOptions::default())
 }
 
 pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {

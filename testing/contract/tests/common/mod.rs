@@ -174,6 +174,32 @@ pub fn xfs(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProce
     in_memory(name, base, hows, open_xfs)
 }
 
+/// Kinds of btrfs: arguments of mkfs.btrfs.
+pub const BTRFSES: [(&str, &[&str]); 3] =
+    [("btrfs", &[]), ("btrfs, 4 KiB nodes", &["-n", "4096"]), ("btrfs, mixed groups", &["-M"])];
+
+/// Returns the bytes of an empty btrfs filesystem.
+pub fn new_btrfs(args: &[&str]) -> Vec<u8> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).and_then(|file| file.set_len(128 << 20)).expect("the image");
+    let path = path.to_str().expect("a path of this test");
+    let words = ["-q", "-f"].iter().chain(args).copied().chain([path]);
+    ivers_oracle::run("mkfs.btrfs", words).expect("mkfs");
+    std::fs::read(path).expect("the image")
+}
+
+pub fn open_btrfs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
+    let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
+    let options = ivers_btrfs::OpenOptions { common, ..Default::default() };
+    ivers_btrfs::Btrfs::open(vec![device], options).expect("it opens")
+}
+
+/// Mounts btrfs on a device in memory.
+pub fn btrfs(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+    in_memory(name, base, hows, open_btrfs)
+}
+
 /// Variants of AFFS: the low bytes of their `DOS` words.
 pub const AMIGAS: [(u8, &str); 3] = [(0, "OFS"), (3, "FFS, international"), (5, "FFS, directory caches")];
 
