@@ -129,6 +129,14 @@ impl FileSystem for Btrfs {
         self.close_epoch()
     }
 
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+
+    fn clones(&self) -> Option<&dyn CloneOps> {
+        Some(self)
+    }
+
     fn epochs(&self) -> Option<&dyn EpochOps> {
         self.is_persistent.then_some(self)
     }

@@ -1,4 +1,4 @@
-//! The btrfs driver, which only reads.
+//! The btrfs driver.
 //!
 //! [`Btrfs::open`] checks the images of all devices, and returns a filesystem for `ivers_vfs::Vfs::mount`.
 //! `docs/btrfs.md` explains the format's bits and what is refused.
@@ -12,6 +12,7 @@
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
 //! | `compress`, `decompressed` | decompressing extents, and keeping the last ones |
 //! | `data`, `file` | checked data; contents of files |
+//! | `write` | transactions, and everything that changes |
 //! | `filesystem`, `open`, `driver` | what is open; opening; the interface to the VFS |
 
 #![forbid(unsafe_code)]

@@ -16,6 +16,7 @@ const HEAD: usize = size_of::<RawFileExtent>();
 /// Types of file extents.
 const INLINE: u8 = 0;
 const REGULAR: u8 = 1;
+const PREALLOC: u8 = 2;
 
 /// A file: its subvolume and its number there.
 pub(super) type FileId = (u64, u64);
@@ -62,17 +63,52 @@ impl Tx<'_> {
 
     /// Inserts a new extent, which gets its first reference.
     pub(super) fn insert_extent(&mut self, file: FileId, at: u64, bytenr: u64, bytes: u64) -> Result<()> {
+        self.insert_new(REGULAR, file, at, (bytenr, bytes))
+    }
+
+    /// Inserts a new extent that reads as zeros.
+    pub(super) fn insert_prealloc(&mut self, file: FileId, at: u64, bytenr: u64, bytes: u64) -> Result<()> {
+        self.insert_new(PREALLOC, file, at, (bytenr, bytes))
+    }
+
+    fn insert_new(&mut self, kind: u8, file: FileId, at: u64, (bytenr, bytes): (u64, u64)) -> Result<()> {
         let place = RawFileExtentPlace {
             disk_bytenr: bytenr.into(),
             disk_num_bytes: bytes.into(),
             offset: 0.into(),
             num_bytes: bytes.into(),
         };
-        let data = encode(&self.new_head(REGULAR, bytes), &place);
+        let data = encode(&self.new_head(kind, bytes), &place);
         self.insert(file.0, key_of(file, at), &data)?;
         let by = Ref::Data { root: file.0, objectid: file.1, offset: at };
         self.live.refs.create(bytenr, Kind::Data { bytes }, by);
         Ok(())
+    }
+
+    /// Inserts an item that refers to a part of what another item (`data`) refers to: the bytes from
+    /// `part.0` on, `part.1` of them. Returns how many bytes are allocated to the file by it.
+    pub(super) fn insert_shared(
+        &mut self,
+        file: FileId,
+        at: u64,
+        data: &[u8],
+        part: (u64, u64),
+    ) -> Result<u64> {
+        let short = || self.broken(format!("inode {}: an extent is too short", file.1));
+        let mut head: RawFileExtent = read(data, 0).ok_or_else(short)?;
+        let mut place: RawFileExtentPlace = read(data, HEAD).ok_or_else(short)?;
+        let (bytenr, bytes) = (place.disk_bytenr.get(), place.disk_num_bytes.get());
+        if bytenr == 0 {
+            return Ok(0);
+        }
+        head.generation = self.live.transid.into();
+        place.offset = (place.offset.get() + part.0).into();
+        place.num_bytes = part.1.into();
+        self.insert(file.0, key_of(file, at), &encode(&head, &place))?;
+        let offset = at.wrapping_sub(place.offset.get());
+        let by = Ref::Data { root: file.0, objectid: file.1, offset };
+        self.live.refs.change(bytenr, Kind::Data { bytes }, by, 1);
+        Ok(part.1)
     }
 
     /// Inserts items for holes in a range that has nothing, where the filesystem wants them.
@@ -110,7 +146,13 @@ impl Tx<'_> {
     }
 
     /// The items of a file that overlap a range, at most `most`.
-    fn extents_in(&self, file: FileId, start: u64, end: u64, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+    pub(super) fn extents_in(
+        &self,
+        file: FileId,
+        start: u64,
+        end: u64,
+        most: usize,
+    ) -> Result<Vec<(Key, Vec<u8>)>> {
         let tree = self.tree(file.0)?;
         let before = self.fs.forest.last_at_most(&tree, key_of(file, start), |key, _| Ok(key))?;
         let is_own = |key: &Key| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA);
@@ -127,7 +169,7 @@ impl Tx<'_> {
     }
 
     /// Bytes of the file that an item covers.
-    fn extent_len(&self, file: FileId, key: Key, data: &[u8]) -> Result<u64> {
+    pub(super) fn extent_len(&self, file: FileId, key: Key, data: &[u8]) -> Result<u64> {
         let sector = self.sb().sector_size;
         match FileExtent::decode(data, key.offset, sector) {
             Ok(extent) => Ok(extent.len(sector)),

@@ -8,7 +8,7 @@ use crate::inode::{Vnode, vnode_of};
 use ivers_vfs::*;
 
 /// The largest new extent.
-const EXTENT_MAX: u64 = 128 << 20;
+pub(super) const EXTENT_MAX: u64 = 128 << 20;
 
 /// Where data goes: addresses and bytes.
 type Places = Vec<(u64, u64)>;
@@ -20,12 +20,12 @@ struct Taken {
     reserved: Vec<(u64, u64)>,
 }
 
-fn file_of(vnode: &Vnode) -> FileId {
+pub(super) fn file_of(vnode: &Vnode) -> FileId {
     (vnode.subvolume, vnode.objectid)
 }
 
 impl Btrfs {
-    fn sector(&self) -> u64 {
+    pub(super) fn sector(&self) -> u64 {
         self.forest.volume.sb.sector_size.into()
     }
 
@@ -157,13 +157,7 @@ impl Btrfs {
         let vnode = vnode_of(inode);
         let old = vnode.size();
         if offset >= sector {
-            let is_inline = {
-                let _trees = self.live.read();
-                self.has_inline(vnode)?
-            };
-            if is_inline {
-                self.rewrite_sector(inode, 0, old)?;
-            }
+            self.expand_inline(inode)?;
         }
         let last = old / sector * sector;
         let is_written = offset <= last && last < end;
@@ -173,10 +167,27 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Stores a sector of a file anew: with zeros after `size`.
-    fn rewrite_sector(&self, inode: &Inode, at: u64, size: u64) -> Result<()> {
+    /// Contents that are in an item become a sector of an extent.
+    pub(super) fn expand_inline(&self, inode: &Inode) -> Result<()> {
         let vnode = vnode_of(inode);
-        let mut bytes = vec![0; self.sector() as usize];
+        let is_inline = {
+            let _trees = self.live.read();
+            self.has_inline(vnode)?
+        };
+        if is_inline { self.rewrite_sector(inode, 0, vnode.size()) } else { Ok(()) }
+    }
+
+    /// Stores a sector of a file anew: with zeros after `size`.
+    pub(super) fn rewrite_sector(&self, inode: &Inode, at: u64, size: u64) -> Result<()> {
+        self.zero_in_sector(inode, size.clamp(at, at + self.sector()), at + self.sector())
+    }
+
+    /// Makes bytes of one sector zeros, and stores it anew. `start` may be the end of the sector before.
+    pub(super) fn zero_in_sector(&self, inode: &Inode, start: u64, end: u64) -> Result<()> {
+        let sector = self.sector();
+        let vnode = vnode_of(inode);
+        let at = end.saturating_sub(1) / sector * sector;
+        let mut bytes = vec![0; sector as usize];
         {
             let _trees = self.live.read();
             if self.has_zeros(vnode, at)? {
@@ -184,8 +195,7 @@ impl Btrfs {
             }
             self.read_file(vnode, at, &mut bytes)?;
         }
-        let kept = size.saturating_sub(at).min(bytes.len() as u64) as usize;
-        bytes[kept..].fill(0);
+        bytes[(start - at) as usize..(end - at) as usize].fill(0);
         self.replace_sectors(inode, at, &bytes, 0)
     }
 
@@ -302,7 +312,7 @@ impl Tx<'_> {
     }
 
     /// A file ends later, and has contents from `from` on only.
-    fn raise_size(&mut self, inode: &Inode, from: u64, size: u64) -> Result<()> {
+    pub(super) fn raise_size(&mut self, inode: &Inode, from: u64, size: u64) -> Result<()> {
         let vnode = vnode_of(inode);
         let old = vnode.size();
         if size <= old {

@@ -11,11 +11,14 @@
 //! | `session` | beginning a change, space for it, failures, the commit timer |
 //! | `inodes`, `names`, `attributes` | inode items; entries of directories; extended attributes |
 //! | `contents`, `file` | extents of files; write-back, truncation, reservations |
+//! | `allocation`, `clones` | preallocated extents and holes; files that share extents |
 //! | `removal`, `epoch` | deleting inodes, and those that a crash left; the epoch record |
 
+mod allocation;
 mod attributes;
 mod checksums;
 mod chunks;
+mod clones;
 mod commit;
 mod contents;
 mod epoch;
