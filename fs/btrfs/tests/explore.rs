@@ -114,6 +114,19 @@ fn workloads(seed: u64) -> Vec<Workload> {
 
 #[test]
 fn no_crash_point_breaks_the_contract() {
+    explore(workloads);
+}
+
+#[test]
+fn no_crash_point_breaks_files_that_share_blocks() {
+    explore(|seed| {
+        let mut rng = StdRng::seed_from_u64(seed);
+        (0..500).map(|_| Workload::sharing(rng.random_range(0..1 << 32), 40)).collect()
+    });
+}
+
+/// Explores workloads that a seed determines.
+fn explore(workloads: impl Fn(u64) -> Vec<Workload>) {
     if !common::can_fill() || !may_loop_mount() {
         return;
     }

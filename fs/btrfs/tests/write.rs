@@ -95,6 +95,67 @@ fn random_changes_of_all_kinds() {
     });
 }
 
+#[test]
+fn files_that_share_extents() {
+    if !can_fill() {
+        return;
+    }
+    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 400));
+    each_kind(|kind, images| {
+        if !["default", "old features", "mixed groups"].contains(&kind.name) {
+            return;
+        }
+        println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
+        let mut storm = Storm::new(mount_writable(images), seed);
+        (0..60).for_each(|_| storm.step());
+        for round in 0..3 {
+            (0..steps).for_each(|_| storm.step_in_file());
+            storm.check(kind.name);
+            storm.unmount();
+            assert_clean(images, &format!("{}, round {round}", kind.name));
+            storm.mount(mount_writable(images));
+        }
+        storm.check(kind.name);
+        storm.unmount();
+        let ours = our_tree(&mount(images), true).unwrap();
+        assert_same(&ours, &images.with_kernel("ro", kernel_tree), kind.name);
+    });
+}
+
+#[test]
+fn an_inode_has_many_names_in_a_directory() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let old = WRITABLE.iter().find(|kind| kind.name == "old features").unwrap();
+    for (kind, most) in [(&DEFAULT, 3000), (old, 3000)] {
+        let images = Images::make(dir.path(), kind);
+        let vfs = mount_writable(&images);
+        let (cred, root) = (Cred::root(), vfs.root().unwrap());
+        let (file, _) = vfs.create(&cred, &root, b"file", &CreateSpec::file(0o644), false).unwrap();
+        let mut made = 0u32;
+        while made < most {
+            match vfs.link(&cred, &file, &root, format!("another-name-{made}").as_bytes(), false) {
+                Ok(_) => made += 1,
+                // Without extref, all names of a directory are in one item.
+                Err(Error::Name(NameError::TooManyLinks)) if kind.name == old.name => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(made > 300 && (made == most || kind.name == old.name), "{}: {made}", kind.name);
+        vfs.sync().unwrap();
+        assert_clean(&images, kind.name);
+        for number in (0..made).step_by(2) {
+            vfs.unlink(&cred, &root, format!("another-name-{number}").as_bytes(), false).unwrap();
+        }
+        assert_eq!(vfs.stat(&file).nlink, 1 + made - made.div_ceil(2));
+        drop((file, root));
+        vfs.unmount().unwrap();
+        assert_clean(&images, kind.name);
+    }
+}
+
 /// All inodes below a directory that Linux lets users change, with their directory and their name.
 fn all_below(vfs: &Arc<Vfs>) -> Vec<(InodeRef, Vec<u8>, InodeRef)> {
     let (cred, mut found) = (Cred::root(), Vec::new());

@@ -7,6 +7,8 @@ use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use ivers_vfs::*;
 
+/// The byte after the largest file, in whole sectors.
+const END_MAX: u64 = 1 << 63;
 /// Extents that one change preallocates.
 const EXTENTS_A_CHANGE: usize = 16;
 
@@ -23,7 +25,7 @@ impl Btrfs {
             return Err(NameError::NotSupported.into());
         }
         let sector = self.sector();
-        let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64 - sector);
+        let end = offset.checked_add(len).filter(|end| *end <= END_MAX);
         let end = end.ok_or(NameError::TooLarge)?;
         self.with_tx(|tx| tx.may_change(vnode_of(inode)))?;
         self.expand_inline(inode)?;
