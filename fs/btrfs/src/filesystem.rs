@@ -1,8 +1,8 @@
 //! The open filesystem.
 
 use crate::decompressed::Decompressed;
+use crate::live::{Live, Session};
 use crate::tree::Forest;
-use crate::write::{Live, Session};
 use ivers_vfs::sync::{RankedRwLock, rank};
 use ivers_vfs::{Ino, ServedEpoch};
 
@@ -12,8 +12,8 @@ pub struct Btrfs {
     /// The root directory of the mounted subvolume.
     pub(crate) root: Ino,
     pub(crate) decompressed: Decompressed,
-    /// The state of a writer; `None`: nothing is written. Whoever reads trees holds it shared, so that they
-    /// do not change meanwhile.
+    /// The state of a writer; `None`: nothing is written. A thread that reads trees holds it shared, so that
+    /// they do not change meanwhile.
     pub(crate) live: RankedRwLock<rank::Driver<0>, Option<Live>>,
     pub(crate) session: Session,
     pub(crate) epoch: ServedEpoch,

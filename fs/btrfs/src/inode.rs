@@ -4,8 +4,8 @@ use crate::filesystem::Btrfs;
 use crate::layout::items::{InodeItem, inode_flags};
 use crate::layout::key::{Key, kind, object};
 use crate::numbers::{Object, pack, unpack};
+use crate::ranges::Ranges;
 use crate::tree::Tree;
-use crate::write::ranges::Ranges;
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{
     Attr, FileType, InitialCounter, Ino, Inode, InodeFlags, LoadedInode, NameError, Result, Timestamp,

@@ -12,6 +12,7 @@
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
 //! | `compress`, `decompressed` | decompressing extents, and keeping the last ones |
 //! | `data`, `file` | checked data; contents of files |
+//! | `ranges`, `live` | sets of ranges; what a writer has in memory |
 //! | `write` | transactions, and everything that changes |
 //! | `filesystem`, `open`, `driver` | what is open; opening; the interface to the VFS |
 
@@ -26,10 +27,12 @@ mod file;
 mod filesystem;
 mod inode;
 pub mod layout;
+mod live;
 mod names;
 mod node_cache;
 mod numbers;
 mod open;
+mod ranges;
 mod subvolume;
 mod tree;
 mod volume;

@@ -230,6 +230,10 @@ fn change_all(vfs: &Arc<Vfs>) -> usize {
     changed
 }
 
+/// What Linux does between two sessions of ivers.
+const MORE: &str =
+    "cp -r many more; rm -r links; btrfs -q subvolume snapshot sub third; echo x >> third/file; sync";
+
 #[test]
 fn what_linux_wrote_is_changed_and_removed() {
     if !can_fill() {
@@ -247,7 +251,7 @@ fn what_linux_wrote_is_changed_and_removed() {
         let ours = our_tree(&mount(images), true).unwrap();
         assert_same(&comparable(ours), &comparable(images.with_kernel("ro", kernel_tree)), name);
         // Linux goes on, and then everything goes.
-        images.with_kernel(kind.mount, |root| in_dir(root, "cp -r many more; rm -r links; btrfs -q subvolume snapshot sub third; echo x >> third/file; sync"));
+        images.with_kernel(kind.mount, |root| in_dir(root, MORE));
         let vfs = mount_writable(images);
         let cred = Cred::root();
         for (dir, name, inode) in all_below(&vfs).into_iter().rev() {

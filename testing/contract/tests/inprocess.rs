@@ -1,5 +1,5 @@
-//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS and FAT in this process. `IVERS_SEED` replays a run,
-//! `IVERS_STEPS` sets its length.
+//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS and FAT in this process. `IVERS_SEED` replays a
+//! run, `IVERS_STEPS` sets its length.
 
 mod common;
 

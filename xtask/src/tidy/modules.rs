@@ -250,10 +250,16 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[
             (
                 "",
-                "layout devices volume node_cache tree numbers compress decompressed filesystem subvolume \
-                 inode names xattr data file open driver",
+                "layout devices volume node_cache tree numbers compress decompressed ranges live filesystem \
+                 subvolume inode names xattr data file write open driver",
             ),
-            ("layout", "bytes features raw key checksum superblock chunk node items"),
+            ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
+            ("live", "groups refs state session"),
+            (
+                "write",
+                "tx tree extents checksums free_space chunks commit load change inodes contents names \
+                 attributes file allocation clones removal epoch",
+            ),
         ],
     ),
     (

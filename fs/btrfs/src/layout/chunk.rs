@@ -42,12 +42,9 @@ pub(crate) struct Profile {
     columns: usize,
 }
 
-/// What the bits of a chunk's type say of its profile.
-pub(crate) mod profile {
-    use super::*;
-
-    /// The profile, as if it had one column.
-    pub(crate) fn of(kind: u64) -> Option<Profile> {
+impl Profile {
+    /// The profile that the bits of a chunk's type name, as if it had one column.
+    pub(crate) fn of(kind: u64) -> Option<Self> {
         let (name, copies) = match kind & !CONTENTS {
             0 => ("single", 1),
             DUP => ("DUP", 2),
@@ -58,7 +55,7 @@ pub(crate) mod profile {
             RAID10 => ("RAID10", 2),
             _ => return None,
         };
-        Some(Profile { name, copies, columns: 1 })
+        Some(Self { name, copies, columns: 1 })
     }
 
     /// Whether both copies are on one device.
@@ -71,8 +68,8 @@ pub(crate) mod profile {
         let wanted = match kind & !CONTENTS {
             RAID0 => available.min(COLUMNS_MAX),
             RAID10 => (available / 2 * 2).min(COLUMNS_MAX),
-            _ if is_dup(kind) => 1,
-            _ => of(kind)?.copies,
+            _ if Self::is_dup(kind) => 1,
+            _ => Self::of(kind)?.copies,
         };
         let least = if kind & RAID10 != 0 { 2 } else { 1 };
         (wanted >= least && wanted <= available).then_some(wanted)
@@ -132,8 +129,7 @@ impl Chunk {
         }
         let (length, kind) = (raw.length.get(), raw.kind.get());
         let (count, sub) = (usize::from(raw.num_stripes.get()), usize::from(raw.sub_stripes.get()));
-        let name_and_copies = profile::of(kind);
-        let profile = match (kind & !CONTENTS, name_and_copies) {
+        let profile = match (kind & !CONTENTS, Profile::of(kind)) {
             (RAID10, Some(_)) if sub != 2 => return Err(damaged(format!("RAID10 with {sub} copies"))),
             (RAID0 | RAID10, Some(profile)) => Profile { columns: count / profile.copies, ..profile },
             (_, Some(profile)) => profile,

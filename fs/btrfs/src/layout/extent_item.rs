@@ -4,9 +4,21 @@ use super::bytes::{read, slice};
 use super::checksum::raw_crc;
 use super::key::{Key, kind};
 use super::raw::{RawExtentDataRef, RawExtentItem, RawTreeBlockInfo};
-use crate::write::refs::Ref;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
+
+/// Who refers to an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Ref {
+    /// A block of this tree.
+    TreeBlock { root: u64 },
+    /// The block at this address, which several trees share.
+    SharedBlock { parent: u64 },
+    /// A file of this tree.
+    Data { root: u64, objectid: u64, offset: u64 },
+    /// Items of the leaf at this address, which several trees share.
+    SharedData { parent: u64 },
+}
 
 /// The extent has data of files (`flags` of its item).
 const FLAG_DATA: u64 = 1;

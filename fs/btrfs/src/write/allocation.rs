@@ -1,10 +1,11 @@
 //! Space of files, apart from writing: preallocated extents, and holes that are punched.
 
+use super::change::Need;
 use super::file::file_of;
-use super::groups::Use;
-use super::{Need, Tx};
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
+use crate::live::groups::Use;
 use ivers_vfs::*;
 
 /// The byte after the largest file, in whole sectors.

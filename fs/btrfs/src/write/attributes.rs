@@ -1,6 +1,7 @@
 //! Extended attributes.
 
-use super::{Need, Tx};
+use super::change::Need;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use crate::layout::checksum::name_hash;

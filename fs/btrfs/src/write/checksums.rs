@@ -1,6 +1,6 @@
 //! The tree of checksums of data.
 
-use super::Tx;
+use super::tx::Tx;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES};
 use ivers_vfs::Result;

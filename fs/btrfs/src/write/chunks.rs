@@ -2,14 +2,15 @@
 //!
 //! A chunk is usable at once in memory. Its items are stored in the commit of the transaction that made it.
 
-use super::Tx;
-use super::groups::{Group, Use};
-use super::ranges::Ranges;
+use super::tx::Tx;
 use crate::layout::bytes::read;
-use crate::layout::chunk::{Chunk, Stripe, profile};
+use crate::layout::chunk::{Chunk, Profile, Stripe};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::{RawBlockGroupItem, RawChunk, RawDevExtent, RawDevItem, RawKey, RawStripe};
 use crate::layout::superblock::SYS_CHUNK_ARRAY_BYTES;
+use crate::live::NewChunk;
+use crate::live::groups::{Group, Use};
+use crate::ranges::Ranges;
 use ivers_vfs::Result;
 use zerocopy::IntoBytes;
 
@@ -23,12 +24,6 @@ const MOST_METADATA: u64 = 256 << 20;
 const MOST_SYSTEM: u64 = 32 << 20;
 /// The part of all devices that one chunk gets at most.
 const MOST_PART: u64 = 10;
-
-/// A chunk whose items are not stored yet.
-pub(crate) struct NewChunk {
-    start: u64,
-    item: Vec<u8>,
-}
 
 impl Tx<'_> {
     /// Unallocated parts of each device: number, UUID, ranges.
@@ -54,17 +49,17 @@ impl Tx<'_> {
     pub(crate) fn bytes_of_more_chunks(&self) -> u64 {
         let free: u64 = self.unallocated().iter().map(|(_, _, free)| free.total()).sum();
         let flags = self.live.groups.of(Use::Data).last().map_or(0, |group| group.flags);
-        free / profile::of(flags).map_or(1, |profile| profile.copies as u64)
+        free / Profile::of(flags).map_or(1, |profile| profile.copies as u64)
     }
 
     /// Finds places for the parts of a chunk. Returns the bytes of each as well.
     fn place_stripes(&self, flags: u64, most: u64) -> Option<(u64, Vec<Stripe>)> {
         let mut devices = self.unallocated();
-        let on_each = if profile::is_dup(flags) { 2 } else { 1 };
+        let on_each = if Profile::is_dup(flags) { 2 } else { 1 };
         let longest = |free: &Ranges| free.longest(u64::MAX).map_or(0, |(_, len)| len);
         devices.retain(|(_, _, free)| longest(free) >= LEAST_STRIPE * on_each);
         devices.sort_by_key(|(devid, _, free)| (std::cmp::Reverse(longest(free)), *devid));
-        let wanted = profile::devices(flags, devices.len())?;
+        let wanted = Profile::devices(flags, devices.len())?;
         devices.truncate(wanted);
         let shortest = devices.iter().map(|(_, _, free)| longest(free) / on_each).min()?;
         let len = shortest.min(most.max(LEAST_STRIPE)) / STRIPE_LEN * STRIPE_LEN;
@@ -88,7 +83,7 @@ impl Tx<'_> {
         let Some(flags) = self.live.groups.of(purpose).last().map(|group| group.flags) else {
             return Err(self.broken("there is no block group of a kind"));
         };
-        let Some(profile) = profile::of(flags) else { return Ok(false) };
+        let Some(profile) = Profile::of(flags) else { return Ok(false) };
         let all: u64 = self.fs.forest.volume.members().map(|(_, member)| member.bytes).sum();
         let most = match purpose {
             Use::Data => MOST_DATA,

@@ -1,8 +1,9 @@
 //! Files that share extents.
 
+use super::change::Need;
 use super::contents::FileId;
 use super::file::file_of;
-use super::{Need, Tx};
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use ivers_vfs::*;

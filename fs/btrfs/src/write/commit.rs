@@ -3,12 +3,12 @@
 //! Storing what waits changes trees, and that makes more wait. Each block is copied once in a transaction, so
 //! the rounds become smaller and end.
 
-use super::Tx;
-use super::groups::Use;
+use super::tx::Tx;
 use crate::layout::bytes::read;
 use crate::layout::key::{is_subvolume, object};
 use crate::layout::raw::*;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot};
+use crate::live::groups::Use;
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;
 use std::mem::{offset_of, size_of};

@@ -1,12 +1,13 @@
 //! Extents of files: inserting them, and dropping what is in their place.
 
-use super::Tx;
-use super::refs::{Kind, Ref};
+use super::tx::Tx;
 use crate::layout::bytes::read;
+use crate::layout::extent_item::Ref;
 use crate::layout::features::Incompat;
 use crate::layout::items::{BadExtent, FileExtent, referred_extent};
 use crate::layout::key::{Key, kind};
 use crate::layout::raw::{RawFileExtent, RawFileExtentPlace};
+use crate::live::refs::Kind;
 use ivers_vfs::{Error, Result};
 use std::mem::size_of;
 use std::ops::ControlFlow;

@@ -4,7 +4,8 @@
 //! A session commits OPEN before its first change, and CLOSED in its last commit. Each commit has other roots
 //! and another generation, so these show a foreign writer.
 
-use super::Tx;
+use super::change::Need;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::items::InodeItem;
@@ -96,7 +97,7 @@ impl Btrfs {
     /// Stores the OPEN record and commits it.
     fn store_epoch(&self) -> Result<()> {
         let record = self.epoch.record(self.forest.volume.sb.fsid, true).encode();
-        self.change(super::Need::Removal, |tx| tx.put_record(&record))?;
+        self.change(Need::Removal, |tx| tx.put_record(&record))?;
         self.commit()
     }
 

@@ -1,10 +1,11 @@
 //! The extent tree: storing what waits in `Refs`.
 
-use super::Tx;
-use super::refs::{Kind, Pending, Ref};
+use super::tx::Tx;
+use crate::layout::extent_item::Ref;
 use crate::layout::extent_item::{ExtentItem, decode_keyed, keyed_data, kind_of, number_of};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES};
+use crate::live::refs::{Kind, Pending};
 use ivers_vfs::Result;
 use std::ops::ControlFlow;
 
@@ -228,7 +229,7 @@ impl Tx<'_> {
         self.release(bytenr, pending.kind)
     }
 
-    /// Nothing refers to an extent any more.
+    /// Nothing refers to an extent.
     fn release(&mut self, bytenr: u64, kind: Kind) -> Result<()> {
         let bytes = self.bytes_of(kind);
         match kind {

@@ -1,10 +1,11 @@
 //! Files: reserving space, write-back, truncation.
 
+use super::change::Need;
 use super::contents::FileId;
-use super::groups::Use;
-use super::{Need, Tx};
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, vnode_of};
+use crate::live::groups::Use;
 use ivers_vfs::*;
 
 /// The largest new extent.
@@ -177,12 +178,12 @@ impl Btrfs {
         if is_inline { self.rewrite_sector(inode, 0, vnode.size()) } else { Ok(()) }
     }
 
-    /// Stores a sector of a file anew: with zeros after `size`.
+    /// Stores a sector of a file again: with zeros after `size`.
     pub(super) fn rewrite_sector(&self, inode: &Inode, at: u64, size: u64) -> Result<()> {
         self.zero_in_sector(inode, size.clamp(at, at + self.sector()), at + self.sector())
     }
 
-    /// Makes bytes of one sector zeros, and stores it anew. `start` may be the end of the sector before.
+    /// Makes bytes of one sector zeros, and stores it again. `start` may be the end of the sector before.
     pub(super) fn zero_in_sector(&self, inode: &Inode, start: u64, end: u64) -> Result<()> {
         let sector = self.sector();
         let vnode = vnode_of(inode);

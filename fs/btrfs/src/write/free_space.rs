@@ -1,12 +1,12 @@
 //! Free space as stored: the free-space tree, and its parts that a transaction changed.
 
-use super::Tx;
-use super::groups::{Group, Groups};
-use super::ranges::Ranges;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::layout::bytes::read;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::RawFreeSpaceInfo;
+use crate::live::groups::{Group, Groups};
+use crate::ranges::Ranges;
 use ivers_vfs::{Error, Result};
 use std::ops::ControlFlow;
 use zerocopy::IntoBytes;

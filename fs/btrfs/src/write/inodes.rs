@@ -1,6 +1,6 @@
 //! Inode items: writing them, and new inodes.
 
-use super::Tx;
+use super::tx::Tx;
 use crate::inode::{FLAGS, Vnode, vnode_of};
 use crate::layout::items::{InodeItem, inode_flags, rdev_to_disk};
 use crate::layout::key::{Key, kind, object};

@@ -1,8 +1,5 @@
 //! Opening for writing: what forbids it, and the block groups with their free space.
 
-use super::Live;
-use super::groups::{Group, Groups};
-use super::ranges::Ranges;
 use crate::filesystem::Btrfs;
 use crate::layout::bytes::read;
 use crate::layout::chunk::Chunk;
@@ -11,6 +8,9 @@ use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawBlockGroupItem;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES};
+use crate::live::Live;
+use crate::live::groups::{Group, Groups};
+use crate::ranges::Ranges;
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;
 use std::ops::ControlFlow;

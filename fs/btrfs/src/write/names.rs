@@ -1,6 +1,7 @@
 //! Entries of directories, and making, linking, unlinking and renaming inodes.
 
-use super::{Need, Tx};
+use super::change::Need;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, vnode_of};
 use crate::layout::checksum::{name_hash, raw_crc};

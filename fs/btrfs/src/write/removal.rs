@@ -1,6 +1,7 @@
 //! Deleting inodes without a name, also those that a crash left.
 
-use super::{Need, Tx};
+use super::change::Need;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::key::{Key, is_subvolume, kind, object};

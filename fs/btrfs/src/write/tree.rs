@@ -3,16 +3,17 @@
 //! A block that the running transaction has made is changed in memory. Any other block on the way to a change
 //! is replaced by a copy at a new address, from the root down.
 
-use super::Tx;
-use super::groups::Use;
-use super::refs::{Kind, Ref};
+use super::tx::Tx;
 use crate::layout::edit::Place;
+use crate::layout::extent_item::Ref;
 use crate::layout::items::extents_of_leaf;
 use crate::layout::key::{Key, is_subvolume, object};
 use crate::layout::node::{Expected, Node, Pointer};
 use crate::layout::superblock::{MAX_LEVEL, TreeRoot};
+use crate::live::groups::Use;
+use crate::live::refs::Kind;
 use crate::tree::{Root, Tree};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::Result;
 use std::sync::Arc;
 
 /// The way from a leaf up to the root: at each level a block and a place in it. All of them are dirty.
@@ -446,10 +447,5 @@ impl Tx<'_> {
             (bytenr, level) = (child, level - 1);
         }
         self.set_root(tree, TreeRoot { bytenr, generation: self.live.transid, level: level as u8 })
-    }
-
-    /// An error of the writer, or of structures that it met. The transaction cannot go on.
-    pub(super) fn broken(&self, what: impl Into<String>) -> Error {
-        Error::corrupt(what, self.fs.forest.volume.place.clone())
     }
 }

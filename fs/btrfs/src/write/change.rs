@@ -9,15 +9,13 @@
 //! | a part of the reserved data | write-back too |
 //! | the rest | everything |
 
-use super::Tx;
-use super::groups::Use;
+use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use ivers_block::Timer;
+use crate::live::groups::Use;
 use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Free blocks that are kept for removals and commits, and the part of all metadata that they are at most.
 const KEPT_BLOCKS: u64 = 256;
@@ -46,29 +44,8 @@ pub(crate) enum Need {
     Removal,
 }
 
-/// What a mount has beside the trees.
-#[derive(Default)]
-pub(crate) struct Session {
-    /// Why nothing is written any more.
-    failed: OnceLock<String>,
-    timer: Timer,
-    /// The last value for an inode whose counter is not stored.
-    value: AtomicU64,
-}
-
-impl Session {
-    /// A counter that no inode had in this mount, nor in earlier ones unless the clock was set back.
-    pub(crate) fn new_value(&self) -> u64 {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = now.as_micros() as u64;
-        let next = |last: u64| now.max(last + 1);
-        let last = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
-        next(last.unwrap_or_else(|last| last))
-    }
-}
-
 impl Btrfs {
-    /// Why nothing is written any more, if so.
+    /// Why the session has ended, if so.
     pub(crate) fn failure(&self) -> Option<String> {
         self.session.failed.get().cloned()
     }

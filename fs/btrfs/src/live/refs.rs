@@ -4,20 +4,8 @@
 //! change only notes what happens to references, and the notes are carried out between changes, until none
 //! are left.
 
+use crate::layout::extent_item::Ref;
 use std::collections::BTreeMap;
-
-/// Who refers to an extent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Ref {
-    /// A block of this tree.
-    TreeBlock { root: u64 },
-    /// The block at this address, which several trees share.
-    SharedBlock { parent: u64 },
-    /// A file of this tree.
-    Data { root: u64, objectid: u64, offset: u64 },
-    /// Items of the leaf at this address, which several trees share.
-    SharedData { parent: u64 },
-}
 
 /// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +51,7 @@ impl Refs {
         self.waiting.pop_first()
     }
 
-    /// Removes what waits for a new extent, if nothing refers to it any more.
+    /// Removes what waits for a new extent, if nothing refers to it.
     pub(crate) fn take_unused(&mut self, bytenr: u64) -> bool {
         let unused = self.waiting.get(&bytenr).is_some_and(|pending| pending.is_new && pending.total() == 0);
         if unused {

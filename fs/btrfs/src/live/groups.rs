@@ -7,8 +7,8 @@
 //!
 //! What neither has is in use, or has a copy of the superblock on a device.
 
-use super::ranges::Ranges;
 use crate::layout::chunk::{DATA, METADATA, SYSTEM};
+use crate::ranges::Ranges;
 use std::collections::BTreeMap;
 
 /// A range of addresses from which extents of a kind are allocated.
@@ -134,7 +134,7 @@ impl Groups {
         Some((start, len))
     }
 
-    /// Gives back what was taken and never used.
+    /// Releases what was taken and never used.
     pub(crate) fn give_back(&mut self, start: u64, len: u64) {
         if let Some(group) = self.at(start) {
             group.free.add(start, start + len);

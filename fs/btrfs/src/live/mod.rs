@@ -1,0 +1,9 @@
+//! The state of a filesystem that is open for writing: block groups, references that wait, the transaction.
+
+pub(crate) mod groups;
+pub(crate) mod refs;
+mod session;
+mod state;
+
+pub(crate) use session::Session;
+pub(crate) use state::{Live, NewChunk};

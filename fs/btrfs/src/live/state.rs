@@ -1,0 +1,39 @@
+//! What a writer has in memory.
+
+use super::groups::Groups;
+use super::refs::Refs;
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// A chunk whose items are not stored yet.
+pub(crate) struct NewChunk {
+    pub start: u64,
+    pub item: Vec<u8>,
+}
+
+/// The state of a filesystem that is open for writing.
+pub(crate) struct Live {
+    /// The running transaction.
+    pub transid: u64,
+    pub groups: Groups,
+    pub refs: Refs,
+    /// Blocks of trees that the running transaction allocated: nothing durable leads to them.
+    pub fresh: HashSet<u64>,
+    /// Trees whose roots moved since their items were stored.
+    pub changed_roots: BTreeSet<u64>,
+    pub new_chunks: Vec<NewChunk>,
+    /// The running transaction has something to commit.
+    pub changed: bool,
+    /// The superblock of each device, by number.
+    pub supers: Vec<(u64, Vec<u8>)>,
+    pub chunk_uuid: [u8; 16],
+    /// The chunks in the superblock.
+    pub sys_chunks: Vec<u8>,
+    pub is_skinny: bool,
+    pub has_free_space_tree: bool,
+    /// The tree with the items of block groups.
+    pub group_tree: u64,
+    /// The next inode number of each subvolume.
+    pub next_objectid: HashMap<u64, u64>,
+    /// Bytes of data that are reserved.
+    pub reserved: u64,
+}
