@@ -122,6 +122,36 @@ fn files_that_share_extents() {
     });
 }
 
+/// Linux stores the free space of a group as bitmaps if it has many parts.
+#[test]
+fn free_space_in_bitmaps_is_kept() {
+    if !can_fill() {
+        return;
+    }
+    const FRAGMENTS: &str = "for i in $(seq 1 1200); do head -c 8192 /dev/zero > f$i; done; sync; \
+                             rm $(seq -f f%g 1 2 1200); sync";
+    let dir = tempfile::tempdir().unwrap();
+    for kind in WRITABLE.iter().filter(|kind| ["default", "mixed groups"].contains(&kind.name)) {
+        let images = Images::make(dir.path(), kind);
+        images.with_kernel("", |root| in_dir(root, FRAGMENTS));
+        let words = ["inspect-internal", "dump-tree", "-t", "10", images.paths[0].to_str().unwrap()];
+        let dump = ivers_oracle::run("btrfs", words).unwrap();
+        let bitmaps = String::from_utf8_lossy(&dump.stdout).matches("FREE_SPACE_BITMAP").count();
+        assert!(bitmaps > 0, "{}: Linux made no bitmap", kind.name);
+        let mut storm = Storm::of(mount_writable(&images), number("IVERS_SEED", 1));
+        for round in 0..3 {
+            (0..300).for_each(|_| storm.step());
+            storm.vfs().sync().unwrap();
+            assert_clean(&images, &format!("{}, round {round}", kind.name));
+        }
+        storm.check(kind.name);
+        storm.unmount();
+        assert_clean(&images, kind.name);
+        images.with_kernel("", |root| in_dir(root, "rm -r f*; seq 1 300000 > g; sync"));
+        assert_clean(&images, kind.name);
+    }
+}
+
 #[test]
 fn an_inode_has_many_names_in_a_directory() {
     if !can_fill() {
