@@ -40,8 +40,8 @@ pub fn instance(vfs: &Vfs) -> String {
     instance
 }
 
-/// Returns whether the upper bits of the values of an instance are an epoch. They are if the values are valid
-/// across mounts, which those of an instance with a hyphen are not. A server may use all bits otherwise.
+/// Returns whether the upper bits of an instance's change attributes are an epoch. They are not if the values
+/// are valid only within one mount (the instance has a hyphen), or if a server makes them.
 pub fn has_epoch(instance: &str) -> bool {
     !instance.contains('-') && !instance.starts_with(ivers_fuse::OF_SERVER)
 }

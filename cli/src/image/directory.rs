@@ -32,9 +32,9 @@ pub fn child(vfs: &Vfs, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
     vfs.lookup(&Cred::root(), dir, name).with_context(|| format::name(name))
 }
 
-/// Gives what is created in `dir` the owner and the group of `dir`. Commands work with the rights of root,
-/// but what they make in the directory of a user is for that user. On a server they work with the rights of
-/// their user, to whom it belongs.
+/// Gives a new file the owner and the group of `dir`. In an image, commands work with the rights of root, but
+/// a new file belongs to the owner of its directory. On a server, commands work with the rights of the
+/// calling user, and the new file belongs to that user.
 pub fn owned_as(dir: &InodeRef, spec: CreateSpec) -> CreateSpec {
     if dir.is_server_managed() {
         return spec;

@@ -283,9 +283,10 @@ fn open_btrfs(
     let options = ivers_btrfs::OpenOptions {
         common: common_options(options, budget, image_name),
         no_replay: options.no_replay,
-        trust_foreign: options.trust_foreign,
         degraded,
         subvolume,
+        writable: false,
+        trust_foreign: options.trust_foreign,
     };
     Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)
 }

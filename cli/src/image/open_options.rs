@@ -199,7 +199,7 @@ pub struct ServerOptions {
     pub soft: bool,
     /// After this time without a reply a request is sent again, in tenths of a second.
     pub timeo: Option<u32>,
-    /// How often it is, until it ends with `soft`.
+    /// How many times a request is sent again before it fails, with `soft`.
     pub retrans: Option<u32>,
     /// Owners that the server sends as names of this domain are those of this machine.
     pub domain: Option<String>,

@@ -1,8 +1,8 @@
 //! Byte-range locks of drivers whose locks live elsewhere ([`LockOps`](crate::LockOps)).
 //!
-//! The next owner of a lock sees what the last one wrote under it, on any machine: before an unlock all that
-//! was written is made durable, and after a lock the cache is revalidated. Durable, because the server may
-//! lose what is not, and this client would write it again, over what the next owner wrote.
+//! The next owner of a lock sees what the last one wrote under it, on any machine. Before an unlock all
+//! written data is made durable; after a lock the cache is revalidated. Sending the data is not enough: if
+//! the server lost it, this client would send it again, over what the next owner wrote.
 
 use crate::driver::{LockConflict, LockOps, LockOwner, LockRequest};
 use crate::error::{NameError, Result};
@@ -46,7 +46,7 @@ impl Vfs {
             return Ok(());
         }
         let written = if self.policy.read_only { Ok(()) } else { self.write_back_durably(inode) };
-        // Whatever became of the bytes: a lock that stays would block others.
+        // Also after an error: locks that stay would block other owners.
         locks.unlock(cred, inode, owner, range)?;
         written
     }

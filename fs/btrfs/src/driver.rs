@@ -166,7 +166,7 @@ impl InodeOps for Btrfs {
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
-        // Nothing else refused it before: an access time, which is not stored there.
+        // Only an access time gets here for an inode that must not change. It is not stored.
         if self.with_tx(|tx| tx.may_change(vnode_of(inode))).is_err() && self.failure().is_none() {
             return Ok(());
         }

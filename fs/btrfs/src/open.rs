@@ -30,6 +30,9 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// The subvolume to mount.
     pub subvolume: Subvolume,
+    /// Allow changes, unless [`DriverOptions::read_only`] is set. Writing is not finished: it is for tests,
+    /// and for images of which you have a copy.
+    pub writable: bool,
     /// Serve the change attribute as if no other program wrote meanwhile.
     pub trust_foreign: bool,
 }
@@ -73,9 +76,12 @@ impl Btrfs {
             read_only: None,
             notes,
         };
-        btrfs.read_only = match options.common.read_only {
-            true => Some("requested".into()),
-            false => btrfs.why_not_writable(is_degraded)?,
+        btrfs.read_only = if options.common.read_only {
+            Some("requested".into())
+        } else if !options.writable {
+            Some("ivers does not change btrfs images yet".into())
+        } else {
+            btrfs.why_not_writable(is_degraded)?
         };
         let chosen = btrfs.chosen_subvolume(&options.subvolume)?;
         btrfs.root = pack(chosen, Object::Inode(object::FIRST_FREE))?;

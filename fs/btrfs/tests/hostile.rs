@@ -115,9 +115,12 @@ fn every_change_of_a_read_only_mount_is_refused() {
     // A feature that does not matter to readers.
     let mut unknown = good.clone();
     change_super(&mut unknown, |block| block[0xb4 + 5] = 1);
-    let fs = ivers_btrfs::Btrfs::open(vec![memory(&unknown)], OpenOptions::default()).unwrap();
+    let fs = ivers_btrfs::Btrfs::open(vec![memory(&unknown)], writing()).unwrap();
     let why = fs.health().read_only;
-    assert_eq!(why.as_deref(), Some("the feature unknown-0x10000000000 is only read"));
+    let wanted = "the feature unknown-0x10000000000 is not supported for writing";
+    assert_eq!(why.as_deref(), Some(wanted));
+    let fs = ivers_btrfs::Btrfs::open(vec![memory(&good)], OpenOptions::default()).unwrap();
+    assert_eq!(fs.health().read_only.as_deref(), Some("ivers does not change btrfs images yet"));
     let device = memory(&good);
     let fs = ivers_btrfs::Btrfs::open(vec![device.clone()], reading()).unwrap();
     assert_eq!(fs.health().read_only.as_deref(), Some("requested"));
@@ -193,7 +196,8 @@ fn mutate(image: &[u8], seed: u64, writes: bool) {
         let budget = Arc::new(Budget::new(1 << 20));
         let common = DriverOptions { budget: budget.clone(), read_only: !writes, ..reading().common };
         let degraded = !writes;
-        let options = OpenOptions { common, no_replay: true, degraded, ..OpenOptions::default() };
+        let options =
+            OpenOptions { common, no_replay: true, degraded, writable: true, ..OpenOptions::default() };
         if let Ok(vfs) = open_with(vec![damager.damage()], options, writes) {
             opened += 1;
             if writes {

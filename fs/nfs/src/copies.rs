@@ -26,7 +26,7 @@ const BEFORE: usize = 3;
 /// How often a server may lose a copy before its COMMIT.
 const RESTARTS_MAX: usize = 4;
 
-/// Returns whether the VFS should copy itself.
+/// Returns whether the server cannot make this copy. Then the VFS copies the bytes itself.
 fn cannot(status: NfsStat) -> bool {
     matches!(
         status,
@@ -75,7 +75,7 @@ impl Nfs {
         Err(ServerError::StateLost.into())
     }
 
-    /// Asks whether the server has a stateid.
+    /// Asks the server whether it has lost a stateid.
     fn is_lost_on_server(&self, stateid: StateId) -> Result<bool> {
         let ops = [Op::TestStateId(List(vec![stateid]))];
         let (mut results, _) = self.client.call(&Cred::system(), &ops)?.ok(self.client.name())?;

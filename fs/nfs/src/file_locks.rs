@@ -80,7 +80,7 @@ impl FileLocks {
         self.0.iter().find(|locks| locks.owner == owner)
     }
 
-    /// The server granted a lock.
+    /// Records a lock that the server granted.
     pub fn granted(
         &mut self,
         owner: LockOwner,
@@ -98,7 +98,7 @@ impl FileLocks {
         self.0[at].ranges.lock(range, exclusive);
     }
 
-    /// An owner has unlocked a range.
+    /// Records that an owner has unlocked a range.
     pub fn unlocked(&mut self, owner: LockOwner, range: Range<u64>) {
         self.0.iter_mut().filter(|locks| locks.owner == owner).for_each(|locks| {
             locks.ranges.unlock(range.clone());
@@ -106,28 +106,28 @@ impl FileLocks {
         self.0.retain(|locks| !locks.ranges.is_empty());
     }
 
-    /// The server has none of them.
+    /// Marks all locks as lost.
     pub fn lose_all(&mut self) {
         for locks in &mut self.0 {
             (locks.stateid, locks.lost) = (None, true);
         }
     }
 
-    /// The server does not have those with this stateid. Returns whether there were any.
+    /// Marks the locks with this stateid as lost. Returns whether there were any.
     pub fn lose(&mut self, used: StateId) -> bool {
         let of = |locks: &&mut OwnerLocks| locks.stateid.is_some_and(|stateid| stateid.other == used.other);
         let lost = self.0.iter_mut().find(of);
         lost.map(|locks| (locks.stateid, locks.lost) = (None, true)).is_some()
     }
 
-    /// An owner's locks have another stateid since the server restarted, or some are lost.
+    /// Stores the stateid of an owner's locks after a restart of the server, or marks them as lost.
     pub fn reclaimed(&mut self, owner: LockOwner, stateid: Option<StateId>, lost: bool) {
         if let Some(locks) = self.0.iter_mut().find(|locks| locks.owner == owner) {
             (locks.stateid, locks.lost) = (stateid, lost);
         }
     }
 
-    /// Returns whether an owner's locks are lost.
+    /// Returns whether the locks of any owner are lost.
     pub fn has_lost(&self) -> bool {
         self.0.iter().any(|locks| locks.lost)
     }
@@ -145,7 +145,7 @@ impl FileLocks {
         &self.0
     }
 
-    /// Forgets all locks.
+    /// Removes all locks and returns them.
     pub fn take(&mut self) -> Vec<OwnerLocks> {
         std::mem::take(&mut self.0)
     }

@@ -64,13 +64,13 @@ struct State {
 }
 
 impl State {
-    /// Nobody needs the open, and nothing that was written.
+    /// Marks the open as unused, and forgets the writes that are not committed.
     fn abandon(&mut self) {
         (self.users, self.unclaimed, self.unsent) = (0, false, false);
         self.unstable = Unstable::default();
     }
 
-    /// The server lost the open, and the locks under it.
+    /// Marks the open and the locks under it as lost.
     fn lose(&mut self) {
         self.stateid = None;
         self.locks.lose_all();
@@ -130,7 +130,7 @@ impl FileOpen {
         LockTurn(self)
     }
 
-    /// Returns the byte-range locks.
+    /// Calls `f` with the byte-range locks of the file.
     pub fn with_locks<T>(&self, f: impl FnOnce(&mut FileLocks) -> T) -> T {
         f(&mut self.state.lock().locks)
     }
@@ -141,8 +141,8 @@ impl FileOpen {
         Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
     }
 
-    /// The open has another stateid since the server restarted, or is lost with the locks under it. Nothing
-    /// if a thread has stored another one meanwhile.
+    /// Stores the stateid of the open after a restart of the server, or marks the open and its locks as lost.
+    /// Does nothing if another thread has stored a stateid in between.
     pub fn reclaimed(&self, old: StateId, new: Option<StateId>) {
         let mut state = self.state.lock();
         match new {
@@ -381,7 +381,8 @@ impl Opens {
     }
 
     /// Returns the stateid for reading or writing, and gets a lost open back. If all locks of the file have
-    /// one owner, it is theirs: a server may enforce them, and says when it has lost them.
+    /// one owner, returns the stateid of the locks: the server may enforce them, and reports when it has lost
+    /// them.
     pub fn stateid(&self, file: &Arc<FileOpen>, access: u32) -> StateId {
         let of_locks = {
             let state = file.state.lock();

@@ -1,13 +1,13 @@
 //! Hash trees of names: directories of several blocks and attributes outside the inode share them.
 
-use crate::fork::{Fork, ForkSource};
+use crate::fork::{Fork, ForkSource, Which};
 use crate::layout::bytes::number;
 use crate::layout::checksum::DA_BLOCK;
 use crate::layout::directory::{MAX_DEPTH, NODE_MAGICS, da_header_bytes, hash_entries_start};
 use crate::layout::raw::RawDaNodeEntry;
 use crate::search::partition;
 use crate::source::Source;
-use crate::unit::{Unit, Whose};
+use crate::unit::{Unit, UnitPlace, Whose};
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::collections::BTreeSet;
@@ -22,6 +22,7 @@ pub(crate) fn hash_name(name: &[u8]) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct HashTree<'a> {
     pub ino: u64,
+    pub which: Which,
     pub fork: &'a Fork,
     /// The block with the root.
     pub root: FileBlock,
@@ -29,6 +30,12 @@ pub(crate) struct HashTree<'a> {
     pub unit: u64,
     /// Magics of a leaf, in version 5 and 4.
     pub leaf_magics: [u16; 2],
+}
+
+impl HashTree<'_> {
+    fn place(&self, at: FileBlock) -> UnitPlace {
+        UnitPlace { ino: self.ino, which: self.which, at, count: self.unit }
+    }
 }
 
 /// A block of a tree whose header is checked.
@@ -43,7 +50,7 @@ pub(crate) struct HashBlock {
 pub(crate) trait HashSource: Source {
     /// Reads a block of a tree.
     fn hash_block(&self, tree: &HashTree<'_>, at: FileBlock) -> Result<HashBlock> {
-        let blocks = self.mapped_blocks(tree.fork, at, tree.unit, tree.ino)?;
+        let blocks = self.mapped_blocks(tree.fork, tree.place(at))?;
         let bytes = self.unit(&blocks, &DA_BLOCK, Whose::Inode(tree.ino))?;
         let field = |at, len| number(&bytes, at, len).unwrap_or(0);
         let (magic, next) = (field(8, 2) as u16, field(0, 4) as u32);

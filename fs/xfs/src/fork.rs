@@ -7,7 +7,9 @@ use crate::layout::raw::{RawBmbtRec, RawBmdrBlock};
 use crate::layout::superblock::{FsBlock, Superblock};
 use crate::search::last_at_most;
 use crate::source::Source;
-use crate::unit::Whose;
+use crate::unit::{UnitPlace, Whose};
+
+pub(crate) use crate::unit::Which;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::mem::size_of;
@@ -24,13 +26,6 @@ pub(crate) enum ForkSpace {
     Attributes,
     /// Blocks of the realtime device, which is not there: they are not checked.
     Realtime,
-}
-
-/// A fork of an inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    Data,
-    Attributes,
 }
 
 /// The contents of a fork.
@@ -64,16 +59,6 @@ pub(crate) struct TreeRoot {
     pub level: u32,
     /// Key and pointer of each child.
     pub children: Vec<(u64, u64)>,
-}
-
-/// Where a unit is in a fork.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UnitPlace {
-    pub ino: u64,
-    pub which: Which,
-    pub at: FileBlock,
-    /// Blocks of the unit.
-    pub count: u64,
 }
 
 /// What is at a file block, and for how many blocks.
@@ -285,7 +270,11 @@ pub(crate) trait ForkSource: Source {
     }
 
     /// Returns the device blocks of `count` file blocks that must all be mapped.
-    fn mapped_blocks(&self, fork: &Fork, first: FileBlock, count: u64, ino: u64) -> Result<Vec<BlockNo>> {
+    fn mapped_blocks(&self, fork: &Fork, place: UnitPlace) -> Result<Vec<BlockNo>> {
+        if let Some(blocks) = self.noted_unit(&place) {
+            return Ok(blocks);
+        }
+        let UnitPlace { ino, at: first, count, .. } = place;
         let mut blocks = Vec::new();
         while (blocks.len() as u64) < count {
             let at = first.saturating_add(blocks.len() as u64);
@@ -295,6 +284,7 @@ pub(crate) trait ForkSource: Source {
             })?;
             blocks.extend(start.run(mapping.len.min(count - blocks.len() as u64)));
         }
+        self.note_unit(place, &blocks);
         Ok(blocks)
     }
 }

@@ -7,7 +7,8 @@ use crate::layout::dinode::{BIGTIME_EPOCH_SEC, NS_PER_SEC, flags, flags2, format
 use crate::layout::features::Incompat;
 use crate::layout::raw::{RawDinode, V2_INODE_BYTES};
 use crate::layout::superblock::Superblock;
-use crate::unit::Whose;
+use crate::unit::{UnitPlace, Whose};
+use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
@@ -158,6 +159,11 @@ impl Dinode {
     /// The type: it was checked when the inode was decoded.
     pub(crate) fn kind(&self) -> FileType {
         FileType::from_mode(self.raw.di_mode.get().into()).unwrap_or(FileType::Regular)
+    }
+
+    /// Where a unit of so many blocks is in a fork.
+    pub(crate) fn unit(&self, which: Which, at: FileBlock, count: u64) -> UnitPlace {
+        UnitPlace { ino: self.ino, which, at, count }
     }
 
     /// Whether a fork has blocks.

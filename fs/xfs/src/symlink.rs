@@ -1,6 +1,6 @@
 //! Targets of symbolic links.
 
-use crate::fork::{Fork, ForkSource};
+use crate::fork::{Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::remote_header_bytes;
 use crate::layout::bytes::read;
@@ -23,7 +23,8 @@ pub(crate) trait LinkSource: Source {
             let mapping = self.map(&link.data, at, link.ino)?;
             // The blocks that the rest of the target takes, at most.
             let wanted = (rest + header).div_ceil(sb.block_size as usize) as u64;
-            let blocks = self.mapped_blocks(&link.data, at, mapping.len.min(wanted), link.ino)?;
+            let blocks =
+                self.mapped_blocks(&link.data, link.unit(Which::Data, at, mapping.len.min(wanted)))?;
             at += blocks.len() as u64;
             let room = (blocks.len() * sb.block_size as usize).saturating_sub(header).min(rest);
             let bytes = self.unit(&blocks, &REMOTE, link.whose())?;

@@ -1,6 +1,6 @@
 //! Verified structures in memory, and whose they are.
 
-use ivers_block::{BlockNo, BufferRead};
+use ivers_block::{BlockNo, BufferRead, FileBlock};
 use ivers_vfs::Error;
 use std::fmt::{Display, Formatter};
 use std::ops::Deref;
@@ -22,6 +22,23 @@ impl Deref for Unit {
             Self::Changed(bytes) => bytes,
         }
     }
+}
+
+/// A fork of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Data,
+    Attributes,
+}
+
+/// Where a unit is in a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnitPlace {
+    pub ino: u64,
+    pub which: Which,
+    pub at: FileBlock,
+    /// Blocks of the unit.
+    pub count: u64,
 }
 
 /// Whose structure it is, for errors.

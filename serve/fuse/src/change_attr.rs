@@ -119,7 +119,7 @@ pub(crate) fn growth(vfs: &Vfs, bytes: Option<u64>) -> String {
     .to_string()
 }
 
-/// How the instance of a filesystem begins that a server owns.
+/// The prefix of the `instance` of a filesystem on a server.
 pub const OF_SERVER: &str = "server:";
 
 /// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do

@@ -512,9 +512,9 @@ impl Connection {
         }
     }
 
-    /// Returns a job that makes the kernel hand over what mappings changed in a file, and drop what it has
-    /// cached of it. Not for a serving thread, which has to serve what the kernel hands over. It waits for
-    /// pages that are being read or written, and for no lock of an inode.
+    /// Returns a job that makes the kernel write back the mapped pages of a file and drop all its pages. It
+    /// must not run on a serving thread, which has to serve these writes. It waits for pages that are being
+    /// read or written, but for no lock of an inode.
     pub(crate) fn drops_pages(&self, node: &Arc<Node>) -> impl FnOnce() + Send + use<> {
         let (kernel, node) = (self.kernel.get().cloned(), node.clone());
         move || {

@@ -1,13 +1,13 @@
 //! Programs that wait for a byte-range lock which others have.
 //!
-//! The owner of locks that live elsewhere ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and
-//! nobody says when it unlocks. So one thread asks again, with pauses that grow; at once when a program of
-//! this mount unlocks something of the file. Those who wait for a file are tried in the order in which they
-//! came.
+//! The owner of a server's lock ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and no message
+//! says when the lock is free. So one thread asks again, with growing pauses, and at once when a program of
+//! this mount unlocks a part of the file. Programs that wait for one file are tried in the order in which
+//! they came.
 //!
-//! The protocol's requests to interrupt a call do not arrive here. Instead the thread looks whether the
-//! waiting thread has a signal to handle. A process's signal may be handled by another of its threads, and
-//! then the call must not end: so it counts when it is still there at the next look.
+//! FUSE interrupt requests do not arrive here. Instead, the thread checks whether the waiting thread has a
+//! pending signal. Another thread of the process may handle the signal, and then the call must not end. So a
+//! signal counts only if it is still pending at the next check.
 
 use crate::connection::Connection;
 use crate::errno::errno;

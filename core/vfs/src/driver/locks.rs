@@ -31,20 +31,20 @@ pub struct LockConflict {
     pub exclusive: bool,
 }
 
-/// Byte-range locks of POSIX: those of one owner do not conflict, a new one takes the place of an older one
-/// in its range, and unlocking a part of a lock leaves the rest. Only for regular files that are open. Called
-/// without locks of the inode.
+/// POSIX byte-range locks. Locks of one owner do not conflict; a new lock replaces older ones of its owner in
+/// its range; unlocking a part of a lock keeps the rest. Only open regular files have them. The caller holds
+/// no lock of the inode.
 ///
-/// A driver whose locks are lost (the server was down for too long) says so: until their owner has unlocked
-/// them, its requests for locks, and reads and writes of the file, fail with
+/// A driver may lose locks, for example if the server was down for too long. Until their owner has unlocked
+/// them, its lock requests, and reads and writes of the file, fail with
 /// [`NameError::LockLost`](crate::NameError::LockLost).
 pub trait LockOps {
-    /// Gets a lock, or `NameError::Busy` if another owner has one in the way. Does not wait for that owner.
+    /// Gets a lock, without waiting. Fails with `NameError::Busy` if another owner holds a conflicting lock.
     fn lock(&self, caller: &Cred, inode: &Inode, lock: &LockRequest) -> Result<()>;
-    /// Finds a lock that stands in the way of this one.
+    /// Finds a lock of another owner that conflicts with this one.
     fn test_lock(&self, caller: &Cred, inode: &Inode, lock: &LockRequest) -> Result<Option<LockConflict>>;
-    /// Releases the locks of an owner in a range. What was written under them is durable. `caller` may be
-    /// [`Cred::system`]: a process has ended.
+    /// Releases the locks of an owner in a range. The caller first makes durable what was written under them.
+    /// `caller` is [`Cred::system`] if a process has ended.
     fn unlock(&self, caller: &Cred, inode: &Inode, owner: LockOwner, range: Range<u64>) -> Result<()>;
     /// Whether this owner has locks, or had some that were lost. Asks nobody.
     fn holds_locks(&self, inode: &Inode, owner: LockOwner) -> bool;

@@ -12,7 +12,8 @@ use zerocopy::IntoBytes;
 const WRITTEN: u64 = 1;
 /// A relocation made the block.
 const RELOCATED: u64 = 1 << 1;
-/// The block's references name trees, not only blocks: all but the oldest filesystems have only such blocks.
+/// The block uses mixed back references, which name a tree or a block. Only the oldest filesystems have
+/// others.
 const MIXED_BACKREF: u64 = 1 << 56;
 
 /// Where fields of a header are.

@@ -45,7 +45,7 @@ impl Group {
 #[derive(Default)]
 pub(crate) struct Groups {
     pub by_start: BTreeMap<u64, Group>,
-    /// What the free-space tree does not have yet, and what it has too much.
+    /// Free ranges that must be added to the free-space tree, and ranges that must be removed from it.
     pub added: Ranges,
     pub removed: Ranges,
 }

@@ -1,8 +1,8 @@
-//! References to extents that wait to be stored.
+//! Delayed references: changes of references to extents that are not stored yet.
 //!
-//! A change of the extent tree allocates and frees blocks, whose references are in the extent tree. So a
-//! change only notes what happens to references, and the notes are carried out between changes, until none
-//! are left.
+//! A change of the extent tree allocates and frees blocks, whose references are in the extent tree too. So a
+//! change of a tree only records its changes of references. They are stored between changes, until none is
+//! left.
 
 use crate::layout::extent_item::Ref;
 use std::collections::BTreeMap;

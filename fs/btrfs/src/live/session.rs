@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// What a mount has beside the trees.
+/// The state of a mount outside the trees: its failure, the commit timer, the last counter from the clock.
 #[derive(Default)]
 pub(crate) struct Session {
     /// Why nothing is written from now on.

@@ -2,12 +2,12 @@
 //!
 //! Space for trees is checked before a change begins, so that a change does not fail half-way.
 //!
-//! | part of the free blocks | who may use it |
+//! | change | free blocks that it must leave |
 //! |---|---|
-//! | the last quarter of the kept blocks | commits |
-//! | the other kept blocks | removals too |
-//! | a part of the reserved data | write-back too |
-//! | the rest | everything |
+//! | adds items | the kept blocks, those for the items of reserved data, `BLOCKS_A_CHANGE` |
+//! | write-back | half of the kept blocks, `BLOCKS_A_CHANGE` |
+//! | removal | a quarter of the kept blocks |
+//! | commit | none |
 
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
@@ -17,16 +17,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Free blocks that are kept for removals and commits, and the part of all metadata that they are at most.
+/// The free blocks that are kept for removals and commits: at most this many, and at most one in `KEPT_PART`
+/// of all metadata blocks.
 const KEPT_BLOCKS: u64 = 256;
 const KEPT_PART: u64 = 8;
 /// Blocks that one change makes at most, with its references.
 const BLOCKS_A_CHANGE: u64 = 24;
-/// Bytes of trees for the items of a reserved byte of data, as a part of it.
+/// The bytes of reserved data for whose items one byte of tree blocks is kept.
 const ITEMS_PART: u64 = 16;
-/// References that may wait when a change ends, and blocks that each may make: of the extent tree, and of the
-/// checksums that go.
+/// The most delayed references that are left when a change ends.
 const REFS_MAX: usize = 192;
+/// The blocks that storing one delayed reference may copy: of the extent tree and of the checksum tree.
 const BLOCKS_A_REF: u64 = 3;
 /// Extents that one change drops at most.
 const DROPPED_MAX: u64 = 512;
@@ -50,7 +51,7 @@ impl Btrfs {
         self.session.failed.get().cloned()
     }
 
-    /// Nothing of the running transaction becomes durable, and nothing is written from now on.
+    /// Ends the session: drops the running transaction, and refuses all further writes.
     pub(crate) fn fail(&self, why: &Error) {
         if self.session.failed.set(why.to_string()).is_ok() {
             log::error!("{}: nothing is written from now on: {why}", self.forest.volume.place);

@@ -30,7 +30,7 @@ impl Btrfs {
             let _trees = self.live.read();
             self.has_inline(origin)?
         };
-        // The VFS copies contents of items, and those whose checksums the target would lack or have too much.
+        // The VFS copies inline contents, and ranges between a file with checksums and one without.
         if has_inline || origin.has_checksums() != goal.has_checksums() {
             return Err(NameError::NotSupported.into());
         }

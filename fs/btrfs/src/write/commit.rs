@@ -25,7 +25,7 @@ impl Tx<'_> {
         self.commit_with(|_| Ok(()))
     }
 
-    /// Does the same, with something before it is written that makes nothing wait.
+    /// Commits, and calls `before` before the blocks are written. `before` must leave nothing more to store.
     pub(super) fn commit_with(&mut self, before: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         if !self.live.changed {
             return Ok(());

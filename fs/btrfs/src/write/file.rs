@@ -151,8 +151,8 @@ impl Btrfs {
         mapped
     }
 
-    /// Before a file grows past the sector with its end: that sector becomes one of an extent, with zeros
-    /// after the end. Contents in an item do, too, if other sectors are written.
+    /// Prepares a file for growing past the sector with its end: writes that sector to an extent, with zeros
+    /// after the end. Does the same with inline contents if other sectors are written.
     fn write_old_end(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
         let sector = self.sector();
         let vnode = vnode_of(inode);

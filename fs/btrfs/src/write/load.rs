@@ -29,28 +29,28 @@ impl Btrfs {
         let sb = &volume.sb;
         let unknown = sb.ro_compat.difference(WRITABLE).feature_names();
         if !unknown.is_empty() {
-            return Ok(Some(format!("the feature {} is only read", unknown.join(", "))));
+            return Ok(Some(format!("the feature {} is not supported for writing", unknown.join(", "))));
         }
         let reason = if sb.incompat.contains(Incompat::SIMPLE_QUOTA) {
-            "the feature simple-quota is only read"
+            "the feature simple-quota is not supported for writing"
         } else if !sb.incompat.contains(Incompat::MIXED_BACKREF) {
-            "references without the feature mixed-backref are only read"
+            "a filesystem without the feature mixed-backref is not supported for writing"
         } else if sb.ro_compat.contains(RoCompat::FREE_SPACE_TREE)
             && !sb.ro_compat.contains(RoCompat::FREE_SPACE_TREE_VALID)
         {
-            "the free-space tree is marked as wrong; mount it once with Linux"
+            "the free-space tree is marked as invalid; mount it once with Linux"
         } else if sb.flags.contains(SuperFlags::ERROR) {
-            "the superblock says that there were errors"
+            "the superblock has the error flag; run \"btrfs check\""
         } else if sb.log_root != 0 {
-            "the log tree is not replayed"
+            "the log tree was not replayed"
         } else if sb.generation > GENERATION_MAX {
-            "there were too many transactions"
+            "the generation is too large"
         } else if missing_devices {
             "devices are missing"
         } else if volume.members().any(|(_, member)| member.device.is_read_only()) {
             "a device is read-only"
         } else if self.root_of(object::QUOTA_TREE)?.is_some() {
-            "quotas are only read; btrfs quota disable turns them off"
+            "quotas are not supported for writing; turn them off with \"btrfs quota disable\""
         } else if self.has_relocation()? {
             "a balance is not finished; let Linux finish it"
         } else {

@@ -305,7 +305,7 @@ impl Btrfs {
         })
     }
 
-    /// Renames.
+    /// Renames an inode. Removes the target, or exchanges both names.
     pub(crate) fn rename_name(&self, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = rename;
         let (old, new) = (Name { dir: old_dir, name: old_name }, Name { dir: new_dir, name: new_name });

@@ -132,7 +132,8 @@ impl Tx<'_> {
         let (refs, is_full) = self.block_refs(bytenr, node.level)?;
         if refs > 1 {
             if node.owner == tree && !is_full {
-                // The copy keeps the references that name the tree; those of the block name the block.
+                // The references that name the tree now belong to the copy. The old block gets new ones that
+                // name the block.
                 self.change_refs_below(node, Some(bytenr), tree, 1)?;
                 self.live.refs.set_full_backref(bytenr, node.level);
             } else {

@@ -173,9 +173,13 @@ impl Images {
     }
 }
 
+pub fn writing() -> OpenOptions {
+    OpenOptions { writable: true, ..OpenOptions::default() }
+}
+
 pub fn reading() -> OpenOptions {
     let common = DriverOptions { read_only: true, ..DriverOptions::default() };
-    OpenOptions { common, ..OpenOptions::default() }
+    OpenOptions { common, ..writing() }
 }
 
 pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> ivers_vfs::Result<Arc<Vfs>> {

@@ -1,7 +1,7 @@
 //! Blocks of attributes, and values in blocks of their own.
 
 use super::attribute::{Attribute, Value, check_name};
-use crate::fork::ForkSource;
+use crate::fork::{ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::{VALUE_MAX, attr_entries_start, flags, remote_header_bytes};
 use crate::layout::bytes::{number, read};
@@ -82,7 +82,8 @@ pub(crate) trait ValueSource: Source {
         }
         let (len, header) = (len as usize, remote_header_bytes(self.sb()));
         let each = self.sb().block_size as usize - header;
-        let blocks = self.mapped_blocks(&inode.attrs, first, len.div_ceil(each) as u64, inode.ino)?;
+        let blocks = self
+            .mapped_blocks(&inode.attrs, inode.unit(Which::Attributes, first, len.div_ceil(each) as u64))?;
         let mut value = Vec::with_capacity(len);
         for block in blocks {
             let part = each.min(len - value.len());

@@ -6,7 +6,7 @@ mod leaf;
 pub(crate) mod short;
 
 use crate::da::{HashSource, HashTree, hash_name};
-use crate::fork::Fork;
+use crate::fork::{Fork, Which};
 use crate::inode::Dinode;
 use crate::layout::attribute::LEAF_MAGICS;
 use crate::source::Source;
@@ -26,7 +26,14 @@ pub(crate) fn is_access_list(stored: &[u8]) -> bool {
 pub(crate) trait AttrSource: Source {
     /// The hash tree of attributes.
     fn attribute_tree<'a>(&self, inode: &'a Dinode) -> HashTree<'a> {
-        HashTree { ino: inode.ino, fork: &inode.attrs, root: FileBlock(0), unit: 1, leaf_magics: LEAF_MAGICS }
+        HashTree {
+            ino: inode.ino,
+            which: Which::Attributes,
+            fork: &inode.attrs,
+            root: FileBlock(0),
+            unit: 1,
+            leaf_magics: LEAF_MAGICS,
+        }
     }
 
     /// Returns an attribute by namespace and stored name.

@@ -1,7 +1,7 @@
 //! Data blocks of directories: entries and free space, one after the other.
 
 use super::entry::{Entry, check_name};
-use crate::fork::ForkSource;
+use crate::fork::{ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::bytes::{array, number};
 use crate::layout::checksum::DIR_DATA;
@@ -92,7 +92,8 @@ pub(crate) trait DataSource: Source {
     /// Reads a data block of a directory by its number.
     fn data_block(&self, dir: &Dinode, number: u64) -> Result<DataBlock> {
         let unit = dir_unit(self.sb());
-        let blocks = self.mapped_blocks(&dir.data, FileBlock(number.saturating_mul(unit)), unit, dir.ino)?;
+        let at = FileBlock(number.saturating_mul(unit));
+        let blocks = self.mapped_blocks(&dir.data, dir.unit(Which::Data, at, unit))?;
         let bytes = self.unit(&blocks, &DIR_DATA, dir.whose())?;
         let block = blocks.first().copied().unwrap_or_default();
         let version = usize::from(!self.sb().is_v5());

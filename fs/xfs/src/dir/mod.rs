@@ -15,7 +15,7 @@ mod names;
 mod short;
 
 use crate::da::{HashSource, HashTree};
-use crate::fork::{Fork, ForkSource};
+use crate::fork::{Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::bytes::number;
 use crate::layout::directory::{
@@ -62,6 +62,10 @@ pub(crate) trait DirSource: Source {
             return Ok(found.map(|entry| Found { ino: entry.ino, address: entry.address as u32 }));
         }
         let wanted = hash(sb, name);
+        // A larger directory has no block form.
+        if dir.size() > sb.dir_block_size.into() {
+            return self.find_by_hash(dir, name, wanted);
+        }
         let first = self.data_block(dir, 0)?;
         if first.is_block_form() {
             let (count, leaf) = self.block_form_leaf(dir, &first)?;
@@ -83,7 +87,8 @@ pub(crate) trait DirSource: Source {
         let sb = self.sb();
         let root = leaf_root(sb);
         let unit = dir_unit(sb);
-        let tree = |leaf_magics| HashTree { ino: dir.ino, fork: &dir.data, root, unit, leaf_magics };
+        let (ino, which, fork) = (dir.ino, Which::Data, &dir.data);
+        let tree = |leaf_magics| HashTree { ino, which, fork, root, unit, leaf_magics };
         let version = usize::from(!sb.is_v5());
         let magic = number(&self.hash_block(&tree(LEAFN_MAGICS), root)?.bytes, 8, 2).unwrap_or(0) as u16;
         let tree = tree(if magic == LEAF1_MAGICS[version] { LEAF1_MAGICS } else { LEAFN_MAGICS });

@@ -65,10 +65,11 @@ impl Xfs {
         let _turn = session.turn.lock();
         let mut tx = session.space.begin(session.credits)?;
         for inode in inodes {
-            if !tx.release_inode(&mut inode.clone(), 0)? {
+            if !tx.empty_inode(&mut inode.clone(), 0)? {
                 return Err(self.corrupt("an inode without blocks has extents", inode.whose()));
             }
         }
+        tx.free_inodes(&inodes.iter().map(|inode| inode.ino).collect::<Vec<_>>())?;
         tx.finish()
     }
 

@@ -28,10 +28,12 @@ impl Unfreed {
         self.0.lock().len()
     }
 
-    /// Takes up to [`MOST`] inodes out.
+    /// Takes up to [`MOST`] inodes out, in the order of their numbers: neighbours share a chunk.
     pub(super) fn take(&self) -> Vec<Dinode> {
         let mut waiting = self.0.lock();
         let count = waiting.len().min(MOST);
-        waiting.drain(..count).collect()
+        let mut inodes: Vec<_> = waiting.drain(..count).collect();
+        inodes.sort_by_key(|inode| inode.ino);
+        inodes
     }
 }

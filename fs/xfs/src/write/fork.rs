@@ -4,16 +4,13 @@ use super::alloc::{AllocRequest, Run};
 use super::bmbt::Edit;
 use super::tx::Tx;
 use super::windows::Growth;
-use crate::fork::{EXTENT_BYTES, Extent, Fork, ForkSource, UnitPlace, Which};
+use crate::fork::{EXTENT_BYTES, Extent, Fork, ForkSource, Which};
 use crate::inode::Dinode;
 use crate::layout::dinode::{EXTENT_MAX, FILE_BLOCKS_END};
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{NameError, Result};
-
-/// Units of forks of which a transaction remembers where they are.
-const FOUND_UNITS: usize = 16;
 
 /// A hole that gets blocks.
 #[derive(Debug, Clone, Copy)]
@@ -294,7 +291,7 @@ impl Tx<'_> {
     pub(super) fn edit_fork(&mut self, inode: &mut Dinode, which: Which, edit: Edit) -> Result<()> {
         let room = inode.space(&self.space().sb, which) / EXTENT_BYTES;
         let whose = inode.whose();
-        self.found_units.take();
+        self.forget_units();
         let count = match inode.fork_mut(which) {
             Fork::Btree(_) => return self.edit_tree(inode, which, edit),
             Fork::Extents(list) => {
@@ -358,15 +355,6 @@ impl Tx<'_> {
         at: FileBlock,
         count: u64,
     ) -> Result<Vec<BlockNo>> {
-        let place = UnitPlace { ino: inode.ino, which, at, count };
-        let found = self.found_units.borrow().iter().find(|(found, _)| *found == place).cloned();
-        if let Some((_, blocks)) = found {
-            return Ok(blocks);
-        }
-        let blocks = self.mapped_blocks(inode.fork(which), at, count, inode.ino)?;
-        let mut units = self.found_units.borrow_mut();
-        units.truncate(FOUND_UNITS - 1);
-        units.push_front((place, blocks.clone()));
-        Ok(blocks)
+        self.mapped_blocks(inode.fork(which), inode.unit(which, at, count))
     }
 }

@@ -77,7 +77,7 @@ impl Tx<'_> {
             }
             let (cursor, chunk) = self.free_chunk_near(ag, near)?;
             let agino = chunk.first + (chunk.free & !chunk.holes).trailing_zeros();
-            self.mark_inode(ag, (cursor, chunk), agino, false)?;
+            self.mark_inodes(ag, (cursor, chunk), 1 << (agino - chunk.first), false)?;
             return Ok(Some(sb.ino(ag, agino)));
         }
         Ok(None)
@@ -85,13 +85,30 @@ impl Tx<'_> {
 
     /// Frees an inode. The caller logs it as free, and took it from its list of unlinked inodes.
     pub(crate) fn free_inode(&mut self, ino: u64) -> Result<()> {
-        let place = self.space().sb.agino(ino);
-        let (ag, agino) = place.ok_or_else(|| self.no_inode(ino))?;
-        let Some((cursor, chunk)) = self.chunk_of(chunks(ag), agino)? else { return Err(self.no_inode(ino)) };
-        if chunk.free >> (agino - chunk.first) & 1 != 0 {
-            return Err(self.no_inode(ino));
+        self.free_inodes(&[ino])
+    }
+
+    /// As [`Tx::free_inode`], for several. Each chunk changes once for neighbours in the list.
+    pub(crate) fn free_inodes(&mut self, inos: &[u64]) -> Result<()> {
+        let mut rest = inos;
+        while let Some(&first) = rest.first() {
+            let (ag, agino) = self.space().sb.agino(first).ok_or_else(|| self.no_inode(first))?;
+            let found = self.chunk_of(chunks(ag), agino)?;
+            let (cursor, chunk) = found.ok_or_else(|| self.no_inode(first))?;
+            let mut bits = 0;
+            while let Some(&ino) = rest.first() {
+                let place = self.space().sb.agino(ino).filter(|(other, _)| *other == ag);
+                let index = place.and_then(|(_, agino)| agino.checked_sub(chunk.first));
+                let Some(index) = index.filter(|index| u64::from(*index) < CHUNK_INODES) else { break };
+                if (chunk.free | bits) >> index & 1 != 0 {
+                    return Err(self.no_inode(ino));
+                }
+                bits |= 1 << index;
+                rest = &rest[1..];
+            }
+            self.mark_inodes(ag, (cursor, chunk), bits, true)?;
         }
-        self.mark_inode(ag, (cursor, chunk), agino, true)
+        Ok(())
     }
 
     fn no_inode(&self, ino: u64) -> Error {
@@ -128,27 +145,27 @@ impl Tx<'_> {
         }
     }
 
-    /// Marks an inode of a chunk as free or in use.
-    fn mark_inode(
+    /// Marks inodes of a chunk as free or in use: those whose bits are set.
+    fn mark_inodes(
         &mut self,
         ag: u32,
         (cursor, chunk): (Cursor, InodeChunk),
-        agino: u32,
+        bits: u64,
         free: bool,
     ) -> Result<()> {
-        let sparse = self.is_sparse();
-        let bit = 1u64 << (agino - chunk.first);
+        let (sparse, count) = (self.is_sparse(), bits.count_ones());
+        let (inodes, old) = (u64::from(count), chunk.free_count);
         let marked = match free {
-            true => InodeChunk { free: chunk.free | bit, free_count: chunk.free_count + 1, ..chunk },
-            false => InodeChunk { free: chunk.free & !bit, free_count: chunk.free_count - 1, ..chunk },
+            true => InodeChunk { free: chunk.free | bits, free_count: old.saturating_add(inodes), ..chunk },
+            false => InodeChunk { free: chunk.free & !bits, free_count: old.saturating_sub(inodes), ..chunk },
         };
         self.update(chunks(ag), &cursor, &marked.encode(sparse))?;
         if self.has_free_tree() {
             self.set_free_chunk(ag, Some(chunk), marked)?;
         }
         self.modify_agi(ag, |agi| {
-            let count = agi.agi_freecount.get();
-            agi.agi_freecount = if free { count.wrapping_add(1) } else { count.wrapping_sub(1) }.into();
+            let old = agi.agi_freecount.get();
+            agi.agi_freecount = if free { old.wrapping_add(count) } else { old.wrapping_sub(count) }.into();
         })
     }
 

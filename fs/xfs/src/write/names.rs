@@ -318,6 +318,15 @@ impl Tx<'_> {
     /// Frees what an inode without links has, at most `limit` extents of each fork, and at last the inode.
     /// Returns whether it is free. Call it in new transactions until it is.
     pub(crate) fn release_inode(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
+        let is_empty = self.empty_inode(inode, limit)?;
+        if is_empty {
+            self.free_inode(inode.ino)?;
+        }
+        Ok(is_empty)
+    }
+
+    /// As [`Tx::release_inode`], but leaves it to the caller to free the inode in the same transaction.
+    pub(crate) fn empty_inode(&mut self, inode: &mut Dinode, limit: usize) -> Result<bool> {
         match inode.kind() {
             FileType::Regular => {
                 let all = (FileBlock(0), FileBlock(FILE_BLOCKS_END));
@@ -334,7 +343,6 @@ impl Tx<'_> {
             return Ok(false);
         }
         self.remove_unlinked(inode.ino)?;
-        self.free_inode(inode.ino)?;
         inode.data = crate::fork::Fork::Extents(Vec::new());
         let raw = &mut inode.raw;
         raw.di_mode = 0.into();

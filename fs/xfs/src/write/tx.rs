@@ -3,11 +3,10 @@
 use super::busy::{Busy, Freed};
 use super::deferred::Deferred;
 use super::space::{GroupsGuard, Space, journal_error};
-use crate::fork::UnitPlace;
 use crate::layout::checksum::{Expected, SelfDescription};
 use crate::layout::superblock::Superblock;
 use crate::source::Source;
-use crate::unit::{self, Whose};
+use crate::unit::{self, UnitPlace, Whose};
 use ivers_block::{BlockNo, Buffer, BufferRead, Contents, Unit};
 use ivers_journal::{Handle, JournalError, LogObject, Tid};
 use ivers_vfs::{Error, Result};
@@ -23,6 +22,8 @@ const WORD_BYTES: usize = 4;
 const PART_BYTES: usize = 4 * CHUNK_BYTES;
 /// Units that a transaction has read and not changed, of which it keeps so many at hand.
 const RECENT_UNITS: usize = 16;
+/// Units of forks of which it notes where they are.
+const NOTED_UNITS: usize = 16;
 
 /// A transaction.
 ///
@@ -41,8 +42,8 @@ pub(crate) struct Tx<'s> {
     units: BTreeMap<BlockNo, Changed>,
     /// The last units that were read. Only transactions change them, and no other one does meanwhile.
     recent: RefCell<VecDeque<(Arc<Buffer>, BufferRead)>>,
-    /// The units of forks that were found last.
-    pub(super) found_units: RefCell<VecDeque<(UnitPlace, Vec<BlockNo>)>>,
+    /// Where the units of forks are that were found last.
+    noted: RefCell<VecDeque<(UnitPlace, Vec<BlockNo>)>>,
     forgotten: BTreeSet<Unit>,
     objects: Vec<Arc<dyn LogObject>>,
     /// Changed inodes that the publisher logs; `None` if the transaction logs them itself.
@@ -84,8 +85,8 @@ impl Changed {
     /// The runs of bytes that differ from the buffer. All of a new unit.
     fn runs(&self) -> Vec<Range<usize>> {
         match &self.base {
-            // Of a cluster only the links of unlinked inodes are logged, and the inodes around them are not
-            // ours.
+            // In an inode cluster only the links of unlinked inodes are logged here. Other threads change the
+            // inodes.
             Some((_, before)) if before.starts_with(b"IN") => changed_runs(before, &self.bytes, WORD_BYTES),
             Some((_, before)) => changed_runs(before, &self.bytes, CHUNK_BYTES),
             None => std::iter::once(0..self.bytes.len()).collect(),
@@ -111,7 +112,7 @@ impl<'s> Tx<'s> {
             credits,
             units: BTreeMap::new(),
             recent: RefCell::default(),
-            found_units: RefCell::default(),
+            noted: RefCell::default(),
             forgotten: BTreeSet::new(),
             objects: Vec::new(),
             left_to_publisher: None,
@@ -208,6 +209,11 @@ impl<'s> Tx<'s> {
         if !was_new {
             self.forgotten.insert(Unit::new(blocks));
         }
+    }
+
+    /// The map of a fork changes: units may be elsewhere.
+    pub(super) fn forget_units(&self) {
+        self.noted.take();
     }
 
     /// The inodes that change are logged by the publisher of [`Tx::finish_with`], as they are then.
@@ -448,6 +454,16 @@ impl Source for Tx<'_> {
 
     fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<unit::Unit> {
         self.read_unit(blocks, Some(kind), whose)
+    }
+
+    fn noted_unit(&self, place: &UnitPlace) -> Option<Vec<BlockNo>> {
+        self.noted.borrow().iter().find(|(noted, _)| noted == place).map(|(_, blocks)| blocks.clone())
+    }
+
+    fn note_unit(&self, place: UnitPlace, blocks: &[BlockNo]) {
+        let mut noted = self.noted.borrow_mut();
+        noted.truncate(NOTED_UNITS - 1);
+        noted.push_front((place, blocks.to_vec()));
     }
 
     fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {

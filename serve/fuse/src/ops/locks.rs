@@ -101,8 +101,8 @@ impl Ops {
         }
     }
 
-    /// A descriptor is closed: its process loses its fcntl(2) locks of the file, or an open file its flock(2)
-    /// lock.
+    /// Releases all locks of an owner on a file: fcntl(2) locks when its process closes a descriptor,
+    /// flock(2) locks when the open file is closed.
     pub(super) fn unlock_all(&self, ino: INodeNo, of: LockOwner) -> Reply<()> {
         let s = &self.0;
         if !s.vfs.has_locks() {

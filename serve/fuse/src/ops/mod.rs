@@ -221,8 +221,9 @@ impl Filesystem for Ops {
         self.answer(request, reply, written, |reply, written| reply.written(written));
     }
 
-    /// Does nothing when a descriptor of a local format closes: the kernel has written its pages back before,
-    /// and keeps locks itself. ENOSYS tells it to skip this request from now on.
+    /// Writes back a server's file and releases its locks when a descriptor closes. A local format needs
+    /// neither: the kernel has written its pages back and keeps the locks. ENOSYS tells the kernel to skip
+    /// this request from then on.
     fn flush(
         &self,
         request: &Request,
@@ -253,7 +254,7 @@ impl Filesystem for Ops {
         reply: ReplyEmpty,
     ) {
         if let Some(Err(error)) = lock_owner.map(|owner| self.unlock_all(ino, owner)) {
-            log::info!("inode {ino}: unlocked at the last close: {error:?}");
+            log::info!("inode {ino}: cannot release the locks at the last close: {error:?}");
         }
         self.release_file(ino, Handle::unpack(fh));
         self.empty(request, reply, Ok(()));

@@ -236,7 +236,8 @@ pub(super) fn remove_locally(
     {
         (end, listed) = (end + word(end + 2), listed + usize::from(is_listed));
     }
-    // Of a full list only one range may go: the new one is at least as long as it was.
+    // The new range is at least as long as each one that it replaces. If it replaces two of a full list, the
+    // header does not tell the third largest.
     if listed > 1 && best.len() + listed == BEST {
         return Ok(None);
     }

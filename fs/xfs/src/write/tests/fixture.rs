@@ -266,7 +266,8 @@ impl Fixture {
             inode.log(tx)
         });
         if !unwritten {
-            let blocks = self.change(|tx| tx.mapped_blocks(&inode.data, FileBlock(first), count, ino));
+            let blocks = self
+                .change(|tx| tx.mapped_blocks(&inode.data, inode.unit(Which::Data, FileBlock(first), count)));
             self.fill(&blocks, fill);
         }
         self.put([inode]);
