@@ -103,17 +103,7 @@ impl Forest {
                 return Ok(Leaf { node, below: expected.below });
             }
             let index = node.at_most(key).saturating_sub(1);
-            let pointer = node.pointer(index);
-            let next = (index + 1 < node.count()).then(|| node.key(index + 1));
-            expected = Expected {
-                bytenr: pointer.bytenr,
-                generation: pointer.generation,
-                // `parse` refused a node of level 0 with pointers.
-                level: node.level - 1,
-                first: Some(pointer.key),
-                below: next.or(expected.below),
-                ..expected
-            };
+            expected = node.expected_below(index, &expected);
         }
     }
 

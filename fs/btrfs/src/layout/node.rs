@@ -69,13 +69,14 @@ impl Node {
             owner: header.owner.get(),
             count,
         };
-        node.check_keys()?;
-        if node.level == 0 {
-            node.check_items()?
-        } else {
-            node.check_pointers(sb)?
-        }
+        node.check_contents(sb)?;
         Ok(node)
+    }
+
+    /// Checks the order of keys, and where items or pointers lead.
+    pub(crate) fn check_contents(&self, sb: &Superblock) -> Result<(), String> {
+        self.check_keys()?;
+        if self.level == 0 { self.check_items() } else { self.check_pointers(sb) }
     }
 
     fn check_keys(&self) -> Result<(), String> {
@@ -128,6 +129,21 @@ impl Node {
             return Err("it has keys of the block after it".into());
         }
         Ok(())
+    }
+
+    /// What a node above the leaves, which is as expected itself, says of the block below a pointer.
+    pub(crate) fn expected_below(&self, index: usize, own: &Expected) -> Expected {
+        let pointer = self.pointer(index);
+        let next = (index + 1 < self.count).then(|| self.key(index + 1));
+        Expected {
+            bytenr: pointer.bytenr,
+            generation: pointer.generation,
+            // `parse` refused a node of level 0 with pointers.
+            level: self.level - 1,
+            tree: own.tree,
+            first: Some(pointer.key),
+            below: next.or(own.below),
+        }
     }
 
     /// Bytes that it takes in memory.

@@ -6,6 +6,7 @@
 use super::tx::Tx;
 use crate::layout::bytes::read;
 use crate::layout::key::{is_subvolume, object};
+use crate::layout::node::Expected;
 use crate::layout::raw::*;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot};
 use crate::live::groups::Use;
@@ -32,6 +33,7 @@ impl Tx<'_> {
         }
         self.settle()?;
         before(self)?;
+        self.check_trees()?;
         self.write_blocks()?;
         self.fs.forest.volume.flush()?;
         self.write_superblocks()?;
@@ -88,6 +90,28 @@ impl Tx<'_> {
                 tail.ctransid = self.live.transid.into();
             }
             item[ROOT_TAIL..ROOT_TAIL + size_of::<RawRootTail>()].copy_from_slice(tail.as_bytes());
+        }
+        Ok(())
+    }
+
+    /// Checks what the transaction made of trees, so that a mistake of this driver ends the session before
+    /// anything of it is written.
+    pub(super) fn check_trees(&self) -> Result<()> {
+        let roots: Vec<_> = self.fs.forest.roots.lock().iter().map(|(id, root)| (*id, root.root)).collect();
+        for (tree, TreeRoot { bytenr, generation, level }) in roots {
+            self.check_block(Expected { bytenr, generation, level, tree, first: None, below: None })?;
+        }
+        Ok(())
+    }
+
+    /// Checks a block that was made, and those below it.
+    fn check_block(&self, expected: Expected) -> Result<()> {
+        let Some(node) = self.fs.forest.dirty_node(expected.bytenr) else { return Ok(()) };
+        node.check(&expected)
+            .and_then(|()| node.check_contents(self.sb()))
+            .map_err(|what| self.broken(format!("block {} was made wrong: {what}", expected.bytenr)))?;
+        for index in (0..node.count()).filter(|_| node.level > 0) {
+            self.check_block(node.expected_below(index, &expected))?;
         }
         Ok(())
     }

@@ -30,6 +30,8 @@ mod inodes;
 mod load;
 mod names;
 mod removal;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod tx;
 

@@ -344,6 +344,10 @@ impl Tx<'_> {
             if replaced {
                 return Ok(());
             }
+            // Where the leaf is divided, the pointer to it must have its first key.
+            if slot == 0 {
+                self.fix_first_key(&path, 0)?;
+            }
         }
         self.insert_at(tree, &mut path, key, data)
     }
