@@ -29,6 +29,8 @@ pub(super) struct Dropped {
     pub bytes: u64,
     /// More is there.
     pub more: bool,
+    /// Where it stopped.
+    pub stopped_at: u64,
 }
 
 fn key_of(file: FileId, at: u64) -> Key {
@@ -190,7 +192,11 @@ impl Tx<'_> {
         let most = self.most_dropped();
         let found = self.extents_in(file, start, end, most)?;
         dropped.more = found.len() == most;
+        dropped.stopped_at = end;
         for (key, data) in found {
+            if dropped.more {
+                dropped.stopped_at = end.min(key.offset + self.extent_len(file, key, &data)?);
+            }
             dropped.bytes += self.drop_part(file, key, &data, start, end)?;
         }
         Ok(dropped)
@@ -198,7 +204,7 @@ impl Tx<'_> {
 
     /// Drops the last items that a file has from a byte on.
     pub(super) fn drop_last_extents(&mut self, file: FileId, start: u64) -> Result<Dropped> {
-        let mut dropped = Dropped::default();
+        let mut dropped = Dropped { stopped_at: u64::MAX, ..Dropped::default() };
         for _ in 0..self.most_dropped() {
             let tree = self.tree(file.0)?;
             let last = self
@@ -206,10 +212,18 @@ impl Tx<'_> {
                 .forest
                 .last_at_most(&tree, key_of(file, u64::MAX), |key, data| Ok((key, data.to_vec())))?;
             let last = last.filter(|(key, _)| (key.objectid, key.kind) == (file.1, kind::EXTENT_DATA));
-            let Some((key, data)) = last else { return Ok(dropped) };
-            if key.offset.saturating_add(self.extent_len(file, key, &data)?) <= start {
+            let last = match last {
+                Some((key, data)) => {
+                    let end = key.offset.saturating_add(self.extent_len(file, key, &data)?);
+                    (end > start).then_some((key, data))
+                }
+                None => None,
+            };
+            let Some((key, data)) = last else {
+                dropped.stopped_at = start;
                 return Ok(dropped);
-            }
+            };
+            dropped.stopped_at = key.offset.max(start);
             dropped.bytes += self.drop_part(file, key, &data, start, u64::MAX)?;
         }
         dropped.more = true;

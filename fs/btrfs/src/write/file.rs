@@ -216,40 +216,60 @@ impl Btrfs {
                 tx.write_inode(inode)
             });
         }
-        let file = file_of(vnode);
+        loop {
+            match self.truncate_some(inode, size) {
+                Ok(true) => {}
+                Ok(false) => {
+                    inode.with_attr(|attr| attr.size = size);
+                    return Ok(());
+                }
+                Err(error) => {
+                    // A part may be left, which would come back when the file grows. Nobody lost it.
+                    if matches!(error, Error::Name(_)) {
+                        inode.with_attr(|attr| attr.size = vnode.size());
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Cuts a file, or a part of what is after `size`, from its end on. Returns whether more is there.
+    ///
+    /// A commit may come between two parts. So the file always ends where its contents were dropped: bytes
+    /// that are left after its end would come back when it grows.
+    pub(super) fn truncate_some(&self, inode: &Inode, size: u64) -> Result<bool> {
+        let sector = self.sector();
+        let vnode = vnode_of(inode);
+        let (file, old) = (file_of(vnode), vnode.size());
         let inline = {
             let _trees = self.live.read();
             self.inline_bytes(vnode)?
         };
-        loop {
-            let more = self.change(Need::Removal, |tx| {
-                let mut dropped = tx.drop_last_extents(file, size.next_multiple_of(sector))?;
-                let mut added = 0;
-                let kept = inline.as_ref().map(|bytes| &bytes[..bytes.len().min(size.min(sector) as usize)]);
-                // What does not fit stays as it is: a reader stops at the size.
-                if let Some(kept) = kept.filter(|kept| size < old && kept.len() <= tx.most_inline()) {
-                    dropped.bytes += tx.drop_extents(file, 0, sector)?.bytes;
-                    if !kept.is_empty() {
-                        tx.insert_inline(file.0, file.1, kept)?;
-                        added = kept.len() as u64;
-                    }
+        self.change(Need::Removal, |tx| {
+            let mut dropped = tx.drop_last_extents(file, size.next_multiple_of(sector))?;
+            let mut added = 0;
+            let kept = inline.as_ref().map(|bytes| &bytes[..bytes.len().min(size.min(sector) as usize)]);
+            let kept = kept.filter(|kept| !dropped.more && size < old && kept.len() <= tx.most_inline());
+            // What does not fit stays as it is: a reader stops at the size.
+            if let Some(kept) = kept {
+                dropped.bytes += tx.drop_extents(file, 0, sector)?.bytes;
+                if !kept.is_empty() {
+                    tx.insert_inline(file.0, file.1, kept)?;
+                    added = kept.len() as u64;
                 }
-                let (more, bytes) = (dropped.more, dropped.bytes);
-                tx.edit_item(inode, |item| {
-                    let raw = item.raw_mut();
-                    raw.nbytes = (raw.nbytes.get().saturating_sub(bytes) + added).into();
-                    raw.size = size.into();
-                });
-                if !more {
-                    inode.changed(Touch::Data, Logged::Anyway);
-                }
-                tx.write_inode(inode)?;
-                Ok(more)
-            })?;
-            if !more {
-                return Ok(());
             }
-        }
+            let end = if dropped.more { dropped.stopped_at.clamp(size, old) } else { size };
+            tx.edit_item(inode, |item| {
+                let raw = item.raw_mut();
+                raw.nbytes = (raw.nbytes.get().saturating_sub(dropped.bytes) + added).into();
+                raw.size = end.into();
+            });
+            // Each part has a value of its own: a crash may show it.
+            inode.changed(Touch::Data, Logged::Anyway);
+            tx.write_inode(inode)?;
+            Ok(dropped.more)
+        })
     }
 }
 

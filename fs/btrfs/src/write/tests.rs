@@ -5,6 +5,7 @@ use crate::layout::node::Expected;
 use crate::{Btrfs, OpenOptions};
 use ivers_block::{Device, MemDevice};
 use ivers_oracle::have_programs;
+use ivers_vfs::{CreateSpec, Cred, InodeRef, MountOptions, SetAttr, Vfs, WriteFlags};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -114,4 +115,56 @@ fn a_block_that_was_made_wrong_is_not_written() {
     assert!(result.unwrap_err().to_string().contains("made wrong"));
     assert!(fs.failure().is_some());
     assert!(device.to_bytes() == before, "something was written");
+}
+
+fn mount(device: Arc<dyn Device>) -> (Arc<Btrfs>, Arc<Vfs>) {
+    let fs = open(device);
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    (fs.clone(), Vfs::mount(fs, options).unwrap())
+}
+
+/// Makes a file with an extent for each sector.
+fn fragmented(vfs: &Arc<Vfs>, name: &[u8], sectors: u64) -> InodeRef {
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let (file, _) = vfs.create(&cred, &root, name, &CreateSpec::file(0o644), false).unwrap();
+    for odd in 0..2 {
+        for sector in (odd..sectors).step_by(2) {
+            let data = [sector as u8 | 1; 4096];
+            vfs.write(&cred, &file, sector * 4096, &data, WriteFlags::empty()).unwrap();
+        }
+        vfs.sync().unwrap();
+    }
+    file
+}
+
+#[test]
+fn a_crash_in_a_truncation_brings_nothing_back() {
+    let Some(device) = new_image() else { return };
+    let cred = Cred::root();
+    let (fs, vfs) = mount(device.clone());
+    let sectors = 2000;
+    let file = fragmented(&vfs, b"file", sectors);
+    let old = sectors * 4096;
+    let mut ends = Vec::new();
+    loop {
+        let more = fs.truncate_some(&file, 5000).unwrap();
+        fs.commit().unwrap();
+        // What a crash leaves now. The file then grows again.
+        let (_, vfs) = mount(Arc::new(MemDevice::from_bytes(&device.to_bytes())));
+        let file = vfs.lookup(&cred, &vfs.root().unwrap(), b"file").unwrap();
+        let end = file.attr().size;
+        ends.push(end);
+        vfs.set_attr(&cred, &file, &SetAttr { size: Some(old), ..SetAttr::default() }).unwrap();
+        let mut bytes = vec![9; old as usize];
+        assert_eq!(vfs.read(&cred, &file, 0, &mut bytes).unwrap(), old as usize);
+        for (at, byte) in bytes.iter().enumerate() {
+            let expected = if at < end as usize { (at / 4096) as u8 | 1 } else { 0 };
+            assert_eq!(*byte, expected, "byte {at} of a file that ended at {end}");
+        }
+        if !more {
+            break;
+        }
+    }
+    assert!(ends.len() > 2 && ends.is_sorted_by(|a, b| a > b), "{ends:?}");
+    assert_eq!(ends.last(), Some(&5000));
 }
