@@ -82,3 +82,55 @@ fn a_full_filesystem_refuses_and_recovers() {
         assert_clean(&images, kind.name);
     }
 }
+
+#[test]
+fn a_full_filesystem_with_a_snapshot_can_be_emptied() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let kind = Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 };
+    let images = Images::make(dir.path(), &kind);
+    images.with_kernel("", |root| {
+        // Extents of one sector each, whose order on the device is not that in the files.
+        let sectors = 4000u64;
+        let open = |number| std::fs::File::create(root.join(format!("fragments{number}"))).unwrap();
+        let files: Vec<_> = (0..4).map(open).collect();
+        for step in 0..4 * sectors {
+            let at = step * 7919 % (4 * sectors);
+            let file = &files[(at % 4) as usize];
+            std::os::unix::fs::FileExt::write_all_at(file, &[b'A'; 4096], at / 4 * 8192).unwrap();
+            if step % 4000 == 0 {
+                files.iter().for_each(|file| file.sync_all().unwrap());
+            }
+        }
+        std::fs::create_dir(root.join("names")).unwrap();
+        for number in 0..3000 {
+            let name = format!("names/{number:05}{}", "n".repeat(100));
+            std::fs::write(root.join(name), "").unwrap();
+        }
+        files.iter().for_each(|file| file.sync_all().unwrap());
+        fill::in_dir(root, "btrfs -q subvolume snapshot . snapshot");
+    });
+    let vfs = mount_writable(&images);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let large = fill_up(&vfs, "large", 8 << 20);
+    let long = "q".repeat(200);
+    let empty = fill_up(&vfs, &long, 0);
+    vfs.sync().unwrap();
+    assert_clean(&images, "full");
+    let unlink = |dir: &InodeRef, name: &str| {
+        vfs.unlink(&cred, dir, name.as_bytes(), false).unwrap_or_else(|error| panic!("{name}: {error}"));
+    };
+    unlink(&root, "fragments0");
+    let names = vfs.lookup(&cred, &root, b"names").unwrap();
+    (0..3000).for_each(|number| unlink(&names, &format!("{number:05}{}", "n".repeat(100))));
+    (1..4).for_each(|number| unlink(&root, &format!("fragments{number}")));
+    (0..large).for_each(|number| unlink(&root, &format!("large{number}")));
+    (0..empty).for_each(|number| unlink(&root, &format!("{long}{number}")));
+    vfs.sync().unwrap();
+    assert!(fill_up(&vfs, "again", 1 << 20) > 1, "no space came back");
+    vfs.unmount().unwrap();
+    drop((names, root, vfs));
+    assert_clean(&images, "empty");
+}

@@ -30,6 +30,8 @@ impl Btrfs {
         let end = end.ok_or(NameError::TooLarge)?;
         self.with_tx(|tx| tx.may_change(vnode_of(inode)))?;
         self.expand_inline(inode)?;
+        // A crash may show a part of the change: it must not have the value of before.
+        inode.changed(Touch::Data, Logged::Anyway);
         if mode.intersects(FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE)
             && let Err(error) = self.punch(inode, offset, end)
         {
@@ -130,7 +132,8 @@ impl Tx<'_> {
                 }
                 break;
             };
-            self.drop_extents(file, at, at + bytes)?;
+            // A hole, perhaps of many items.
+            self.drop_whole_range(file, at, at + bytes)?;
             self.insert_prealloc(file, at, place, bytes)?;
             self.edit_item(inode, |item| {
                 let raw = item.raw_mut();

@@ -17,10 +17,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The free blocks that are kept for removals and commits: at most this many, and at most one in `KEPT_PART`
-/// of all metadata blocks.
+/// The free blocks that are kept for removals and commits: at least this many, or a part of the metadata in
+/// use, most of which a commit may have to copy. They are at most one in `KEPT_PART` of all metadata blocks.
 const KEPT_BLOCKS: u64 = 256;
+const KEPT_PART_OF_USED: u64 = 4;
 const KEPT_PART: u64 = 8;
+/// The most bytes that are kept.
+const KEPT_MAX: u64 = 256 << 20;
 /// Blocks that one change makes at most, with its references.
 const BLOCKS_A_CHANGE: u64 = 24;
 /// The bytes of reserved data for whose items one byte of tree blocks is kept.
@@ -29,8 +32,6 @@ const ITEMS_PART: u64 = 16;
 const REFS_MAX: usize = 192;
 /// The blocks that storing one delayed reference may copy: of the extent tree and of the checksum tree.
 const BLOCKS_A_REF: u64 = 3;
-/// Extents that one change drops at most.
-const DROPPED_MAX: u64 = 512;
 /// A transaction is committed if it has so many bytes of blocks in memory.
 const DIRTY_MAX: u64 = 32 << 20;
 
@@ -125,8 +126,15 @@ impl Btrfs {
 impl Tx<'_> {
     /// Free blocks that are kept.
     fn kept_blocks(&self) -> u64 {
-        let all: u64 = self.live.groups.of(Use::Metadata).map(|group| group.len).sum();
-        KEPT_BLOCKS.min(all / u64::from(self.sb().node_size) / KEPT_PART)
+        let size = u64::from(self.sb().node_size);
+        let (mut all, mut used) = (0, 0);
+        for group in self.live.groups.of(Use::Metadata) {
+            all += group.len;
+            // Of a group with data as well, it is not known how much of it is metadata.
+            used += if group.flags & Use::Data.bit() == 0 { group.used } else { 0 };
+        }
+        let grown = (used / KEPT_PART_OF_USED).min(KEPT_MAX) / size;
+        KEPT_BLOCKS.max(grown).min(all / size / KEPT_PART)
     }
 
     /// Blocks for the items of reserved data.
@@ -145,9 +153,10 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// How many extents a change may drop.
-    pub(super) fn most_dropped(&self) -> usize {
-        (self.free_blocks() / (2 * BLOCKS_A_REF)).clamp(1, DROPPED_MAX) as usize
+    /// Whether a removal should go on in another change. References wait, also those of blocks that it had to
+    /// copy and that snapshots share: storing them may take half of the free blocks.
+    pub(super) fn has_many_refs(&self) -> bool {
+        self.live.refs.len() as u64 * BLOCKS_A_REF * 2 > self.free_blocks()
     }
 
     /// Finds space for the blocks of a change: in new chunks, and in what waits for a commit.
@@ -177,7 +186,7 @@ impl Tx<'_> {
         // Copies of old blocks pin as much as they take: a commit makes it free again.
         let is_tight = self.free_blocks() < 2 * self.kept_blocks()
             && self.live.groups.pinned_bytes(Use::Metadata)
-                > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE;
+                > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE.max(self.kept_blocks() / 4);
         if self.dirty_bytes() > DIRTY_MAX || is_tight {
             self.commit()?;
         }

@@ -79,15 +79,14 @@ impl Tx<'_> {
             }
             _ => len,
         };
-        let mut more = 0i64;
-        loop {
-            let dropped = self.drop_extents(target, to, to + done)?;
-            more -= dropped.bytes as i64;
-            if !dropped.more {
+        // A change drops so many extents only: the range ends there.
+        let dropped = self.drop_extents(target, to, to + done)?;
+        let done = dropped.stopped_at - to;
+        let mut more = -(dropped.bytes as i64);
+        for (key, data) in found {
+            if key.offset >= from + done {
                 break;
             }
-        }
-        for (key, data) in found {
             let stop = (key.offset + self.extent_len(source, key, &data)?).min(from + done);
             let start = key.offset.max(from);
             let part = (start - key.offset, stop - start);

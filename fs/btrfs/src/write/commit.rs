@@ -44,8 +44,14 @@ impl Tx<'_> {
     /// Stores everything that waits.
     fn settle(&mut self) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
-            self.store_chunks()?;
-            self.run_refs()?;
+            // What is allocated in a chunk can be stored only after the items of the chunk.
+            loop {
+                self.store_chunks()?;
+                self.run_refs()?;
+                if self.live.new_chunks.is_empty() {
+                    break;
+                }
+            }
             self.store_groups()?;
             self.store_free_space()?;
             self.store_roots()?;

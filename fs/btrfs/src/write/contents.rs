@@ -19,6 +19,9 @@ const INLINE: u8 = 0;
 const REGULAR: u8 = 1;
 const PREALLOC: u8 = 2;
 
+/// Extents that one change drops at most.
+const DROPPED_MAX: usize = 512;
+
 /// A file: its subvolume and its number there.
 pub(super) type FileId = (u64, u64);
 
@@ -185,27 +188,47 @@ impl Tx<'_> {
 
     /// Drops what a file has in a range of whole sectors: the first items of it, if there are many.
     pub(super) fn drop_extents(&mut self, file: FileId, start: u64, end: u64) -> Result<Dropped> {
-        let mut dropped = Dropped::default();
+        let mut dropped = Dropped { stopped_at: end, ..Dropped::default() };
         if start >= end {
             return Ok(dropped);
         }
-        let most = self.most_dropped();
-        let found = self.extents_in(file, start, end, most)?;
-        dropped.more = found.len() == most;
-        dropped.stopped_at = end;
-        for (key, data) in found {
-            if dropped.more {
-                dropped.stopped_at = end.min(key.offset + self.extent_len(file, key, &data)?);
-            }
+        let found = self.extents_in(file, start, end, DROPPED_MAX)?;
+        dropped.more = found.len() == DROPPED_MAX;
+        let last = found.len().saturating_sub(1);
+        for (index, (key, data)) in found.into_iter().enumerate() {
+            let stop = end.min(key.offset + self.extent_len(file, key, &data)?);
             dropped.bytes += self.drop_part(file, key, &data, start, end)?;
+            dropped.more |= index < last && self.has_many_refs();
+            if dropped.more {
+                dropped.stopped_at = stop;
+            }
+            if self.has_many_refs() {
+                break;
+            }
         }
         Ok(dropped)
+    }
+
+    /// Drops all that a file has in a range of whole sectors, in one change: for ranges that a few extents
+    /// cover, or that refer to nothing. Returns how many allocated bytes the file has less.
+    pub(super) fn drop_whole_range(&mut self, file: FileId, start: u64, end: u64) -> Result<u64> {
+        let mut bytes = 0;
+        loop {
+            let dropped = self.drop_extents(file, start, end)?;
+            bytes += dropped.bytes;
+            if !dropped.more {
+                return Ok(bytes);
+            }
+        }
     }
 
     /// Drops the last items that a file has from a byte on.
     pub(super) fn drop_last_extents(&mut self, file: FileId, start: u64) -> Result<Dropped> {
         let mut dropped = Dropped { stopped_at: u64::MAX, ..Dropped::default() };
-        for _ in 0..self.most_dropped() {
+        for count in 0..DROPPED_MAX {
+            if count > 0 && self.has_many_refs() {
+                break;
+            }
             let tree = self.tree(file.0)?;
             let last = self
                 .fs

@@ -126,6 +126,9 @@ impl Btrfs {
 
 impl Tx<'_> {
     fn put_record(&mut self, record: &[u8]) -> Result<()> {
+        if self.fs.root_of(ROOT.0)?.is_some_and(|root| root.read_only) {
+            return Err(NameError::ReadOnly.into());
+        }
         self.store_attribute(ROOT, EPOCH_XATTR, Some(record), XattrMode::Any)
     }
 }

@@ -142,18 +142,28 @@ impl Tx<'_> {
     }
 
     /// Finds the item of its own that a reference has, or the key for one.
-    fn find_keyed(&self, bytenr: u64, by: Ref) -> Result<(Key, Option<u32>)> {
+    pub(super) fn find_keyed(&self, bytenr: u64, by: Ref) -> Result<(Key, Option<u32>)> {
         let tree = self.tree(object::EXTENT_TREE)?;
-        let mut key = Key::new(bytenr, kind_of(&by), number_of(&by));
-        for _ in 0..SAME_HASH_MAX {
-            let found = self.fs.forest.get(&tree, key, |data| decode_keyed(key, data))?;
-            match found {
-                None => return Ok((key, None)),
-                Some((other, count)) if other == by => return Ok((key, Some(count))),
-                Some(_) => key.offset = key.offset.wrapping_add(1),
+        let hash = number_of(&by);
+        let key = |number| Key::new(bytenr, kind_of(&by), number);
+        let (first, last) = (key(hash), key(hash.saturating_add(SAME_HASH_MAX)));
+        // One in the middle may have been removed: the search goes on behind the first place that is free.
+        let mut free = first;
+        let found = self.fs.forest.scan(&tree, first, last, |at, data| {
+            let (other, count) = decode_keyed(at, data).map_err(|what| self.broken(what))?;
+            if other == by {
+                return Ok(ControlFlow::Break((at, count)));
             }
+            if at == free {
+                free.offset = free.offset.saturating_add(1);
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        match found {
+            Some((at, count)) => Ok((at, Some(count))),
+            None if free < last => Ok((free, None)),
+            None => Err(self.broken(format!("extent {bytenr} has too many references with one hash"))),
         }
-        Err(self.broken(format!("extent {bytenr} has too many references with one hash")))
     }
 
     fn insert_keyed(&mut self, bytenr: u64, by: Ref, count: u32) -> Result<()> {

@@ -253,7 +253,7 @@ impl Btrfs {
             let kept = kept.filter(|kept| !dropped.more && size < old && kept.len() <= tx.most_inline());
             // What does not fit stays as it is: a reader stops at the size.
             if let Some(kept) = kept {
-                dropped.bytes += tx.drop_extents(file, 0, sector)?.bytes;
+                dropped.bytes += tx.drop_whole_range(file, 0, sector)?;
                 if !kept.is_empty() {
                     tx.insert_inline(file.0, file.1, kept)?;
                     added = kept.len() as u64;
@@ -304,14 +304,7 @@ impl Tx<'_> {
         let file = file_of(vnode);
         let (sector, sum_bytes) = (self.sb().sector_size as usize, self.sb().checksum.size());
         // Holes that items show are before the old end only.
-        let mut dropped = 0;
-        loop {
-            let part = self.drop_extents(file, offset, offset + data.len() as u64)?;
-            dropped += part.bytes;
-            if !part.more {
-                break;
-            }
-        }
+        let dropped = self.drop_whole_range(file, offset, offset + data.len() as u64)?;
         let mut done = 0;
         for (start, len) in places {
             let part = &data[done..done + *len as usize];

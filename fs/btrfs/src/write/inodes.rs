@@ -5,6 +5,7 @@ use crate::inode::{FLAGS, Vnode, vnode_of};
 use crate::layout::items::{InodeItem, inode_flags, rdev_to_disk};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::RawTime;
+use crate::numbers::{Object, pack};
 use ivers_vfs::{Attr, FileType, Inode, InodeFlags, NameError, NewInode, Result, Timestamp};
 
 fn time(time: Timestamp) -> RawTime {
@@ -104,7 +105,7 @@ impl Tx<'_> {
                 found.unwrap_or(object::FIRST_FREE).max(object::FIRST_FREE) + 1
             }
         };
-        if next > object::LAST_FREE {
+        if pack(subvolume, Object::Inode(next)).is_err() {
             return Err(NameError::NoSpace.into());
         }
         self.live.next_objectid.insert(subvolume, next + 1);

@@ -4,7 +4,9 @@ use super::change::Need;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
+use crate::layout::bytes::read;
 use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::raw::RawRootItem;
 use ivers_vfs::{FileType, Result};
 use std::ops::ControlFlow;
 
@@ -38,6 +40,9 @@ impl Tx<'_> {
         let more = keys.len() > ITEMS_MAX;
         for key in keys.into_iter().skip(usize::from(more)).rev() {
             self.remove(subvolume, key)?;
+            if key.kind != kind::INODE_ITEM && self.has_many_refs() {
+                return Ok(true);
+            }
         }
         if !more {
             self.remove(subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid))?;
@@ -75,13 +80,16 @@ impl Btrfs {
         Ok(count)
     }
 
-    fn subvolumes(&self) -> Result<Vec<u64>> {
+    /// The subvolumes that are not being deleted.
+    pub(super) fn subvolumes(&self) -> Result<Vec<u64>> {
         let mut found = vec![object::FS_TREE];
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
         let first = Key::new(object::FIRST_FREE, kind::ROOT_ITEM, 0);
         let last = Key::new(object::LAST_FREE, kind::ROOT_ITEM, u64::MAX);
-        self.forest.scan(&tree, first, last, |key, _| {
-            if key.kind == kind::ROOT_ITEM && is_subvolume(key.objectid) {
+        self.forest.scan(&tree, first, last, |key, data| {
+            // Linux deletes those without references, and has begun to.
+            let is_deleted = || read::<RawRootItem>(data, 0).is_none_or(|item| item.refs.get() == 0);
+            if key.kind == kind::ROOT_ITEM && is_subvolume(key.objectid) && !is_deleted() {
                 found.push(key.objectid);
             }
             Ok(ControlFlow::<()>::Continue(()))

@@ -1,14 +1,19 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
-use crate::layout::key::{Key, object};
+use crate::inode::vnode_of;
+use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
+use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
+use crate::layout::raw::RawRootItem;
+use crate::live::groups::Use;
 use crate::{Btrfs, OpenOptions};
 use ivers_block::{Device, MemDevice};
 use ivers_oracle::have_programs;
-use ivers_vfs::{CreateSpec, Cred, InodeRef, MountOptions, SetAttr, Vfs, WriteFlags};
+use ivers_vfs::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Makes a filesystem with nodes of 4 KiB. `None`: there is no mkfs.btrfs.
@@ -167,4 +172,115 @@ fn a_crash_in_a_truncation_brings_nothing_back() {
     }
     assert!(ends.len() > 2 && ends.is_sorted_by(|a, b| a > b), "{ends:?}");
     assert_eq!(ends.last(), Some(&5000));
+}
+
+#[test]
+fn a_chunk_that_a_commit_makes_is_stored_before_what_is_in_it() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device.clone());
+    let key = |number: u64| Key::new((1 << 40) + number, 200, 0);
+    let chunks = fs.forest.volume.chunks().len();
+    fs.with_tx(|tx| {
+        (0..200).try_for_each(|number| tx.put(object::FS_TREE, key(number), &[7; 500]))?;
+        // All of the metadata is taken while references wait.
+        for group in tx.live.groups.by_start.values_mut() {
+            if group.flags & Use::Metadata.bit() != 0 {
+                group.free.take();
+            }
+        }
+        tx.commit()
+    })
+    .unwrap();
+    assert!(fs.forest.volume.chunks().len() > chunks);
+    drop(fs);
+    let fs = open(device);
+    assert_eq!(items_of(&fs, object::FS_TREE, key(0)).len(), 200);
+}
+
+#[test]
+fn a_reference_is_found_behind_one_that_is_gone() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device);
+    let by = Ref::Data { root: 5, objectid: 300, offset: 0 };
+    let other = Ref::Data { root: 5, objectid: 301, offset: 0 };
+    let key = |more: u64| Key::new(1 << 50, kind_of(&by), number_of(&by) + more);
+    fs.with_tx(|tx| {
+        tx.insert(object::EXTENT_TREE, key(0), &keyed_data(&other, 1))?;
+        tx.insert(object::EXTENT_TREE, key(2), &keyed_data(&by, 4))?;
+        assert_eq!(tx.find_keyed(1 << 50, by)?, (key(2), Some(4)));
+        tx.remove(object::EXTENT_TREE, key(2))?;
+        assert_eq!(tx.find_keyed(1 << 50, by)?, (key(1), None));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_subvolume_that_is_being_deleted_keeps_its_orphans() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device);
+    for refs in [1, 0] {
+        let mut item = [0; 439];
+        item[offset_of!(RawRootItem, refs)] = refs;
+        fs.with_tx(|tx| tx.put(object::ROOT_TREE, Key::new(300, kind::ROOT_ITEM, 0), &item)).unwrap();
+        assert_eq!(fs.subvolumes().unwrap().contains(&300), refs == 1);
+    }
+}
+
+#[test]
+fn a_read_only_top_level_gets_no_record() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device.clone());
+    fs.with_tx(|tx| {
+        let key = Key::new(object::FS_TREE, kind::ROOT_ITEM, 0);
+        let mut item = tx.item(object::ROOT_TREE, key)?.unwrap();
+        item[offset_of!(RawRootItem, flags)] |= 1;
+        tx.put(object::ROOT_TREE, key, &item)?;
+        tx.live.changed = true;
+        tx.commit()
+    })
+    .unwrap();
+    drop(fs);
+    let before = device.to_bytes();
+    let fs = open(device.clone());
+    assert!(fs.health().no_change_attribute.is_some());
+    assert_eq!(fs.failure(), None);
+    fs.unmount().unwrap();
+    assert!(device.to_bytes() == before, "something was written");
+}
+
+#[test]
+fn no_numbers_are_left() {
+    let Some(device) = new_image() else { return };
+    let (fs, vfs) = mount(device);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    fs.with_tx(|tx| {
+        tx.live.next_objectid.insert(object::FS_TREE, 1 << 39);
+        Ok(())
+    })
+    .unwrap();
+    let made = vfs.create(&cred, &root, b"file", &CreateSpec::file(0o644), false);
+    assert!(matches!(made, Err(Error::Name(NameError::NoSpace))));
+    assert_eq!(fs.failure(), None);
+}
+
+#[test]
+fn a_hole_over_many_extents_is_shared_in_parts() {
+    let Some(device) = new_image() else { return };
+    let (fs, vfs) = mount(device);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let sectors = 2000;
+    let target = fragmented(&vfs, b"target", sectors);
+    let (source, _) = vfs.create(&cred, &root, b"source", &CreateSpec::file(0o644), false).unwrap();
+    let size = sectors * 4096;
+    vfs.set_attr(&cred, &source, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    let before = target.counter.peek();
+    fs.clone_range(&cred, (&source, 0), (&target, 0), size, BlockPool::Unreserved).unwrap();
+    assert!(target.counter.peek() - before >= sectors / 512, "too few changes");
+    let mut bytes = vec![9; size as usize];
+    let (live, vnode) = (fs.live.read(), vnode_of(&target));
+    fs.read_file(vnode, 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    assert_eq!(vnode.item.lock().raw_mut().nbytes.get(), 0);
+    drop(live);
 }
