@@ -30,7 +30,7 @@ fn new_image() -> Option<Arc<MemDevice>> {
 }
 
 fn open(device: Arc<dyn Device>) -> Arc<Btrfs> {
-    Btrfs::open(vec![device], OpenOptions::default()).unwrap()
+    Btrfs::open(vec![device], OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
 }
 
 /// Items of a tree from a key on. Each block is checked against the one that leads to it.

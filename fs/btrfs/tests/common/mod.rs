@@ -202,7 +202,7 @@ pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
 
 /// Opens images for writing.
 pub fn mount_writable(images: &Images) -> Arc<Vfs> {
-    mount_writable_with(images, OpenOptions::default())
+    mount_writable_with(images, writing())
 }
 
 pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
