@@ -324,7 +324,7 @@ mod tests {
     fn the_text_of_a_detection_is_in_the_test() {
         for (harness, source) in HARNESSES.iter().zip([
             "fs/ext4/tests/explore.rs",
-            "fs/xfs/tests/explore.rs",
+            "testing/crash/src/kinds.rs",
             "testing/races/src/lib.rs",
         ]) {
             let text = fs::read_to_string(root().join(source)).unwrap();

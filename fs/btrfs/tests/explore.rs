@@ -6,13 +6,10 @@ mod common;
 
 use ivers_block::{Device, MemDevice};
 use ivers_btrfs::{Btrfs, OpenOptions};
-use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_crash::{Promises, Repaired, Target, Workload, explore_kinds};
 use ivers_oracle::LoopMount;
-use ivers_oracle::kernel::may_loop_mount;
+use ivers_oracle::kernel::{self, may_loop_mount};
 use ivers_vfs::{DriverOptions, FileSystem};
-use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +81,7 @@ impl Target for Kind {
     }
 
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
-        may_loop_mount().then(|| LoopMount::new(image, "")?.unmount())
+        kernel::recovers(image, "")
     }
 
     fn kernel_shows(
@@ -92,74 +89,22 @@ impl Target for Kind {
         image: &Path,
         look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
     ) -> Option<anyhow::Result<()>> {
-        may_loop_mount().then(|| {
-            let mount = LoopMount::new(image, "ro")?;
-            look(mount.path())?;
-            mount.unmount()
-        })
+        kernel::shows(image, "ro", look)
     }
-}
-
-/// Sequences of one to three operations and long mixes, in an order that the seed determines.
-fn workloads(seed: u64) -> Vec<Workload> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut mixed: Vec<Workload> = (1..=2)
-        .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
-        .collect();
-    let threes = Workload::sequences(3);
-    mixed.extend((0..1000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
-    mixed.extend((0..200).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
-    mixed.shuffle(&mut rng);
-    mixed
 }
 
 #[test]
 fn no_crash_point_breaks_the_contract() {
-    explore(workloads);
+    explore(|seed| Workload::mixed(seed, 1000));
 }
 
 #[test]
 fn no_crash_point_breaks_files_that_share_blocks() {
-    explore(|seed| {
-        let mut rng = StdRng::seed_from_u64(seed);
-        (0..500).map(|_| Workload::sharing(rng.random_range(0..1 << 32), 40)).collect()
-    });
+    explore(Workload::all_sharing);
 }
 
-/// Explores workloads that a seed determines.
 fn explore(workloads: impl Fn(u64) -> Vec<Workload>) {
-    if !common::can_fill() || !may_loop_mount() {
-        return;
-    }
-    let states = env("IVERS_CRASH_STATES").unwrap_or(60);
-    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
-    // Recovery by the kernel first, and checks in between, are as many times rarer.
-    let check_every = env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4);
-    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
-    let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
-    for (nth, kind) in (0..).zip(KINDS) {
-        if only_kind.as_ref().is_some_and(|only| kind.name != only) {
-            continue;
-        }
-        let (workloads, whole) = match &only {
-            Some(name) => {
-                (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
-            }
-            None => (workloads(seed + nth), 0),
-        };
-        let explorer = Explorer {
-            workloads,
-            whole,
-            most_states: states,
-            kernel_first_every: check_every * 5,
-            fsck_first_every: check_every * 10,
-            fresh_every: check_every * 2,
-            check_every,
-            ..Explorer::new(*kind, seed)
-        };
-        let summary = explorer.run().expect("the explorer itself works");
-        println!("{summary}");
-        assert!(summary.violations.is_empty(), "the contract was broken: see above");
-        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
+    if !(!common::can_fill() || !may_loop_mount()) {
+        explore_kinds(KINDS, workloads);
     }
 }

@@ -17,8 +17,7 @@ use ivers_block::{Device, MemDevice};
 use ivers_crash::ops::MOST_WIDE;
 use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_ext4::{Ext4, OpenOptions};
-use ivers_oracle::kernel::may_loop_mount;
-use ivers_oracle::{LoopMount, e2fs};
+use ivers_oracle::{e2fs, kernel};
 use ivers_vfs::check::Memory;
 use ivers_vfs::{DriverOptions, FileSystem};
 use rand::rngs::StdRng;
@@ -168,7 +167,7 @@ impl Target for Ext {
     }
 
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
-        may_loop_mount().then(|| LoopMount::new(image, "")?.unmount())
+        kernel::recovers(image, "")
     }
 
     fn kernel_shows(
@@ -176,11 +175,7 @@ impl Target for Ext {
         image: &Path,
         look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
     ) -> Option<anyhow::Result<()>> {
-        may_loop_mount().then(|| {
-            let mount = LoopMount::new(image, "ro")?;
-            look(mount.path())?;
-            mount.unmount()
-        })
+        kernel::shows(image, "ro", look)
     }
 }
 

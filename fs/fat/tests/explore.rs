@@ -10,9 +10,6 @@ use ivers_fat::Fat;
 use ivers_oracle::{FAT_PROGRAMS, fsck_fat_after_crash, fsck_fat_repair, have_programs};
 use ivers_vfs::check::Memory;
 use ivers_vfs::{DriverOptions, FileSystem};
-use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,19 +98,6 @@ impl Target for Kind {
     }
 }
 
-/// Sequences of one to three operations and long mixes, in random order.
-fn workloads(seed: u64) -> Vec<Workload> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut mixed: Vec<Workload> = (1..=2)
-        .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
-        .collect();
-    let threes = Workload::sequences(3);
-    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
-    mixed.extend((0..200).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
-    mixed.shuffle(&mut rng);
-    mixed
-}
-
 #[test]
 fn a_crash_loses_space_and_nothing_else() {
     if !have_programs(FAT_PROGRAMS) {
@@ -127,7 +111,7 @@ fn a_crash_loses_space_and_nothing_else() {
             Some(name) => {
                 vec![Workload::by_name(name).expect("IVERS_CRASH_WORKLOAD is the name of a workload")]
             }
-            None => workloads(seed + nth),
+            None => Workload::mixed(seed + nth, 2000),
         };
         let summary = Explorer {
             workloads,

@@ -60,6 +60,12 @@ fn remote_mount() -> (Arc<Vfs>, Mounted) {
     (vfs.clone(), mount_vfs(vfs, options))
 }
 
+/// Writes the file `f` through the mount, and finds it behind it.
+fn written_file(vfs: &Arc<Vfs>, here: &Mounted) -> InodeRef {
+    std::fs::write(here.path("f"), b"contents").unwrap();
+    vfs.resolve(&Cred::root(), "/f", true).unwrap()
+}
+
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -79,9 +85,7 @@ fn locks_are_those_of_the_server() {
         return;
     }
     let (vfs, here) = remote_mount();
-    let path = here.path("f");
-    std::fs::write(&path, b"contents").unwrap();
-    let (cred, inode) = (Cred::root(), vfs.resolve(&Cred::root(), "/f", true).unwrap());
+    let (cred, path, inode) = (Cred::root(), here.path("f"), written_file(&vfs, &here));
     let open = || std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let (file, other) = (open(), open());
     // Someone elsewhere has the lock.
@@ -120,9 +124,7 @@ fn a_program_waits_for_a_lock_until_it_is_free_or_the_program_is_killed() {
         return;
     }
     let (vfs, here) = remote_mount();
-    let path = here.path("f");
-    std::fs::write(&path, b"contents").unwrap();
-    let (cred, inode) = (Cred::root(), vfs.resolve(&Cred::root(), "/f", true).unwrap());
+    let (cred, path, inode) = (Cred::root(), here.path("f"), written_file(&vfs, &here));
     vfs.lock(&cred, &inode, &whole(7, true)).unwrap();
     let wait = || {
         let mut flock = std::process::Command::new("flock");

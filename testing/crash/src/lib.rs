@@ -68,6 +68,7 @@
 pub mod explore;
 pub mod history;
 mod kernel_view;
+mod kinds;
 pub mod observed_fs;
 pub mod ops;
 mod recover;
@@ -79,6 +80,7 @@ pub mod verify;
 
 pub use explore::{Explorer, Summary};
 pub use history::whole;
+pub use kinds::explore_kinds;
 pub use ops::{Op, Workload};
 pub use target::{Promises, Repaired, Target};
 

@@ -1,6 +1,7 @@
 //! Workloads: all short sequences, and long random ones.
 
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use std::fmt;
 use std::sync::LazyLock;
@@ -169,6 +170,26 @@ impl Workload {
             rest /= ALPHABET.len();
         }
         Self { name: format!("sequence {len}:{index}"), workers: vec![ops], small_cache: false }
+    }
+
+    /// Returns all sequences of one and two operations, `threes` of three, and long mixes, in an order that
+    /// the seed determines.
+    pub fn mixed(seed: u64, threes: usize) -> Vec<Self> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut mixed: Vec<Self> = (1..=2)
+            .flat_map(|len| (0..Self::sequences(len)).map(move |nth| Self::sequence(len, nth)))
+            .collect();
+        let all = Self::sequences(3);
+        mixed.extend((0..threes).map(|_| Self::sequence(3, rng.random_range(0..all))));
+        mixed.extend((0..200).map(|nth| Self::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
+        mixed.shuffle(&mut rng);
+        mixed
+    }
+
+    /// Returns workloads with files that share blocks.
+    pub fn all_sharing(seed: u64) -> Vec<Self> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        (0..500).map(|_| Self::sharing(rng.random_range(0..1 << 32), 40)).collect()
     }
 
     /// Returns a random mix of `steps` operations for each of `workers`.

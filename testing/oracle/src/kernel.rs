@@ -32,6 +32,20 @@ pub fn kernel_knows(fs_type: &str) -> bool {
     knows
 }
 
+/// Recovers an image: mounts and unmounts it. `None`: not possible here.
+pub fn recovers(image: &Path, options: &str) -> Option<Result<()>> {
+    may_loop_mount().then(|| LoopMount::new(image, options)?.unmount())
+}
+
+/// Mounts an image and calls `look`. `None`: not possible here.
+pub fn shows(image: &Path, options: &str, look: &mut dyn FnMut(&Path) -> Result<()>) -> Option<Result<()>> {
+    may_loop_mount().then(|| {
+        let mount = LoopMount::new(image, options)?;
+        look(mount.path())?;
+        mount.unmount()
+    })
+}
+
 /// An image mounted by the kernel; unmounted when dropped.
 pub struct LoopMount {
     dir: Option<TempDir>,

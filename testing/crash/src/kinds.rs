@@ -1,0 +1,46 @@
+//! Exploring several kinds of a format, as the environment says.
+
+use crate::{Explorer, Target, Workload, env};
+
+/// Explores `workloads` of a seed on each kind of a format that Linux recovers. The environment is that of
+/// `fs/ext4/tests/explore.rs`: `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED`, `IVERS_CRASH_WORKLOAD`,
+/// `IVERS_CRASH_KIND`, `IVERS_CRASH_CHECK_EVERY`.
+///
+/// # Panics
+/// If the contract is broken, or the workloads have fewer states than wanted.
+pub fn explore_kinds<K>(kinds: &[K], workloads: impl Fn(u64) -> Vec<Workload>)
+where
+    K: Target + Copy + 'static,
+{
+    let states = env("IVERS_CRASH_STATES").unwrap_or(60);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    // Recovery by the kernel first, and checks in between, are as many times rarer.
+    let check_every = env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4);
+    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
+    for (nth, kind) in (0..).zip(kinds) {
+        if only_kind.as_ref().is_some_and(|only| kind.name() != only) {
+            continue;
+        }
+        let (workloads, whole) = match &only {
+            Some(name) => {
+                (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
+            }
+            None => (workloads(seed + nth), 0),
+        };
+        let explorer = Explorer {
+            workloads,
+            whole,
+            most_states: states,
+            kernel_first_every: check_every * 5,
+            fsck_first_every: check_every * 10,
+            fresh_every: check_every * 2,
+            check_every,
+            ..Explorer::new(*kind, seed)
+        };
+        let summary = explorer.run().expect("the explorer itself works");
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "the contract was broken: see above");
+        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
+    }
+}
