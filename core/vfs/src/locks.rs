@@ -1,4 +1,4 @@
-//! Byte-range locks of drivers whose locks live elsewhere ([`LockOps`](crate::LockOps)).
+//! Byte-range locks that a driver keeps itself, such as those of a server ([`LockOps`](crate::LockOps)).
 //!
 //! The next owner of a lock sees what the last one wrote under it, on any machine. Before an unlock all
 //! written data is made durable; after a lock the cache is revalidated. Sending the data is not enough: if
@@ -11,7 +11,7 @@ use crate::vfs::{InodeRef, Vfs};
 use std::ops::Range;
 
 impl Vfs {
-    /// Returns whether locks live elsewhere. Otherwise the front end keeps them itself.
+    /// Returns whether the driver keeps locks. Otherwise the front end keeps them.
     pub fn has_locks(&self) -> bool {
         self.fs.locks().is_some()
     }
@@ -21,15 +21,15 @@ impl Vfs {
         Ok(self.fs.locks().ok_or(NameError::NotSupported)?)
     }
 
-    /// Gets a byte-range lock of an open file: [`NameError::Busy`] if another owner has one in the way.
-    /// `NotSupported` without [`Vfs::has_locks`].
+    /// Gets a byte-range lock of an open file. Fails with [`NameError::Busy`] if another owner has a
+    /// conflicting one, and with `NotSupported` without [`Vfs::has_locks`].
     pub fn lock(&self, cred: &Cred, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
         self.locks()?.lock(cred, inode, lock)?;
         // The last owner may have changed the bytes that are cached, however new they are.
         self.revalidate(&Cred::system(), inode)
     }
 
-    /// Finds a lock that stands in the way of this one.
+    /// Finds a lock of another owner that conflicts with this one.
     pub fn test_lock(
         &self,
         cred: &Cred,

@@ -3,7 +3,7 @@
 //! What the server copied is not in the cache here, so nobody could send it again if the server lost it. So
 //! the same request commits it.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use ivers_nfs4::ops::v40::{CommitArgs, share};
 use ivers_nfs4::ops::v42::{CloneArgs, CopyArgs, CopyRes};
@@ -39,6 +39,14 @@ fn cannot(status: NfsStat) -> bool {
             | NfsStat::OffloadNoReqs
             | NfsStat::WrongLfs
     )
+}
+
+/// As [`cannot`], and notes if the server lacks the operation.
+fn is_refused(status: NfsStat, missing: &AtomicBool) -> bool {
+    if status == NfsStat::Notsupp {
+        missing.store(true, Relaxed);
+    }
+    cannot(status)
 }
 
 impl Nfs {
@@ -110,11 +118,8 @@ impl CloneOps for Nfs {
             |source, target| Op::Clone(CloneArgs { source, target, source_offset, target_offset, count });
         let outcome = self.change(self.between(caller, (from, to), &range, op))?;
         let status = outcome.results.get(BEFORE).map_or(outcome.status, OpResult::status);
-        if status == NfsStat::Notsupp {
-            self.missing.clone.store(true, Relaxed);
-        }
         // The server's blocks may be larger.
-        if cannot(status) || status == NfsStat::Inval {
+        if is_refused(status, &self.missing.clone) || status == NfsStat::Inval {
             return Err(NameError::NotSupported.into());
         }
         self.change(self.copied(to, range, outcome))
@@ -153,10 +158,7 @@ impl CloneOps for Nfs {
                 Some(OpResult::Copy(CopyRes::Ok(ok))) => ok.response.clone(),
                 other => {
                     let status = other.map_or(outcome.status, OpResult::status);
-                    if status == NfsStat::Notsupp {
-                        self.missing.copy.store(true, Relaxed);
-                    }
-                    if cannot(status) {
+                    if is_refused(status, &self.missing.copy) {
                         return Err(NameError::NotSupported.into());
                     }
                     return Err(crate::status::error(status, &self.place(to)));

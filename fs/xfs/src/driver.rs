@@ -160,9 +160,7 @@ impl FileSystem for Xfs {
         // What uncommitted transactions freed is free for data after their commit.
         let Some(session) = &self.session else { return Ok(false) };
         let has_unfreed = session.unfreed.count() > 0;
-        if has_unfreed {
-            self.free_waiting()?;
-        }
+        self.free_waiting()?;
         let waits = session.space.busy_blocks() > 0;
         if waits {
             session.commits.journal().commit_all().map_err(journal_error)?;

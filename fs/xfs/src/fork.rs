@@ -152,11 +152,7 @@ impl Fork {
 
     /// Returns whether blocks of the device belong to it.
     pub(crate) fn has_blocks(&self) -> bool {
-        match self {
-            Self::None | Self::Device(_) | Self::Local(_) => false,
-            Self::Extents(list) => !list.is_empty(),
-            Self::Btree(_) => true,
-        }
+        matches!(self, Self::Extents(_) | Self::Btree(_)) && !self.is_empty()
     }
 
     /// Returns whether nothing is stored.

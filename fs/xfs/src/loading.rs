@@ -69,14 +69,10 @@ impl Xfs {
             }
         }
         let block = blocks[at >> self.sb.block_bits];
-        let bytes = match patch {
-            None => cluster[at..at + size].to_vec(),
-            Some(patch) => {
-                let mut newest = cluster.to_vec();
-                patch.apply(&mut newest);
-                newest[at..at + size].to_vec()
-            }
-        };
+        let mut bytes = cluster[at..at + size].to_vec();
+        if let Some(patch) = patch {
+            patch.apply_to_part(at, &mut bytes);
+        }
         Ok(Some(Slot { bytes, block, verified }))
     }
 

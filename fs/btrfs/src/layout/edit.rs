@@ -61,7 +61,7 @@ impl Node {
         u64::from_le_bytes(flags)
     }
 
-    /// Whether a relocation made the block, or an old driver whose references name only blocks.
+    /// Whether the references of the block may name only blocks: a relocation or an old driver made it.
     pub(crate) fn has_old_references(&self) -> bool {
         let flags = self.header_flags();
         flags & RELOCATED != 0 || flags & MIXED_BACKREF == 0

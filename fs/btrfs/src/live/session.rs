@@ -1,4 +1,4 @@
-//! What a mount has beside the trees.
+//! The state of a mount outside the trees.
 
 use ivers_block::Timer;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ pub(crate) struct Session {
     /// Why nothing is written from now on.
     pub failed: OnceLock<String>,
     pub timer: Timer,
-    /// The last value for an inode whose counter is not stored.
+    /// The last result of [`Session::new_value`].
     value: AtomicU64,
 }
 

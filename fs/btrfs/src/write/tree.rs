@@ -264,10 +264,11 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn divide_node(&mut self, tree: u64, path: &mut Path, level: usize) -> Result<()> {
-        let (bytenr, slot) = path.0[level];
+    /// Moves the upper half of a block on a path into a new block after it. Returns the new block, and how
+    /// many entries stay.
+    fn move_half(&mut self, tree: u64, path: &mut Path, level: usize) -> Result<(u64, usize)> {
         let (right, mut new) = self.new_node(tree, level as u8)?;
-        let middle = self.edit(bytenr, |node| {
+        let middle = self.edit(path.0[level].0, |node| {
             let middle = node.middle();
             node.move_tail(middle, &mut new);
             middle
@@ -276,6 +277,12 @@ impl Tx<'_> {
         self.put_dirty(right, new);
         let pointer = Pointer { key, bytenr: right, generation: self.live.transid };
         self.add_pointer(tree, path, level + 1, pointer, true)?;
+        Ok((right, middle))
+    }
+
+    fn divide_node(&mut self, tree: u64, path: &mut Path, level: usize) -> Result<()> {
+        let (_, slot) = path.0[level];
+        let (right, middle) = self.move_half(tree, path, level)?;
         if slot >= middle {
             path.0[level] = (right, slot - middle);
             path.0[level + 1].1 += 1;
@@ -287,27 +294,20 @@ impl Tx<'_> {
     fn divide_leaf(&mut self, tree: u64, path: &mut Path, key: Key) -> Result<()> {
         let (leaf, slot) = path.0[0];
         let count = self.dirty(leaf)?.count();
-        let generation = self.live.transid;
-        let (bytenr, mut new) = self.new_node(tree, 0)?;
         if slot == count || slot == 0 {
             let after = slot > 0;
+            let (bytenr, new) = self.new_node(tree, 0)?;
             self.put_dirty(bytenr, new);
-            self.add_pointer(tree, path, 1, Pointer { key, bytenr, generation }, after)?;
+            let pointer = Pointer { key, bytenr, generation: self.live.transid };
+            self.add_pointer(tree, path, 1, pointer, after)?;
             path.0[1].1 += usize::from(after);
             path.0[0] = (bytenr, 0);
             return Ok(());
         }
-        let middle = self.edit(leaf, |node| {
-            let middle = node.middle();
-            node.move_tail(middle, &mut new);
-            middle
-        })?;
-        let first = new.first_key().ok_or_else(|| self.broken("a leaf with one item is divided"))?;
-        self.put_dirty(bytenr, new);
-        self.add_pointer(tree, path, 1, Pointer { key: first, bytenr, generation }, true)?;
+        let (right, middle) = self.move_half(tree, path, 0)?;
         if slot > middle {
             path.0[1].1 += 1;
-            path.0[0] = (bytenr, slot - middle);
+            path.0[0] = (right, slot - middle);
         }
         Ok(())
     }

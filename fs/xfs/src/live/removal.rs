@@ -14,10 +14,10 @@ impl Xfs {
         // The next inode here starts above every value that this one showed.
         inode.counter.inc();
         self.forget_window(inode);
-        let mut core = core_of(inode).clone();
-        if core.has_blocks() {
+        if core_of(inode).has_blocks() {
             return self.free_with_blocks(inode);
         }
+        let mut core = core_of(inode).clone();
         core.set_change_count(inode.counter.peek());
         if self.session()?.unfreed.add(core) { self.free_waiting() } else { Ok(()) }
     }

@@ -81,13 +81,17 @@ struct Changed {
     bytes: Rc<Vec<u8>>,
 }
 
+/// Whether it is an inode cluster. Only the links of unlinked inodes are logged of it here. Other threads
+/// change the inodes.
+fn is_cluster(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"IN")
+}
+
 impl Changed {
     /// The runs of bytes that differ from the buffer. All of a new unit.
     fn runs(&self) -> Vec<Range<usize>> {
         match &self.base {
-            // In an inode cluster only the links of unlinked inodes are logged here. Other threads change the
-            // inodes.
-            Some((_, before)) if before.starts_with(b"IN") => changed_runs(before, &self.bytes, WORD_BYTES),
+            Some((_, before)) if is_cluster(before) => changed_runs(before, &self.bytes, WORD_BYTES),
             Some((_, before)) => changed_runs(before, &self.bytes, CHUNK_BYTES),
             None => std::iter::once(0..self.bytes.len()).collect(),
         }
@@ -376,8 +380,7 @@ impl<'s> Tx<'s> {
             return Ok(());
         }
         let bytes = Rc::unwrap_or_clone(bytes);
-        let is_cluster = before.starts_with(b"IN");
-        let bytes = match is_cluster {
+        let bytes = match is_cluster(&before) {
             true => Contents::from(bytes),
             false => match self.handle.replace(&buffer, &before, bytes, &runs) {
                 Ok(()) => return Ok(()),

@@ -116,9 +116,9 @@ impl Leaf {
     }
 
     /// Whether it has a place for one more hash, with `bests` values of data blocks.
-    pub(super) fn takes_one(&self, sb: &Superblock, bests: Option<usize>) -> bool {
+    pub(super) fn takes_one(&self, sb: &Superblock, bests: usize) -> bool {
         let entries = if self.hashes.stale() > 0 { self.hashes.0.len() } else { self.hashes.0.len() + 1 };
-        entries <= Self::room(sb, bests)
+        entries <= Self::room(sb, Some(bests))
     }
 
     /// Writes it into its block; its neighbours, and what a block says of itself, stay.

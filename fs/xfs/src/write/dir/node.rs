@@ -54,9 +54,9 @@ impl Tx<'_> {
             None => bests.iter().position(|best| *best == NO_BEST).unwrap_or(bests.len()),
         };
         bests.resize(bests.len().max(nth + 1), NO_BEST);
-        if !leaf.takes_one(sb, Some(bests.len())) {
+        if !leaf.takes_one(sb, bests.len()) {
             leaf.hashes.compact();
-            if !leaf.takes_one(sb, Some(bests.len())) {
+            if !leaf.takes_one(sb, bests.len()) {
                 return Ok(false);
             }
         }
