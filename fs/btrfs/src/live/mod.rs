@@ -1,4 +1,4 @@
-//! The state of a filesystem that is open for writing: block groups, references that wait, the transaction.
+//! The state of a filesystem that is open for writing: block groups, delayed references, the transaction.
 
 pub(crate) mod groups;
 pub(crate) mod refs;

@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Block { level: u8 },
 }
 
-/// What waits for an extent.
+/// The delayed references of an extent.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
     pub kind: Kind,
@@ -32,7 +32,7 @@ impl Pending {
     }
 }
 
-/// All that waits, by address.
+/// All delayed references, by the address of their extent.
 #[derive(Default)]
 pub(crate) struct Refs {
     waiting: BTreeMap<u64, Pending>,
@@ -51,7 +51,7 @@ impl Refs {
         self.waiting.pop_first()
     }
 
-    /// Removes what waits for a new extent, if nothing refers to it.
+    /// Removes the entry of a new extent to which nothing refers. Returns whether it did.
     pub(crate) fn take_unused(&mut self, bytenr: u64) -> bool {
         let unused = self.waiting.get(&bytenr).is_some_and(|pending| pending.is_new && pending.total() == 0);
         if unused {

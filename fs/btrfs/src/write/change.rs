@@ -112,7 +112,7 @@ impl Btrfs {
         self.with_tx(|tx| tx.commit())
     }
 
-    /// Makes space available that waits for a commit. Returns whether there is more than before.
+    /// Commits, which frees pinned space. Returns whether there was something to free.
     pub(crate) fn reclaim(&self) -> Result<bool> {
         self.with_tx(|tx| {
             let pinned = tx.live.groups.pinned_bytes(Use::Data) + tx.live.groups.pinned_bytes(Use::Metadata);
@@ -153,8 +153,8 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// Whether a removal should go on in another change. References wait, also those of blocks that it had to
-    /// copy and that snapshots share: storing them may take half of the free blocks.
+    /// Whether a removal should go on in another change: storing the delayed references may take half of the
+    /// free blocks. Copying blocks that snapshots share adds many.
     pub(super) fn has_many_refs(&self) -> bool {
         self.live.refs.len() as u64 * BLOCKS_A_REF * 2 > self.free_blocks()
     }
@@ -178,7 +178,7 @@ impl Tx<'_> {
         if self.has_room(need) { Ok(()) } else { Err(NameError::NoSpace.into()) }
     }
 
-    /// Keeps what waits, and what is in memory, within bounds.
+    /// Keeps delayed references, and blocks in memory, within bounds.
     fn end_change(&mut self) -> Result<()> {
         if self.live.refs.len() > REFS_MAX {
             self.run_refs()?;

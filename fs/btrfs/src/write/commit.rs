@@ -1,7 +1,7 @@
-//! Commits: bringing all trees to a state in which nothing waits, and writing it.
+//! Commits: storing all delayed changes in the trees, and writing the trees.
 //!
-//! Storing what waits changes trees, and that makes more wait. Each block is copied once in a transaction, so
-//! the rounds become smaller and end.
+//! Storing a delayed reference changes trees, and that adds delayed references. Each block is copied only
+//! once in a transaction, so the rounds become smaller and end.
 
 use super::tx::Tx;
 use crate::layout::bytes::read;
@@ -41,7 +41,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Stores everything that waits.
+    /// Stores all delayed changes.
     fn settle(&mut self) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
             // What is allocated in a chunk can be stored only after the items of the chunk.

@@ -1,4 +1,4 @@
-//! The extent tree: storing what waits in `Refs`.
+//! The extent tree: storing the delayed references of `Refs`.
 
 use super::tx::Tx;
 use crate::layout::extent_item::Ref;
@@ -60,7 +60,7 @@ impl Tx<'_> {
         Ok((refs, is_full))
     }
 
-    /// Stores everything that waits, and what that causes.
+    /// Stores all delayed references, and those that this adds.
     pub(super) fn run_refs(&mut self) -> Result<()> {
         while let Some((bytenr, pending)) = self.live.refs.pop() {
             if pending.is_new {
