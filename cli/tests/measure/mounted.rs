@@ -77,6 +77,7 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
     // Read again, and touched: no new entry.
     read(place.path("etc/a"));
+    assert_eq!(measured.added(&mut seen, 0), []);
     drop(OpenOptions::new().write(true).open(place.path("etc/a")).unwrap());
     read(place.path("etc/a"));
     assert_eq!(measured.added(&mut seen, 0), []);
@@ -84,6 +85,7 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     fs::write(place.path("etc/a"), "other contents").unwrap();
     assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
     read(place.path("etc/a"));
+    assert_eq!(measured.added(&mut seen, 0), []);
     // A new file is measured when it is complete.
     let mut new = File::create(place.path("etc/new")).unwrap();
     new.write_all(b"half").unwrap();

@@ -33,7 +33,7 @@ pub trait Sink: Send + Sync {
 /// their next open.
 const IDLE_MAX: usize = 1 << 20;
 
-/// How long an open for reading waits for the last writer's close. A front end may be told of a close only
+/// How long an open waits for the close of the last writer, or reader. A front end may be told of a close only
 /// after close(2) has returned (FUSE).
 const CLOSE_LAG: Duration = Duration::from_millis(50);
 
@@ -55,7 +55,7 @@ pub struct Hooks {
 struct TrackedFile {
     generation: u32,
     state: Mutex<FileState>,
-    /// Signalled at the last writer's close.
+    /// Signalled when the last reader or the last writer closes.
     closed: Condvar,
 }
 
@@ -223,13 +223,18 @@ impl Hooks {
         })
     }
 
-    /// Waits for the last writer's close, which may arrive late (see [`CLOSE_LAG`]).
-    fn wait_for_writers(&self, tracked: &TrackedFile, state: &mut MutexGuard<'_, FileState>) {
+    /// Waits until `is_open` is false: the last close may arrive late (see [`CLOSE_LAG`]).
+    fn wait_for_closes(
+        &self,
+        tracked: &TrackedFile,
+        state: &mut MutexGuard<'_, FileState>,
+        is_open: impl Fn(&FileState) -> bool,
+    ) {
         if self.is_waiting.swap(true, Ordering::Acquire) {
             return;
         }
         let until = Instant::now() + CLOSE_LAG;
-        while state.writers > 0 && !tracked.closed.wait_until(state, until).timed_out() {}
+        while is_open(state) && !tracked.closed.wait_until(state, until).timed_out() {}
         self.is_waiting.store(false, Ordering::Release);
     }
 
@@ -305,6 +310,9 @@ impl FileObserver for Hooks {
         let decision = self.decide(vfs, ids, inode, mode, path.as_deref());
         let path = entry_path(inode, path);
         if writes {
+            if state.readers > 0 && state.may_emit_tomtou {
+                self.wait_for_closes(&tracked, &mut state, |state| state.readers > 0);
+            }
             if state.readers > 0 && std::mem::take(&mut state.may_emit_tomtou) {
                 let template = state.recorded.unwrap_or(self.policy.template());
                 self.record_violation(template, &path, "ToMToU: opened for writing while open for reading")?;
@@ -313,7 +321,7 @@ impl FileObserver for Hooks {
             && state.writers > 0
             && !state.emitted_open_writers
         {
-            self.wait_for_writers(&tracked, &mut state);
+            self.wait_for_closes(&tracked, &mut state, |state| state.writers > 0);
             if state.writers > 0 {
                 self.record_violation(
                     template,
@@ -349,6 +357,9 @@ impl FileObserver for Hooks {
         let mut state = tracked.state.lock();
         if !mode.contains(OpenMode::WRITE) {
             state.readers = state.readers.saturating_sub(1);
+            if state.readers == 0 {
+                tracked.closed.notify_all();
+            }
             return;
         }
         state.writers = state.writers.saturating_sub(1);
