@@ -31,6 +31,8 @@ impl Tx<'_> {
         if !self.live.changed {
             return Ok(());
         }
+        // The superblock has no generation of the root tree but its own, so each commit needs a new root.
+        self.cow_root(object::ROOT_TREE)?;
         self.settle()?;
         before(self)?;
         self.check_trees()?;

@@ -1,5 +1,6 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
+use super::change::Need;
 use crate::inode::vnode_of;
 use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
 use crate::layout::key::{Key, kind, object};
@@ -225,6 +226,20 @@ fn a_subvolume_that_is_being_deleted_keeps_its_orphans() {
         fs.with_tx(|tx| tx.put(object::ROOT_TREE, Key::new(300, kind::ROOT_ITEM, 0), &item)).unwrap();
         assert_eq!(fs.subvolumes().unwrap().contains(&300), refs == 1);
     }
+}
+
+/// Otherwise the superblock has a later generation than the root that it names.
+#[test]
+fn a_commit_without_changed_items_has_a_new_root() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device.clone());
+    fs.change(Need::Items, |_| Ok(())).unwrap();
+    fs.commit().unwrap();
+    fs.change(Need::Items, |_| Ok(())).unwrap();
+    fs.commit().unwrap();
+    let copy = MemDevice::from_bytes(&device.to_bytes());
+    drop(fs);
+    drop(open(Arc::new(copy)));
 }
 
 #[test]

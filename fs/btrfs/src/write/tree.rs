@@ -181,14 +181,20 @@ impl Tx<'_> {
         Ok(bytenr)
     }
 
-    /// Finds the place of a key, and makes all blocks on the way dirty. Returns whether the key is there.
-    fn search(&mut self, tree: u64, key: Key) -> Result<(Path, bool)> {
+    /// Makes the root of a tree dirty. Returns its address and level.
+    pub(super) fn cow_root(&mut self, tree: u64) -> Result<(u64, u8)> {
         let TreeRoot { bytenr, generation, level } = self.root(tree)?.root;
         let expected = Expected { bytenr, generation, level, tree, first: None, below: None };
-        let mut at = self.cow(tree, &expected)?;
+        let at = self.cow(tree, &expected)?;
         if at != bytenr {
             self.set_root(tree, TreeRoot { bytenr: at, generation: self.live.transid, level })?;
         }
+        Ok((at, level))
+    }
+
+    /// Finds the place of a key, and makes all blocks on the way dirty. Returns whether the key is there.
+    fn search(&mut self, tree: u64, key: Key) -> Result<(Path, bool)> {
+        let (mut at, level) = self.cow_root(tree)?;
         let mut path = Vec::with_capacity(usize::from(level) + 1);
         loop {
             let node = self.dirty(at)?;
