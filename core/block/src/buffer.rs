@@ -36,6 +36,13 @@ pub struct Buffer {
 #[derive(Clone, Debug)]
 pub struct BufferRead(Contents);
 
+impl BufferRead {
+    /// The memory of contents that nobody else has, for a new use.
+    pub fn into_bytes(self) -> Option<Box<[u8]>> {
+        self.0.into_bytes()
+    }
+}
+
 impl Deref for BufferRead {
     type Target = [u8];
 

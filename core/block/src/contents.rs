@@ -64,6 +64,15 @@ impl Contents {
         &mut Arc::make_mut(&mut self.0).bytes
     }
 
+    /// The bytes, for a new use. `None`: there are other clones.
+    pub(crate) fn into_bytes(self) -> Option<Box<[u8]>> {
+        let mut charged = Arc::into_inner(self.0)?;
+        if let Some(budget) = charged.budget.take() {
+            budget.uncharge(Self::cost(charged.bytes.len() as u64));
+        }
+        Some(std::mem::take(&mut charged.bytes))
+    }
+
     /// Returns whether both are one version: clones of each other.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -124,7 +133,10 @@ mod tests {
         let mut free = Contents::from(vec![0; 512]);
         free.make_mut()[0] = 3;
         assert_eq!(budget.used(), each);
-        drop(new);
+        let other = new.clone();
+        assert!(other.into_bytes().is_none());
+        assert_eq!(budget.used(), each);
+        assert_eq!(new.into_bytes().unwrap()[0], 2);
         assert_eq!(budget.used(), 0);
     }
 }

@@ -27,8 +27,9 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose objects
-    /// take a quarter of it commits.
+    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose buffers take
+    /// as much commits. So does one whose objects take a quarter of it, or which writes so many bytes to the
+    /// log.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -147,6 +148,10 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
+/// The part of [`JournalOptions::checkpoint_bytes`] that the objects of a transaction may take, and its bytes
+/// in the log.
+const MEMORY_PART: u64 = 4;
+
 /// A buffer with more changed ranges than this is logged from its first changed byte to its last.
 const MAX_RANGES: usize = 32;
 
@@ -214,6 +219,8 @@ pub(crate) struct Running {
     pub locked: bool,
     pub started: Instant,
     pub items: HashMap<Unit, Item>,
+    /// Blocks of `items`.
+    pub item_blocks: u64,
     pub revokes: BTreeSet<Unit>,
     /// Units freed by this transaction. The cache drops them after the commit.
     pub forgotten: HashSet<Unit>,
@@ -235,6 +242,7 @@ impl Running {
             locked: false,
             started: Instant::now(),
             items: HashMap::new(),
+            item_blocks: 0,
             revokes: BTreeSet::new(),
             forgotten: HashSet::new(),
             objects: BTreeMap::new(),
@@ -354,9 +362,12 @@ impl Journal {
         // stay in memory, but at least 64 blocks that changed in whole if a quarter of the log can hold them.
         let costs = log.costs();
         let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
-        let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
+        let in_memory = match costs.has_ranges() {
+            true => options.checkpoint_bytes / MEMORY_PART,
+            false => (options.checkpoint_bytes / u64::from(cache.block_size())).saturating_mul(costs.buffer),
+        };
         let quarter = log.capacity() / 4;
-        let mut limit = quarter.min(in_memory.saturating_mul(costs.buffer).max(64 * whole));
+        let mut limit = quarter.min(in_memory.max(64 * whole));
         while limit > 0 && log.space_for_charge(limit) > log.capacity() / 2 {
             limit -= limit.div_ceil(8);
         }
@@ -569,7 +580,9 @@ impl Inner {
     /// handle.
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
         let used = running.charge + running.reserved;
-        let in_memory = running.object_bytes <= self.options.checkpoint_bytes / 4;
+        let buffer_bytes = running.item_blocks * u64::from(self.cache.block_size());
+        let in_memory = running.object_bytes <= self.options.checkpoint_bytes / MEMORY_PART
+            && buffer_bytes <= self.options.checkpoint_bytes;
         used == 0 || (in_memory && used.saturating_add(credits) <= self.limit)
     }
 
@@ -601,6 +614,7 @@ impl Inner {
         let item = running.items.entry(unit.clone()).or_insert_with(|| {
             let charge = self.costs.of_buffer(unit.len(), &[]);
             running.charge += charge;
+            running.item_blocks += unit.len() as u64;
             Item { buffer: buffer.clone(), ranges: Vec::new(), charge }
         });
         if !Arc::ptr_eq(&item.buffer, buffer) {
@@ -629,6 +643,7 @@ impl Inner {
         let running = running_of(&mut state, tid);
         if let Some(item) = running.items.remove(unit) {
             running.charge -= item.charge;
+            running.item_blocks -= unit.len() as u64;
         }
         running.forgotten.insert(unit.clone());
         if in_log && running.revokes.insert(unit.clone()) {

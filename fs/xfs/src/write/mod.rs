@@ -55,6 +55,7 @@ mod refcount;
 mod rmap;
 mod runs;
 pub(crate) mod space;
+mod spare;
 mod symlink;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! What all transactions share.
 
 use super::busy::Busy;
+use super::spare::Spare;
 use super::windows::GroupWindow;
 use crate::layout::superblock::{Counts, Superblock};
 use crate::unit::Whose;
@@ -34,6 +35,7 @@ pub(crate) struct Space {
     pub(crate) journal: Journal,
     /// Charges of what the journal logs.
     pub(super) costs: Costs,
+    pub(super) spare: Spare,
     /// Blocks that were freed.
     pub(super) busy: Busy,
     pub(crate) windows: ReservationWindows<GroupWindow>,
@@ -67,6 +69,7 @@ impl Space {
     /// superblock after a clean unmount, or were added up. `costs` are those of the journal's encoding.
     pub(crate) fn new(sb: Superblock, place: String, journal: Journal, costs: Costs, counts: Counts) -> Self {
         Self {
+            spare: Spare::new(sb.block_size as usize),
             sb,
             place,
             cache: journal.cache().clone(),

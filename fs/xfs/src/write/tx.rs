@@ -196,7 +196,7 @@ impl<'s> Tx<'s> {
         if self.find(blocks, whose)?.is_none() {
             let (buffer, before) = self.load(blocks, kind, whose)?;
             self.check_place(blocks, &before, kind, whose)?;
-            let bytes = Rc::new(before.to_vec());
+            let bytes = Rc::new(self.space.spare.copy(&before));
             let changed = Changed { unit: buffer.unit().clone(), base: Some((buffer, before)), bytes };
             self.units.insert(*first, changed);
         }
@@ -383,7 +383,10 @@ impl<'s> Tx<'s> {
         let bytes = match is_cluster(&before) {
             true => Contents::from(bytes),
             false => match self.handle.replace(&buffer, &before, bytes, &runs) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.space.spare.keep(before);
+                    return Ok(());
+                }
                 Err(bytes) => bytes,
             },
         };

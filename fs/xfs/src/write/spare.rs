@@ -1,0 +1,46 @@
+//! Memory of blocks for the copies that transactions change.
+//!
+//! A transaction copies each block that it changes, and its copy becomes the block. The memory of the block
+//! before takes the next copy: it is in the processor's caches, and memory of the allocator is not.
+
+use ivers_block::BufferRead;
+use ivers_sync::Mutex;
+
+/// Blocks that are kept: a small change has fewer copies.
+const KEPT: usize = 16;
+
+/// Memory of blocks of one size.
+pub(super) struct Spare {
+    block_bytes: usize,
+    kept: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Spare {
+    pub fn new(block_bytes: usize) -> Self {
+        Self { block_bytes, kept: Mutex::default() }
+    }
+
+    /// Copies the contents of a unit.
+    pub fn copy(&self, from: &[u8]) -> Vec<u8> {
+        let kept = if from.len() == self.block_bytes { self.kept.lock().pop() } else { None };
+        match kept {
+            Some(mut bytes) => {
+                bytes.copy_from_slice(from);
+                bytes
+            }
+            None => from.to_vec(),
+        }
+    }
+
+    /// Keeps the memory of former contents, unless somebody still reads them.
+    pub fn keep(&self, contents: BufferRead) {
+        if contents.len() != self.block_bytes {
+            return;
+        }
+        let Some(bytes) = contents.into_bytes() else { return };
+        let mut kept = self.kept.lock();
+        if kept.len() < KEPT {
+            kept.push(bytes.into_vec());
+        }
+    }
+}
