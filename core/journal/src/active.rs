@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ivers_block::{Buffer, Contents, Unit};
 
 use crate::engine::object_memory;
+use crate::places::Places;
 use crate::{LogObject, Lsn, ObjectId, Patch, Tid};
 
 /// A committed buffer, with its newest committed contents.
@@ -23,7 +24,7 @@ pub(crate) struct ActiveBuffer {
 pub(crate) struct ActiveObject {
     pub object: Arc<dyn LogObject>,
     /// `None` for an intent.
-    pub patch: Option<Patch>,
+    pub patch: Option<Arc<Patch>>,
     pub lsn: Lsn,
     pub tid: Tid,
 }
@@ -43,7 +44,7 @@ pub(crate) struct Active {
     kept_bytes: u64,
     objects: BTreeMap<ObjectId, ActiveObject>,
     /// The objects that have a place, by unit.
-    places: BTreeSet<(Unit, ObjectId)>,
+    places: Places,
     /// Units that are in place, with the newest LSN at which the log after its tail still holds them.
     in_log: BTreeMap<Unit, Lsn>,
     /// Intents that recovery found and the driver has not adopted.
@@ -89,22 +90,20 @@ impl Active {
     }
 
     /// The bytes of an object with a place.
-    pub fn patch(&self, id: ObjectId) -> Option<&Patch> {
-        self.objects.get(&id)?.patch.as_ref()
+    pub fn patch(&self, id: ObjectId) -> Option<Arc<Patch>> {
+        self.objects.get(&id)?.patch.clone()
     }
 
     /// True if the log holds contents of `unit` that a replay would restore.
     pub fn log_holds(&self, unit: &Unit) -> bool {
         self.buffers.contains_key(unit)
             || self.in_log.contains_key(unit)
-            || self.objects_in(unit).next().is_some()
+            || !self.places.objects_in(unit).is_empty()
     }
 
     /// The objects that lie in `unit`.
     pub fn objects_in(&self, unit: &Unit) -> impl Iterator<Item = (ObjectId, &ActiveObject)> {
-        let first = (unit.clone(), ObjectId { kind: 0, number: 0 });
-        let last = (unit.clone(), ObjectId { kind: u32::MAX, number: u64::MAX });
-        self.places.range(first..=last).map(|&(_, id)| (id, &self.objects[&id]))
+        self.places.objects_in(unit).iter().map(|id| (*id, &self.objects[id]))
     }
 
     /// True if no object has a place.
@@ -116,7 +115,7 @@ impl Active {
     pub fn insert_object(&mut self, id: ObjectId, object: ActiveObject) {
         self.finish_object(id);
         if let Some(patch) = &object.patch {
-            self.places.insert((patch.unit.clone(), id));
+            self.places.insert(&patch.unit, id);
         }
         self.kept_bytes += object.memory_bytes();
         self.objects.insert(id, object);
@@ -137,7 +136,7 @@ impl Active {
         let object = self.objects.remove(&id)?;
         self.kept_bytes -= object.memory_bytes();
         if let Some(patch) = &object.patch {
-            self.places.remove(&(patch.unit.clone(), id));
+            self.places.remove(&patch.unit, id);
         }
         Some(object)
     }
@@ -168,7 +167,8 @@ impl Active {
     pub fn units_before(&self, target: Option<Lsn>) -> BTreeSet<Unit> {
         let older = |lsn| target.is_none_or(|target| lsn < target);
         let buffers = self.buffers.iter().filter(|(_, b)| older(b.lsn)).map(|(unit, _)| unit);
-        let objects = self.places.iter().filter(|(_, id)| older(self.objects[id].lsn)).map(|(unit, _)| unit);
+        let has_older = |ids: &[ObjectId]| ids.iter().any(|id| older(self.objects[id].lsn));
+        let objects = self.places.iter().filter(|(_, ids)| has_older(ids)).map(|(unit, _)| unit);
         buffers.chain(objects).cloned().collect()
     }
 

@@ -8,6 +8,7 @@ use ivers_sync::{Held, rank};
 
 use crate::active::{ActiveBuffer, ActiveObject};
 use crate::engine::{Callback, Inner, LogLock, LoggedObject, Running, State, add_range, count};
+use crate::places::Places;
 use crate::{
     JournalError, LogFormat, LogItem, LogTransaction, Lsn, ObjectId, ObjectRecord, RecordKind, Result, Tid,
 };
@@ -255,6 +256,7 @@ impl Inner {
         }
         state.committing.clear();
         state.committing_objects.clear();
+        state.committing_places = Places::default();
         state.committing_finished.clear();
         state.committing_space = 0;
         state.pinned = state.active.oldest_intent().map_or(0, |(lsn, _)| log.used_from(lsn));
@@ -315,6 +317,7 @@ fn close(state: &mut State, running: Running) -> Closed {
         let kind = patch.as_ref().map_or(RecordKind::Intent, |patch| RecordKind::Placed(patch.unit.clone()));
         log.objects.push(ObjectRecord { id, kind, bytes: record.clone() });
     }
+    state.committing_places = running.places;
     let finished: Vec<ObjectId> = running.finished.keys().copied().collect();
     state.committing_finished.clone_from(&finished);
     for (id, record) in running.finished {

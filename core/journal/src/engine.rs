@@ -13,6 +13,7 @@ use ivers_sync::{Condvar, Held, RankedMutex, rank};
 use crate::active::Active;
 use crate::commit_thread::CommitThread;
 use crate::intents::FinishReservation;
+use crate::places::Places;
 use crate::{Costs, Handle, JournalError, LogFormat, LogObject, Lsn, ObjectId, Patch, Result};
 
 /// The number of a transaction in memory: 1, 2, 3 and so on. It is not stored.
@@ -190,7 +191,7 @@ pub(crate) struct LoggedObject {
     pub object: Arc<dyn LogObject>,
     pub record: Arc<[u8]>,
     /// `None` for an intent.
-    pub patch: Option<Patch>,
+    pub patch: Option<Arc<Patch>>,
 }
 
 /// The memory of an object, about. Beside its bytes that is the driver's part, entries of maps, and its bytes
@@ -225,6 +226,7 @@ pub(crate) struct Running {
     /// Units freed by this transaction. The cache drops them after the commit.
     pub forgotten: HashSet<Unit>,
     pub objects: BTreeMap<ObjectId, LoggedObject>,
+    pub places: Places,
     /// The memory of `objects`.
     pub object_bytes: u64,
     /// Objects of earlier transactions that this one finishes, with their done records.
@@ -246,9 +248,24 @@ impl Running {
             revokes: BTreeSet::new(),
             forgotten: HashSet::new(),
             objects: BTreeMap::new(),
+            places: Places::default(),
             object_bytes: 0,
             finished: BTreeMap::new(),
             callbacks: Vec::new(),
+        }
+    }
+
+    /// Notes that an object which was at `from` is now at `to`.
+    pub fn move_place(&mut self, id: ObjectId, from: Option<&Patch>, to: Option<&Patch>) {
+        let (from, to) = (from.map(|patch| &patch.unit), to.map(|patch| &patch.unit));
+        if from == to {
+            return;
+        }
+        if let Some(unit) = from {
+            self.places.remove(unit, id);
+        }
+        if let Some(unit) = to {
+            self.places.insert(unit, id);
         }
     }
 }
@@ -259,7 +276,8 @@ pub(crate) struct State {
     /// Buffers of the transaction that a commit writes to the log.
     pub committing: HashSet<Unit>,
     /// Objects of that transaction, with their patches; `None` for an intent.
-    pub committing_objects: BTreeMap<ObjectId, Option<Patch>>,
+    pub committing_objects: BTreeMap<ObjectId, Option<Arc<Patch>>>,
+    pub committing_places: Places,
     /// Objects of earlier transactions that it finishes.
     pub committing_finished: Vec<ObjectId>,
     /// Log space of that transaction.
@@ -637,7 +655,7 @@ impl Inner {
     pub fn forget(&self, tid: Tid, unit: &Unit) {
         let mut state = self.state.lock();
         let in_log = state.committing.contains(unit)
-            || state.committing_in(unit).next().is_some()
+            || !state.committing_places.objects_in(unit).is_empty()
             || state.active.log_holds(unit);
         let objects = state.objects_in(unit);
         let running = running_of(&mut state, tid);

@@ -17,22 +17,13 @@ pub(crate) struct FinishReservation {
     pub space: u64,
 }
 
-fn is_in(patch: &Option<Patch>, unit: &Unit) -> bool {
-    patch.as_ref().is_some_and(|patch| patch.unit == *unit)
-}
-
 impl State {
     /// The objects in `unit` that are in the log or in a transaction.
     pub fn objects_in(&self, unit: &Unit) -> Vec<ObjectId> {
-        let running = self.running.iter().flat_map(|running| &running.objects);
-        let running = running.filter(|(_, o)| is_in(&o.patch, unit)).map(|(&id, _)| id);
+        let running = self.running.iter().flat_map(|running| running.places.objects_in(unit));
+        let committing = self.committing_places.objects_in(unit);
         let active = self.active.objects_in(unit).map(|(id, _)| id);
-        active.chain(self.committing_in(unit)).chain(running).collect()
-    }
-
-    /// The objects in `unit` that a commit writes to the log.
-    pub fn committing_in(&self, unit: &Unit) -> impl Iterator<Item = ObjectId> {
-        self.committing_objects.iter().filter(|(_, patch)| is_in(patch, unit)).map(|(&id, _)| id)
+        active.chain(committing.iter().chain(running).copied()).collect()
     }
 
     /// True if a transaction that is not durable yet finishes the object.
@@ -70,7 +61,7 @@ impl Journal {
 
     /// Returns the bytes of the newest version of an object that was logged and is not in place: the cached
     /// buffer of its unit may hold an older one. `None` if the buffer holds the newest one.
-    pub fn newest_patch(&self, id: ObjectId) -> Option<Patch> {
+    pub fn newest_patch(&self, id: ObjectId) -> Option<Arc<Patch>> {
         self.inner.newest_patch(id)
     }
 
@@ -87,12 +78,12 @@ impl Journal {
 
 impl Inner {
     /// The patch of the newest version of an object that is not in place.
-    fn newest_patch(&self, id: ObjectId) -> Option<Patch> {
+    fn newest_patch(&self, id: ObjectId) -> Option<Arc<Patch>> {
         let state = self.state.lock();
         let running = state.running.as_ref().and_then(|running| running.objects.get(&id)?.patch.clone());
         running
             .or_else(|| state.committing_objects.get(&id).cloned().flatten())
-            .or_else(|| state.active.patch(id).cloned())
+            .or_else(|| state.active.patch(id))
     }
 
     /// True if the log has space for a handle with `credits`, and after it for finishing each intent that is
@@ -130,7 +121,7 @@ impl Inner {
         if self.log.is_none() || self.costs.object.is_none() {
             return Err(JournalError::ObjectsUnsupported);
         }
-        let (id, record, patch) = (object.id(), object.record(), object.patch());
+        let (id, record, patch) = (object.id(), object.record(), object.patch().map(Arc::new));
         if let Some(patch) = &patch {
             let len = self.cache.len_of(&patch.unit) as usize;
             assert!(patch.fits(len), "an object does not lie inside its unit");
@@ -143,9 +134,12 @@ impl Inner {
         }
         let running = running_of(&mut state, tid);
         running.charge += self.costs.of_object(record.len());
+        let place = patch.clone();
         let logged = LoggedObject { object: object.clone(), record, patch };
         running.object_bytes += logged.memory_bytes();
-        if let Some(older) = running.objects.insert(id, logged) {
+        let older = running.objects.insert(id, logged);
+        running.move_place(id, older.as_ref().and_then(|older| older.patch.as_deref()), place.as_deref());
+        if let Some(older) = older {
             running.charge -= self.costs.of_object(older.record.len());
             running.object_bytes -= older.memory_bytes();
         }
@@ -168,6 +162,7 @@ impl Inner {
         if let Some(object) = running.objects.remove(&id) {
             running.charge -= self.costs.of_object(object.record.len());
             running.object_bytes -= object.memory_bytes();
+            running.move_place(id, object.patch.as_deref(), None);
         }
         if in_log {
             let charge = |record: &Option<Arc<[u8]>>| {

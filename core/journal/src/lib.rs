@@ -79,6 +79,7 @@ mod handle;
 mod intents;
 pub mod jbd2;
 mod object;
+mod places;
 
 pub use commits::{Changes, Commits, LastChange};
 pub use engine::{Journal, JournalOptions, JournalStats, Tid};

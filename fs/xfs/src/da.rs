@@ -54,7 +54,7 @@ pub(crate) trait HashSource: Source {
         let bytes = self.unit(&blocks, &DA_BLOCK, Whose::Inode(tree.ino))?;
         let field = |at, len| number(&bytes, at, len).unwrap_or(0);
         let (magic, next) = (field(8, 2) as u16, field(0, 4) as u32);
-        let block = blocks.first().copied().unwrap_or_default();
+        let block = blocks.first();
         Ok(HashBlock { bytes, block, magic, next })
     }
 

@@ -10,7 +10,7 @@ use crate::source::Source;
 use crate::unit::{UnitPlace, Whose};
 
 pub(crate) use crate::unit::Which;
-use ivers_block::{BlockNo, FileBlock};
+use ivers_block::{BlockNo, FileBlock, Unit};
 use ivers_vfs::Result;
 use std::mem::size_of;
 
@@ -265,21 +265,22 @@ pub(crate) trait ForkSource: Source {
         Ok((extent, after.or(next)))
     }
 
-    /// Returns the device blocks of `count` file blocks that must all be mapped.
-    fn mapped_blocks(&self, fork: &Fork, place: UnitPlace) -> Result<Vec<BlockNo>> {
+    /// Returns the device blocks of file blocks that must all be mapped. There is at least one.
+    fn mapped_blocks(&self, fork: &Fork, place: UnitPlace) -> Result<Unit> {
         if let Some(blocks) = self.noted_unit(&place) {
             return Ok(blocks);
         }
         let UnitPlace { ino, at: first, count, .. } = place;
         let mut blocks = Vec::new();
-        while (blocks.len() as u64) < count {
+        while (blocks.len() as u64) < count.max(1) {
             let at = first.saturating_add(blocks.len() as u64);
             let mapping = self.map(fork, at, ino)?;
             let start = mapping.block.ok_or_else(|| {
                 self.corrupt(format!("file block {at} should have a block and is a hole"), Whose::Inode(ino))
             })?;
-            blocks.extend(start.run(mapping.len.min(count - blocks.len() as u64)));
+            blocks.extend(start.run(mapping.len.min(count.max(1) - blocks.len() as u64)));
         }
+        let blocks = Unit::new(&blocks);
         self.note_unit(place, &blocks);
         Ok(blocks)
     }

@@ -15,12 +15,12 @@ pub(crate) trait Source: Sized {
     fn unit(&self, blocks: &[BlockNo], kind: &SelfDescription, whose: Whose) -> Result<Unit>;
 
     /// Returns the device blocks of a unit of a fork, if the source noted them.
-    fn noted_unit(&self, _place: &UnitPlace) -> Option<Vec<BlockNo>> {
+    fn noted_unit(&self, _place: &UnitPlace) -> Option<ivers_block::Unit> {
         None
     }
 
     /// Lets the source note the device blocks of a unit of a fork.
-    fn note_unit(&self, _place: UnitPlace, _blocks: &[BlockNo]) {}
+    fn note_unit(&self, _place: UnitPlace, _blocks: &ivers_block::Unit) {}
 
     /// Damage of an inode or of an allocation group.
     fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error;

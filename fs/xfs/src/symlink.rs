@@ -37,11 +37,7 @@ pub(crate) trait LinkSource: Source {
             });
             if head.is_none() {
                 let what = "a block of a link's target has a wrong magic, offset or length";
-                return Err(self.corrupt_block(
-                    what,
-                    link.whose(),
-                    blocks.first().copied().unwrap_or_default(),
-                ));
+                return Err(self.corrupt_block(what, link.whose(), blocks.first()));
             }
             target.extend_from_slice(&bytes[header..header + room]);
         }

@@ -82,10 +82,13 @@ pub(crate) trait ValueSource: Source {
         }
         let (len, header) = (len as usize, remote_header_bytes(self.sb()));
         let each = self.sb().block_size as usize - header;
+        if len == 0 {
+            return Ok(Vec::new());
+        }
         let blocks = self
             .mapped_blocks(&inode.attrs, inode.unit(Which::Attributes, first, len.div_ceil(each) as u64))?;
         let mut value = Vec::with_capacity(len);
-        for block in blocks {
+        for block in blocks.iter().copied() {
             let part = each.min(len - value.len());
             let bytes = self.unit(&[block], &REMOTE, inode.whose())?;
             if !self.sb().is_v5() {

@@ -95,7 +95,7 @@ pub(crate) trait DataSource: Source {
         let at = FileBlock(number.saturating_mul(unit));
         let blocks = self.mapped_blocks(&dir.data, dir.unit(Which::Data, at, unit))?;
         let bytes = self.unit(&blocks, &DIR_DATA, dir.whose())?;
-        let block = blocks.first().copied().unwrap_or_default();
+        let block = blocks.first();
         let version = usize::from(!self.sb().is_v5());
         let block_form = bytes.starts_with(BLOCK_MAGICS[version]);
         if !block_form && !bytes.starts_with(DATA_MAGICS[version]) {

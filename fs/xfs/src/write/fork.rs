@@ -9,7 +9,7 @@ use crate::inode::Dinode;
 use crate::layout::dinode::{EXTENT_MAX, FILE_BLOCKS_END};
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
-use ivers_block::{BlockNo, FileBlock};
+use ivers_block::{FileBlock, Unit};
 use ivers_vfs::{NameError, Result};
 
 /// A hole that gets blocks.
@@ -354,7 +354,7 @@ impl Tx<'_> {
         which: Which,
         at: FileBlock,
         count: u64,
-    ) -> Result<Vec<BlockNo>> {
+    ) -> Result<Unit> {
         self.mapped_blocks(inode.fork(which), inode.unit(which, at, count))
     }
 }

@@ -12,7 +12,7 @@ use crate::layout::checksum::{DA_BLOCK, SelfDescription};
 use crate::layout::directory::{dir_unit, leaf_root};
 use crate::layout::raw::RawDaHeader;
 use crate::unit::Whose;
-use ivers_block::{BlockNo, FileBlock};
+use ivers_block::{BlockNo, FileBlock, Unit};
 use ivers_vfs::{NameError, Result};
 use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of};
@@ -79,7 +79,7 @@ impl Tx<'_> {
         which: Which,
         (at, count): (FileBlock, u64),
         kind: &SelfDescription,
-    ) -> Result<Vec<BlockNo>> {
+    ) -> Result<Unit> {
         self.map_all(inode, which, at, count)?;
         let blocks = self.unit_blocks(inode, which, at, count)?;
         self.new_described(&blocks, kind, inode.whose(), |_| ())?;
@@ -100,7 +100,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn tree_unit(&self, inode: &Dinode, shape: Shape, at: FileBlock) -> Result<Vec<BlockNo>> {
+    fn tree_unit(&self, inode: &Dinode, shape: Shape, at: FileBlock) -> Result<Unit> {
         self.unit_blocks(inode, shape.which, at, shape.unit)
     }
 

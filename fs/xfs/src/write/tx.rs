@@ -43,7 +43,7 @@ pub(crate) struct Tx<'s> {
     /// The last units that were read. Only transactions change them, and no other one does meanwhile.
     recent: RefCell<VecDeque<(Arc<Buffer>, BufferRead)>>,
     /// Where the units of forks are that were found last.
-    noted: RefCell<VecDeque<(UnitPlace, Vec<BlockNo>)>>,
+    noted: RefCell<VecDeque<(UnitPlace, Unit)>>,
     forgotten: BTreeSet<Unit>,
     objects: Vec<Arc<dyn LogObject>>,
     /// Changed inodes that the publisher logs; `None` if the transaction logs them itself.
@@ -462,14 +462,14 @@ impl Source for Tx<'_> {
         self.read_unit(blocks, Some(kind), whose)
     }
 
-    fn noted_unit(&self, place: &UnitPlace) -> Option<Vec<BlockNo>> {
+    fn noted_unit(&self, place: &UnitPlace) -> Option<Unit> {
         self.noted.borrow().iter().find(|(noted, _)| noted == place).map(|(_, blocks)| blocks.clone())
     }
 
-    fn note_unit(&self, place: UnitPlace, blocks: &[BlockNo]) {
+    fn note_unit(&self, place: UnitPlace, blocks: &Unit) {
         let mut noted = self.noted.borrow_mut();
         noted.truncate(NOTED_UNITS - 1);
-        noted.push_front((place, blocks.to_vec()));
+        noted.push_front((place, blocks.clone()));
     }
 
     fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {

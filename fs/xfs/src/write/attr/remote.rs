@@ -47,7 +47,7 @@ impl Tx<'_> {
     /// Frees the blocks of a value.
     pub(super) fn free_remote_value(&mut self, inode: &mut Dinode, first: FileBlock, len: u32) -> Result<()> {
         let count = self.value_blocks(len as usize);
-        for block in self.unit_blocks(inode, Which::Attributes, first, count)? {
+        for block in self.unit_blocks(inode, Which::Attributes, first, count)?.iter().copied() {
             self.forget_unit(&[block]);
         }
         self.unmap_range(inode, Which::Attributes, first, first + count, usize::MAX)?;

@@ -167,7 +167,7 @@ impl Tx<'_> {
             let Some(extent) = self.last_attribute_extent(inode)? else { return Ok(true) };
             let count = extent.len.min(rest);
             let first = FileBlock(extent.end().0 - count);
-            for block in self.unit_blocks(inode, Which::Attributes, first, count)? {
+            for block in self.unit_blocks(inode, Which::Attributes, first, count)?.iter().copied() {
                 self.forget_unit(&[block]);
             }
             self.unmap_range(inode, Which::Attributes, first, extent.end(), 1)?;

@@ -27,7 +27,7 @@ use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::layout::directory::{LEAF1_MAGICS, dir_unit, entry_bytes};
 pub(crate) use data::Target;
 use data::{DataEdit, address_of, place_of};
-use ivers_block::{BlockNo, FileBlock};
+use ivers_block::{FileBlock, Unit};
 use ivers_vfs::{FileType, NameError, Result};
 
 /// How a directory is stored.
@@ -58,7 +58,7 @@ impl Tx<'_> {
     }
 
     /// The device blocks of a data block.
-    fn data_unit(&self, dir: &Dinode, nth: u64) -> Result<Vec<BlockNo>> {
+    fn data_unit(&self, dir: &Dinode, nth: u64) -> Result<Unit> {
         let unit = dir_unit(&self.space().sb);
         self.unit_blocks(dir, Which::Data, FileBlock(nth * unit), unit)
     }

@@ -42,7 +42,7 @@ fn structures(fixture: &Fixture, ino: u64, units: &mut Vec<Vec<BlockNo>>) {
             loop {
                 let mapping = ForkSource::map(tx, fork, at, ino)?;
                 if mapping.block.is_some() {
-                    units.push(tx.mapped_blocks(fork, inode.unit(which, at, unit))?);
+                    units.push(tx.mapped_blocks(fork, inode.unit(which, at, unit))?.to_vec());
                     at += unit;
                 } else if at.0 + mapping.len >= FILE_BLOCKS_END {
                     return Ok(());

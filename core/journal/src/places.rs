@@ -1,0 +1,43 @@
+//! Which objects lie in which unit.
+
+use std::collections::HashMap;
+
+use ivers_block::Unit;
+
+use crate::ObjectId;
+
+/// The objects of a set that have a place, by the unit that they lie in.
+#[derive(Default)]
+pub(crate) struct Places(HashMap<Unit, Vec<ObjectId>>);
+
+impl Places {
+    pub fn insert(&mut self, unit: &Unit, id: ObjectId) {
+        match self.0.get_mut(unit) {
+            Some(ids) if ids.contains(&id) => (),
+            Some(ids) => ids.push(id),
+            None => _ = self.0.insert(unit.clone(), vec![id]),
+        }
+    }
+
+    pub fn remove(&mut self, unit: &Unit, id: ObjectId) {
+        let Some(ids) = self.0.get_mut(unit) else { return };
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            self.0.remove(unit);
+        }
+    }
+
+    /// The objects in a unit, in no order.
+    pub fn objects_in(&self, unit: &Unit) -> &[ObjectId] {
+        self.0.get(unit).map_or(&[], Vec::as_slice)
+    }
+
+    /// The units that have objects, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Unit, &[ObjectId])> {
+        self.0.iter().map(|(unit, ids)| (unit, ids.as_slice()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
