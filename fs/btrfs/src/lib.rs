@@ -22,6 +22,7 @@ mod compress;
 mod data;
 mod decompressed;
 mod devices;
+mod dirty_nodes;
 mod driver;
 mod file;
 mod filesystem;

@@ -32,7 +32,7 @@ const ITEMS_PART: u64 = 16;
 const REFS_MAX: usize = 192;
 /// The blocks that storing one delayed reference may copy: of the extent tree and of the checksum tree.
 const BLOCKS_A_REF: u64 = 3;
-/// A transaction is committed if it has so many bytes of blocks in memory.
+/// A transaction is committed if it has so many bytes of blocks in memory, or fewer with a small budget.
 const DIRTY_MAX: u64 = 32 << 20;
 
 /// What a change needs.
@@ -187,7 +187,7 @@ impl Tx<'_> {
         let is_tight = self.free_blocks() < 2 * self.kept_blocks()
             && self.live.groups.pinned_bytes(Use::Metadata)
                 > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE.max(self.kept_blocks() / 4);
-        if self.dirty_bytes() > DIRTY_MAX || is_tight {
+        if self.dirty_bytes() > self.fs.forest.dirty.most_bytes(DIRTY_MAX) || is_tight {
             self.commit()?;
         }
         Ok(())

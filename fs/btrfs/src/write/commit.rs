@@ -124,8 +124,7 @@ impl Tx<'_> {
 
     fn write_blocks(&mut self) -> Result<()> {
         let forest = &self.fs.forest;
-        let blocks: Vec<_> = forest.dirty.lock().iter().map(|(at, node)| (*at, node.clone())).collect();
-        for (bytenr, node) in blocks {
+        for (bytenr, node) in forest.dirty.all() {
             forest.volume.write(bytenr, &node.sealed(self.sb()))?;
         }
         Ok(())
@@ -192,8 +191,7 @@ impl Tx<'_> {
     /// Starts the next transaction.
     fn finish(&mut self) {
         let forest = &self.fs.forest;
-        let written = std::mem::take(&mut *forest.dirty.lock());
-        for (bytenr, node) in written {
+        for (bytenr, node) in forest.dirty.take() {
             forest.cache.insert(bytenr, node);
         }
         let live = &mut *self.live;

@@ -1,5 +1,6 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
+use super::change::Need;
 use crate::inode::vnode_of;
 use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
 use crate::layout::key::{Key, kind, object};
@@ -7,7 +8,7 @@ use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
 use crate::live::groups::Use;
 use crate::{Btrfs, OpenOptions};
-use ivers_block::{Device, MemDevice};
+use ivers_block::{Budget, Device, MemDevice};
 use ivers_oracle::have_programs;
 use ivers_vfs::*;
 use rand::rngs::SmallRng;
@@ -110,16 +111,40 @@ fn a_block_that_was_made_wrong_is_not_written() {
     let result = fs.with_tx(|tx| {
         tx.put(tree, key(50), &[8; 500])?;
         let root = fs.root_of(tree)?.unwrap().root.bytenr;
-        let mut dirty = fs.forest.dirty.lock();
-        let node = Arc::make_mut(dirty.get_mut(&root).unwrap());
-        assert!(node.level > 0);
-        node.set_key(node.count() - 1, key(100));
-        drop(dirty);
+        let spoilt = fs.forest.dirty.edit(root, |node| {
+            assert!(node.level > 0);
+            node.set_key(node.count() - 1, key(100));
+        });
+        assert!(spoilt.is_some());
         tx.commit()
     });
     assert!(result.unwrap_err().to_string().contains("made wrong"));
     assert!(fs.failure().is_some());
     assert!(device.to_bytes() == before, "something was written");
+}
+
+#[test]
+fn changed_blocks_are_charged_to_the_budget() {
+    let Some(device) = new_image() else { return };
+    let budget = Arc::new(Budget::new(2 << 20));
+    let common = DriverOptions { budget: budget.clone(), ..DriverOptions::default() };
+    let options = OpenOptions { common, writable: true, ..OpenOptions::default() };
+    let fs = Btrfs::open(vec![device], options).unwrap();
+    let first = fs.live.read().as_ref().unwrap().transid;
+    let mut most = 0;
+    for number in 0..3000 {
+        let key = Key::new((1 << 40) + number, 200, 0);
+        fs.change(Need::Items, |tx| tx.put(object::FS_TREE, key, &[7; 1000])).unwrap();
+        let dirty: u64 = fs.forest.dirty.all().values().map(|node| node.memory_bytes()).sum();
+        assert!(budget.used() >= dirty, "{} bytes are charged, {dirty} are changed", budget.used());
+        most = most.max(dirty);
+    }
+    assert!(most > 1 << 19 && most < 3 << 19, "{most} bytes of changed blocks");
+    let commits = fs.live.read().as_ref().unwrap().transid - first;
+    assert!((2..30).contains(&commits), "{commits} commits");
+    assert!(budget.used() < 3 << 20, "{} bytes are charged", budget.used());
+    drop(fs);
+    assert_eq!(budget.used(), 0);
 }
 
 fn mount(device: Arc<dyn Device>) -> (Arc<Btrfs>, Arc<Vfs>) {

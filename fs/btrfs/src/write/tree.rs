@@ -57,15 +57,13 @@ impl Tx<'_> {
     }
 
     fn edit<R>(&self, bytenr: u64, change: impl FnOnce(&mut Node) -> R) -> Result<R> {
-        let mut dirty = self.fs.forest.dirty.lock();
-        match dirty.get_mut(&bytenr) {
-            Some(node) => Ok(change(Arc::make_mut(node))),
-            None => Err(self.broken(format!("block {bytenr} is not in memory"))),
-        }
+        let edited = self.fs.forest.dirty.edit(bytenr, change);
+        edited.ok_or_else(|| self.broken(format!("block {bytenr} is not in memory")))
     }
 
     fn put_dirty(&mut self, bytenr: u64, node: Node) {
-        self.fs.forest.dirty.lock().insert(bytenr, Arc::new(node));
+        self.fs.forest.dirty.insert(bytenr, node);
+        self.fs.forest.cache.shrink();
         self.live.fresh.insert(bytenr);
         self.live.changed = true;
     }
@@ -91,7 +89,7 @@ impl Tx<'_> {
     fn drop_block(&mut self, tree: u64, bytenr: u64, level: u8) {
         self.live.refs.change(bytenr, Kind::Block { level }, Ref::TreeBlock { root: tree }, -1);
         if self.live.fresh.contains(&bytenr) {
-            self.fs.forest.dirty.lock().remove(&bytenr);
+            self.fs.forest.dirty.remove(bytenr);
             if self.live.refs.take_unused(bytenr) {
                 self.live.fresh.remove(&bytenr);
                 self.live.groups.give_back(bytenr, u64::from(self.sb().node_size));
