@@ -21,8 +21,6 @@ pub(crate) struct Live {
     /// Trees whose roots moved since their items were stored.
     pub changed_roots: BTreeSet<u64>,
     pub new_chunks: Vec<NewChunk>,
-    /// The running transaction has something to commit.
-    pub changed: bool,
     /// The superblock of each device, by number.
     pub supers: Vec<(u64, Vec<u8>)>,
     pub chunk_uuid: [u8; 16],
@@ -36,4 +34,11 @@ pub(crate) struct Live {
     pub next_objectid: HashMap<u64, u64>,
     /// Bytes of data that are reserved.
     pub reserved: u64,
+}
+
+impl Live {
+    /// Whether the running transaction has something to commit.
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.fresh.is_empty() || !self.new_chunks.is_empty()
+    }
 }

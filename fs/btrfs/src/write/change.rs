@@ -98,7 +98,6 @@ impl Btrfs {
         self.with_tx(|tx| {
             tx.make_room(need)?;
             let done = run(tx)?;
-            tx.live.changed = true;
             tx.end_change()?;
             Ok(done)
         })

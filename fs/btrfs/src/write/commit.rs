@@ -28,12 +28,16 @@ impl Tx<'_> {
 
     /// Commits, and calls `before` before the blocks are written. `before` must leave nothing more to store.
     pub(super) fn commit_with(&mut self, before: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        if !self.live.changed {
+        if !self.live.is_changed() {
             return Ok(());
         }
         self.settle()?;
         before(self)?;
         self.check_trees()?;
+        // The superblock has no generation of it but its own.
+        if self.current_root(object::ROOT_TREE)?.generation != self.live.transid {
+            return Err(self.broken("the root tree has no new root"));
+        }
         self.write_blocks()?;
         self.fs.forest.volume.flush()?;
         self.write_superblocks()?;
@@ -197,7 +201,6 @@ impl Tx<'_> {
         let live = &mut *self.live;
         live.groups.unpin();
         live.fresh.clear();
-        live.changed = false;
         live.transid += 1;
     }
 

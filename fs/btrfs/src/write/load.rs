@@ -104,7 +104,6 @@ impl Btrfs {
             fresh: Default::default(),
             changed_roots: Default::default(),
             new_chunks: Vec::new(),
-            changed: false,
             supers,
             chunk_uuid: chunk_root.chunk_uuid(),
             sys_chunks: sb.sys_chunks.clone(),

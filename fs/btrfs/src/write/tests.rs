@@ -85,11 +85,7 @@ fn a_tree_keeps_what_a_map_keeps() {
                 fs.with_tx(|tx| tx.check_trees()).unwrap();
             }
             if step % 500 == 499 {
-                fs.with_tx(|tx| {
-                    tx.live.changed = true;
-                    tx.commit()
-                })
-                .unwrap();
+                fs.with_tx(|tx| tx.commit()).unwrap();
             }
         }
         assert!(model.len() > 30, "{} items", model.len());
@@ -120,6 +116,19 @@ fn a_block_that_was_made_wrong_is_not_written() {
     });
     assert!(result.unwrap_err().to_string().contains("made wrong"));
     assert!(fs.failure().is_some());
+    assert!(device.to_bytes() == before, "something was written");
+}
+
+/// A superblock has no generation of the root tree but its own: each commit needs a new root of that tree.
+#[test]
+fn a_change_that_stores_nothing_asks_for_no_commit() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device.clone());
+    fs.commit().unwrap();
+    let before = device.to_bytes();
+    fs.change(Need::Items, |_| Ok(())).unwrap();
+    fs.commit().unwrap();
+    drop(open(Arc::new(MemDevice::from_bytes(&device.to_bytes()))));
     assert!(device.to_bytes() == before, "something was written");
 }
 
@@ -261,7 +270,6 @@ fn a_read_only_top_level_gets_no_record() {
         let mut item = tx.item(object::ROOT_TREE, key)?.unwrap();
         item[offset_of!(RawRootItem, flags)] |= 1;
         tx.put(object::ROOT_TREE, key, &item)?;
-        tx.live.changed = true;
         tx.commit()
     })
     .unwrap();

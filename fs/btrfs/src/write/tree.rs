@@ -65,7 +65,6 @@ impl Tx<'_> {
         self.fs.forest.dirty.insert(bytenr, node);
         self.fs.forest.cache.shrink();
         self.live.fresh.insert(bytenr);
-        self.live.changed = true;
     }
 
     /// Takes an address for a block of a tree.
