@@ -2,7 +2,7 @@
 
 use super::groups::Groups;
 use super::refs::Refs;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A chunk whose items are not stored yet.
 pub(crate) struct NewChunk {
@@ -20,6 +20,8 @@ pub(crate) struct Live {
     pub fresh: HashSet<u64>,
     /// Trees whose roots moved since their items were stored.
     pub changed_roots: BTreeSet<u64>,
+    /// How many blocks more the trees have than their root items say.
+    pub more_blocks: BTreeMap<u64, i64>,
     pub new_chunks: Vec<NewChunk>,
     /// The superblock of each device, by number.
     pub supers: Vec<(u64, Vec<u8>)>,
@@ -37,6 +39,15 @@ pub(crate) struct Live {
 }
 
 impl Live {
+    /// A tree has more or fewer blocks than before.
+    pub(crate) fn count_blocks(&mut self, tree: u64, more: i64) {
+        let sum = self.more_blocks.entry(tree).or_default();
+        *sum += more;
+        if *sum == 0 {
+            self.more_blocks.remove(&tree);
+        }
+    }
+
     /// Whether the running transaction has something to commit.
     pub(crate) fn is_changed(&self) -> bool {
         !self.fresh.is_empty() || !self.new_chunks.is_empty()

@@ -17,6 +17,8 @@ use zerocopy::IntoBytes;
 
 /// Rounds of a commit. A few are usual.
 const ROUNDS_MAX: usize = 100;
+/// Trees without a root item.
+pub(super) const NO_ITEM: [u64; 2] = [object::ROOT_TREE, object::CHUNK_TREE];
 /// Where the tail of a root item is.
 const ROOT_TAIL: usize = size_of::<RawRootItem>();
 
@@ -64,6 +66,7 @@ impl Tx<'_> {
             let waits = live.refs.len() > 0
                 || !live.new_chunks.is_empty()
                 || !live.changed_roots.is_empty()
+                || live.more_blocks.keys().any(|tree| !NO_ITEM.contains(tree))
                 || (live.has_free_space_tree && !(groups.added.is_empty() && groups.removed.is_empty()))
                 || groups.by_start.values().any(|group| group.changed);
             if !waits {
@@ -73,8 +76,11 @@ impl Tx<'_> {
         Err(self.broken("a commit does not end"))
     }
 
-    /// Stores where the roots of changed trees are.
+    /// Stores where the roots of changed trees are, and how many blocks they have.
     fn store_roots(&mut self) -> Result<()> {
+        let live = &mut *self.live;
+        live.more_blocks.retain(|tree, _| !NO_ITEM.contains(tree));
+        live.changed_roots.extend(live.more_blocks.keys());
         while let Some(id) = self.live.changed_roots.pop_first() {
             let root = self.fs.root_of(id)?.ok_or_else(|| self.broken(format!("there is no tree {id}")))?;
             let key = root.key.ok_or_else(|| self.broken(format!("tree {id} has no root item")))?;
@@ -87,12 +93,15 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn update_root_item(&self, id: u64, item: &mut [u8], root: TreeRoot) -> Result<()> {
+    fn update_root_item(&mut self, id: u64, item: &mut [u8], root: TreeRoot) -> Result<()> {
         let short = || self.broken(format!("the root item of tree {id} is too short"));
         let mut raw: RawRootItem = read(item, 0).ok_or_else(short)?;
         raw.bytenr = root.bytenr.into();
         raw.level = root.level;
         raw.generation = self.live.transid.into();
+        // Linux keeps as much space free as some trees use.
+        let more = self.live.more_blocks.remove(&id).unwrap_or(0) * i64::from(self.sb().node_size);
+        raw.bytes_used = raw.bytes_used.get().saturating_add_signed(more).into();
         item[..ROOT_TAIL].copy_from_slice(raw.as_bytes());
         if let Some(mut tail) = read::<RawRootTail>(item, ROOT_TAIL) {
             tail.generation_v2 = self.live.transid.into();

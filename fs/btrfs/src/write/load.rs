@@ -103,6 +103,7 @@ impl Btrfs {
             refs: Default::default(),
             fresh: Default::default(),
             changed_roots: Default::default(),
+            more_blocks: Default::default(),
             new_chunks: Vec::new(),
             supers,
             chunk_uuid: chunk_root.chunk_uuid(),

@@ -2,10 +2,12 @@
 
 use super::change::Need;
 use crate::inode::vnode_of;
+use crate::layout::bytes::read;
 use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
+use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
 use crate::{Btrfs, OpenOptions};
 use ivers_block::{Budget, Device, MemDevice};
@@ -90,6 +92,50 @@ fn a_tree_keeps_what_a_map_keeps() {
         }
         assert!(model.len() > 30, "{} items", model.len());
     }
+}
+
+/// Linux keeps as much space free as the root items say. If it counts a value down below zero, it takes a small
+/// filesystem for full.
+#[test]
+fn root_items_count_the_blocks_of_their_trees() {
+    let Some(device) = new_image() else { return };
+    const TREES: [u64; 4] =
+        [object::FS_TREE, object::EXTENT_TREE, object::FREE_SPACE_TREE, object::CSUM_TREE];
+    fn blocks(fs: &Btrfs, expected: &Expected) -> u64 {
+        let node = fs.forest.node(expected).unwrap();
+        let below = (0..node.count()).filter(|_| node.level > 0);
+        1 + below.map(|index| blocks(fs, &node.expected_below(index, expected))).sum::<u64>()
+    }
+    let off = |fs: &Btrfs| {
+        TREES.map(|tree| {
+            let root = fs.root_of(tree).unwrap().unwrap();
+            let TreeRoot { bytenr, generation, level } = root.root;
+            let whole = Expected { bytenr, generation, level, tree, first: None, below: None };
+            let roots = fs.tree(object::ROOT_TREE).unwrap().unwrap();
+            let item = fs.forest.get(&roots, root.key.unwrap(), |data| Ok(data.to_vec())).unwrap().unwrap();
+            let stored = read::<RawRootItem>(&item, 0).unwrap().bytes_used.get();
+            stored as i64 - blocks(fs, &whole) as i64 * 4096
+        })
+    };
+    let before = off(&open(device.clone()));
+    let fs = open(device);
+    let mut random = SmallRng::seed_from_u64(3);
+    for step in 0..3000u64 {
+        let key = Key::new((1 << 40) + random.random_range(0..400), 200, 0);
+        let need = if step < 2000 { Need::Items } else { Need::Removal };
+        fs.change(need, |tx| match tx.item(object::FS_TREE, key)? {
+            Some(_) if step >= 2000 => tx.remove(object::FS_TREE, key),
+            _ if step >= 2000 => Ok(()),
+            _ => tx.put(object::FS_TREE, key, &[step as u8; 900]),
+        })
+        .unwrap();
+        if step % 700 == 1 {
+            fs.commit().unwrap();
+            assert_eq!(off(&fs), before, "step {step}");
+        }
+    }
+    fs.commit().unwrap();
+    assert_eq!(off(&fs), before);
 }
 
 #[test]

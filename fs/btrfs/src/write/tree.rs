@@ -3,6 +3,7 @@
 //! A block that the running transaction has made is changed in memory. Any other block on the way to a change
 //! is replaced by a copy at a new address, from the root down.
 
+use super::commit::NO_ITEM;
 use super::tx::Tx;
 use crate::layout::edit::Place;
 use crate::layout::extent_item::Ref;
@@ -43,7 +44,7 @@ impl Tx<'_> {
         let mut known = self.root(id)?;
         known.root = root;
         self.fs.forest.roots.lock().insert(id, known);
-        if id != object::ROOT_TREE && id != object::CHUNK_TREE {
+        if !NO_ITEM.contains(&id) {
             self.live.changed_roots.insert(id);
         }
         Ok(())
@@ -81,12 +82,14 @@ impl Tx<'_> {
             None => return Err(self.broken("there is no space for a block of a tree")),
         };
         self.live.refs.create(bytenr, Kind::Block { level }, Ref::TreeBlock { root: tree });
+        self.live.count_blocks(tree, 1);
         Ok(Place { bytenr, generation: self.live.transid, owner: tree })
     }
 
     /// Drops the reference of a tree to one of its blocks.
     fn drop_block(&mut self, tree: u64, bytenr: u64, level: u8) {
         self.live.refs.change(bytenr, Kind::Block { level }, Ref::TreeBlock { root: tree }, -1);
+        self.live.count_blocks(tree, -1);
         if self.live.fresh.contains(&bytenr) {
             self.fs.forest.dirty.remove(bytenr);
             if self.live.refs.take_unused(bytenr) {
