@@ -2,6 +2,7 @@
 
 use super::groups::Groups;
 use super::refs::Refs;
+use crate::layout::key::object;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A chunk whose items are not stored yet.
@@ -9,6 +10,9 @@ pub(crate) struct NewChunk {
     pub start: u64,
     pub item: Vec<u8>,
 }
+
+/// The trees that storing delayed references changes.
+pub(crate) const REF_TREES: [u64; 3] = [object::EXTENT_TREE, object::CSUM_TREE, object::FREE_SPACE_TREE];
 
 /// The state of a filesystem that is open for writing.
 pub(crate) struct Live {
@@ -22,6 +26,8 @@ pub(crate) struct Live {
     pub changed_roots: BTreeSet<u64>,
     /// How many blocks more the trees have than their root items say.
     pub more_blocks: BTreeMap<u64, i64>,
+    /// Blocks of the trees in which delayed references are stored.
+    pub ref_tree_blocks: u64,
     pub new_chunks: Vec<NewChunk>,
     /// The superblock of each device, by number.
     pub supers: Vec<(u64, Vec<u8>)>,
@@ -45,6 +51,9 @@ impl Live {
         *sum += more;
         if *sum == 0 {
             self.more_blocks.remove(&tree);
+        }
+        if REF_TREES.contains(&tree) {
+            self.ref_tree_blocks = self.ref_tree_blocks.saturating_add_signed(more);
         }
     }
 

@@ -22,6 +22,9 @@ use std::time::Duration;
 const KEPT_BLOCKS: u64 = 256;
 const KEPT_PART_OF_USED: u64 = 4;
 const KEPT_PART: u64 = 8;
+/// Delayed references may copy each block of the trees that have them. As many blocks are kept, but at most
+/// one in `REFS_PART` of all metadata blocks.
+const REFS_PART: u64 = 4;
 /// The most bytes that are kept.
 const KEPT_MAX: u64 = 256 << 20;
 /// Blocks that one change makes at most, with its references.
@@ -133,7 +136,8 @@ impl Tx<'_> {
             used += if group.flags & Use::Data.bit() == 0 { group.used } else { 0 };
         }
         let grown = (used / KEPT_PART_OF_USED).min(KEPT_MAX) / size;
-        KEPT_BLOCKS.max(grown).min(all / size / KEPT_PART)
+        let for_refs = self.live.ref_tree_blocks.min(KEPT_MAX / size).min(all / size / REFS_PART);
+        KEPT_BLOCKS.max(grown).min(all / size / KEPT_PART).max(for_refs)
     }
 
     /// Blocks for the items of reserved data.
