@@ -3,6 +3,7 @@
 //! Storing a delayed reference changes trees, and that adds delayed references. Each block is copied only
 //! once in a transaction, so the rounds become smaller and end.
 
+use super::tree::NO_ITEM;
 use super::tx::Tx;
 use crate::layout::bytes::read;
 use crate::layout::key::{is_subvolume, object};
@@ -17,8 +18,6 @@ use zerocopy::IntoBytes;
 
 /// Rounds of a commit. A few are usual.
 const ROUNDS_MAX: usize = 100;
-/// Trees without a root item.
-pub(super) const NO_ITEM: [u64; 2] = [object::ROOT_TREE, object::CHUNK_TREE];
 /// Where the tail of a root item is.
 const ROOT_TAIL: usize = size_of::<RawRootItem>();
 

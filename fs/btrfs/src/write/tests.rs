@@ -94,8 +94,8 @@ fn a_tree_keeps_what_a_map_keeps() {
     }
 }
 
-/// Linux keeps as much space free as the root items say. If it counts a value down below zero, it takes a small
-/// filesystem for full.
+/// Linux keeps as much space free as the root items say. If it counts a value down below zero, it takes a
+/// small filesystem for full.
 #[test]
 fn root_items_count_the_blocks_of_their_trees() {
     let Some(device) = new_image() else { return };

@@ -3,7 +3,6 @@
 //! A block that the running transaction has made is changed in memory. Any other block on the way to a change
 //! is replaced by a copy at a new address, from the root down.
 
-use super::commit::NO_ITEM;
 use super::tx::Tx;
 use crate::layout::edit::Place;
 use crate::layout::extent_item::Ref;
@@ -16,6 +15,9 @@ use crate::live::refs::Kind;
 use crate::tree::{Root, Tree};
 use ivers_vfs::Result;
 use std::sync::Arc;
+
+/// Trees without a root item.
+pub(super) const NO_ITEM: [u64; 2] = [object::ROOT_TREE, object::CHUNK_TREE];
 
 /// The way from a leaf up to the root: at each level a block and a place in it. All of them are dirty.
 pub(super) struct Path(Vec<(u64, usize)>);

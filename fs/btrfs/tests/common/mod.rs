@@ -216,8 +216,8 @@ pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
 /// `btrfs check` finds nothing, also not in the data.
 pub fn assert_clean(images: &Images, what: &str) {
     let check = |device: &str| {
-        // It looks at all devices, and misses some of an array if loop devices of other tests come and go. With
-        // `--force` it does not ask what they mount.
+        // It looks at all devices, and misses some of an array if loop devices of other tests come and go.
+        // With `--force` it does not ask what they mount.
         let mut tries = 0;
         let (output, said) = loop {
             let output =
