@@ -34,7 +34,7 @@ struct Harness {
     env: &'static [(&'static str, &'static str)],
 }
 
-const HARNESSES: [Harness; 3] = [
+const HARNESSES: [Harness; 4] = [
     Harness {
         patches: "testing/crash/mutants",
         args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", "no_crash_point"],
@@ -69,6 +69,29 @@ const HARNESSES: [Harness; 3] = [
         thorough: 3000,
         caught: "the contract was broken",
         noticed: Some("Corrupt {"),
+        counted: Some(" distinct crash states"),
+        env: &[("IVERS_CRASH_VIOLATIONS", "1")],
+    },
+    Harness {
+        patches: "testing/crash/btrfs-mutants",
+        args: &[
+            "test",
+            "-q",
+            "-p",
+            "ivers-btrfs",
+            "--test",
+            "explore",
+            "--",
+            "--nocapture",
+            "no_crash_point",
+        ],
+        flags: None,
+        target: "target",
+        effort: "IVERS_CRASH_STATES",
+        brief: 200,
+        thorough: 2000,
+        caught: "the contract was broken",
+        noticed: Some("corrupt: "),
         counted: Some(" distinct crash states"),
         env: &[("IVERS_CRASH_VIOLATIONS", "1")],
     },
@@ -224,6 +247,9 @@ impl Harness {
         }
         let unchanged = self.look(scratch, self.brief, None);
         if !matches!(unchanged, Verdict::Missed(_)) {
+            if let Verdict::Caught(_, said) = &unchanged {
+                eprintln!("{said}");
+            }
             eprintln!("xtask: unchanged tree: {unchanged}");
             return None;
         }
@@ -324,6 +350,7 @@ mod tests {
     fn the_text_of_a_detection_is_in_the_test() {
         for (harness, source) in HARNESSES.iter().zip([
             "fs/ext4/tests/explore.rs",
+            "testing/crash/src/kinds.rs",
             "testing/crash/src/kinds.rs",
             "testing/races/src/lib.rs",
         ]) {

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
 //! | `devices`, `volume` | superblocks and devices; logical addresses and their copies |
-//! | `node_cache`, `tree` | blocks of trees in memory; finding and visiting items |
+//! | `node_cache`, `dirty_nodes` | blocks of trees in memory, as stored and as changed |
+//! | `tree` | finding and visiting items |
 //! | `numbers`, `subvolume` | inode numbers; subvolumes and their names |
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
 //! | `compress`, `decompressed` | decompressing extents, and keeping the last ones |
@@ -22,6 +23,7 @@ mod compress;
 mod data;
 mod decompressed;
 mod devices;
+mod dirty_nodes;
 mod driver;
 mod file;
 mod filesystem;

@@ -50,8 +50,19 @@ impl NodeCache {
             Some(old) => self.budget.uncharge(old.node.memory_bytes()),
             None => nodes.clock.push_back(address),
         }
+        self.shrink_to_budget(&mut nodes);
+    }
+
+    /// Evicts blocks while the budget is over, because something else was charged to it.
+    pub(crate) fn shrink(&self) {
+        if self.budget.over() {
+            self.shrink_to_budget(&mut self.nodes.lock());
+        }
+    }
+
+    fn shrink_to_budget(&self, nodes: &mut Nodes) {
         while self.budget.over() && nodes.clock.len() > LEAST_NODES {
-            self.evict_one(&mut nodes);
+            self.evict_one(nodes);
         }
     }
 

@@ -8,7 +8,6 @@ use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::RawKey;
 use crate::layout::superblock::Superblock;
 use crate::live::Session;
-use crate::node_cache::NodeCache;
 use crate::numbers::{Object, pack};
 use crate::subvolume::Subvolume;
 use crate::tree::{Forest, Tree};
@@ -117,7 +116,7 @@ fn open_chunks(volume: Volume, options: &OpenOptions) -> Result<Forest> {
         volume.add_chunk(key.offset.get(), item)?;
         array = rest;
     }
-    let forest = Forest::new(volume, NodeCache::new(options.common.budget.clone()));
+    let forest = Forest::new(volume, options.common.budget.clone());
     let tree = Tree { id: object::CHUNK_TREE, root: sb.chunk_root };
     let key = |offset| Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, offset);
     let mut found = Vec::new();

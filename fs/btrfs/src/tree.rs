@@ -3,11 +3,13 @@
 //! A search starts at the root each time. Every step down is checked: the level falls, the first key is the
 //! pointer's, and no key reaches the next pointer's. So no block is met twice in a walk, and every walk ends.
 
+use crate::dirty_nodes::DirtyNodes;
 use crate::layout::key::{Key, object};
 use crate::layout::node::{Expected, Node};
 use crate::layout::superblock::TreeRoot;
 use crate::node_cache::NodeCache;
 use crate::volume::Volume;
+use ivers_block::Budget;
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, Result};
 use std::collections::HashMap;
@@ -26,9 +28,9 @@ pub(crate) struct Forest {
     pub volume: Volume,
     pub cache: NodeCache,
     /// Blocks that the running transaction has made, by address.
-    pub(crate) dirty: RankedMutex<rank::Leaf, HashMap<u64, Arc<Node>>>,
+    pub dirty: DirtyNodes,
     /// The roots of trees that were used.
-    pub(crate) roots: RankedMutex<rank::Leaf, HashMap<u64, Root>>,
+    pub roots: RankedMutex<rank::Leaf, HashMap<u64, Root>>,
 }
 
 /// What is known of the root of a tree.
@@ -49,12 +51,13 @@ struct Leaf {
 }
 
 impl Forest {
-    pub(crate) fn new(volume: Volume, cache: NodeCache) -> Self {
+    pub(crate) fn new(volume: Volume, budget: Arc<Budget>) -> Self {
         let sb = &volume.sb;
         let root = |root| Root { root, key: None, last_snapshot: 0, read_only: false };
         let roots = [(object::ROOT_TREE, root(sb.root)), (object::CHUNK_TREE, root(sb.chunk_root))];
         let roots = RankedMutex::new(HashMap::from(roots));
-        Self { volume, cache, dirty: RankedMutex::default(), roots }
+        let (cache, dirty) = (NodeCache::new(budget.clone()), DirtyNodes::new(budget));
+        Self { volume, cache, dirty, roots }
     }
 
     /// Damage of a tree.
@@ -64,7 +67,7 @@ impl Forest {
 
     /// Returns a block that the running transaction has made.
     pub(crate) fn dirty_node(&self, bytenr: u64) -> Option<Arc<Node>> {
-        self.dirty.lock().get(&bytenr).cloned()
+        self.dirty.get(bytenr)
     }
 
     /// Returns a block, which is as the pointer to it says.

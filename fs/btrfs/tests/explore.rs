@@ -10,6 +10,7 @@ use ivers_crash::{Promises, Repaired, Target, Workload, explore_kinds};
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::{self, may_loop_mount};
 use ivers_vfs::{DriverOptions, FileSystem};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,16 +20,27 @@ struct Kind {
     name: &'static str,
     mib: usize,
     mkfs: &'static [&'static str],
+    /// Linux makes files and a snapshot of them first.
+    has_snapshot: bool,
 }
 
+const fn kind(name: &'static str, mib: usize, mkfs: &'static [&'static str]) -> Kind {
+    Kind { name, mib, mkfs, has_snapshot: false }
+}
+
+const SINGLE: &[&str] = &["-n", "4096", "-m", "single", "-d", "single"];
+
 const KINDS: &[Kind] = &[
-    Kind { name: "btrfs, mixed groups", mib: 24, mkfs: &["-M", "-n", "4096"] },
-    Kind { name: "btrfs", mib: 48, mkfs: &["-n", "4096", "-m", "single", "-d", "single"] },
-    Kind {
-        name: "btrfs, old features",
-        mib: 48,
-        mkfs: &["-m", "single", "-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
-    },
+    kind("btrfs, mixed groups", 24, &["-M", "-n", "4096"]),
+    kind("btrfs", 48, SINGLE),
+    kind(
+        "btrfs, old features",
+        48,
+        &["-m", "single", "-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
+    ),
+    Kind { has_snapshot: true, ..kind("btrfs with a snapshot", 48, SINGLE) },
+    kind("btrfs, DUP, sha256", 112, &["-n", "4096", "-m", "dup", "-d", "single", "--csum", "sha256"]),
+    kind("btrfs, nodes of 64 KiB", 48, &["-n", "65536", "-m", "single", "-d", "single"]),
 ];
 
 impl Target for Kind {
@@ -44,6 +56,14 @@ impl Target for Kind {
         let path = image.to_str().expect("a path of this test");
         let args = ["-q", "-f", "-K"].into_iter().chain(self.mkfs.iter().copied()).chain([path]);
         ivers_oracle::run("mkfs.btrfs", args)?;
+        if self.has_snapshot {
+            let mounted = LoopMount::new(&image, "")?;
+            for number in 0..400 {
+                std::fs::write(mounted.path().join(format!("file-{number}")), vec![number as u8; 40])?;
+            }
+            common::fill::in_dir(mounted.path(), "btrfs -q subvolume snapshot . snapshot");
+            mounted.unmount()?;
+        }
         Ok(MemDevice::from_bytes(&std::fs::read(&image)?))
     }
 
@@ -65,8 +85,10 @@ impl Target for Kind {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        let args = ["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()];
-        ivers_oracle::run("btrfs", args).map(drop)
+        // Without `--force` it asks all loop devices what they mount, and fails if one of another test is
+        // gone.
+        let words = ["check", "--force", "--check-data-csum"].map(OsStr::new);
+        ivers_oracle::run("btrfs", words.into_iter().chain([image.as_os_str()])).map(drop)
     }
 
     /// Every state is whole: a commit is there or not.

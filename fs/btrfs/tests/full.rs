@@ -88,9 +88,16 @@ fn a_full_filesystem_with_a_snapshot_can_be_emptied() {
     if !can_fill() {
         return;
     }
+    let kinds = [
+        Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 },
+        Kind { name: "mixed groups", mkfs: &["-M"], mount: "", devices: 1 },
+    ];
+    kinds.iter().for_each(fill_and_empty_with_a_snapshot);
+}
+
+fn fill_and_empty_with_a_snapshot(kind: &Kind) {
     let dir = tempfile::tempdir().unwrap();
-    let kind = Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 };
-    let images = Images::make(dir.path(), &kind);
+    let images = Images::make(dir.path(), kind);
     images.with_kernel("", |root| {
         // Extents of one sector each, whose order on the device is not that in the files.
         let sectors = 4000u64;

@@ -4,7 +4,7 @@
 use crate::base::BASES;
 use crate::input::Patch;
 use crate::place::Place;
-use crate::{Structures, Target, journal, xfs};
+use crate::{Structures, Target, btrfs, journal, xfs};
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::epoch::EpochRecord;
 use ivers_vfs::raises::Raises;
@@ -56,6 +56,10 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
         }
         Structures::Xfs(classes) => {
             let bases = xfs::BASES.iter().map(|base| (&*base.device, &base.places));
+            of_images(bases, classes, &mut inputs);
+        }
+        Structures::Btrfs(classes) => {
+            let bases = btrfs::BASES.iter().map(|base| (&*base.device, &base.places));
             of_images(bases, classes, &mut inputs);
         }
         Structures::None => {}

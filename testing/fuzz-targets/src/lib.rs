@@ -12,6 +12,7 @@
 
 mod affs;
 pub mod base;
+pub mod btrfs;
 mod damage;
 mod fat;
 mod fix;
@@ -49,6 +50,8 @@ pub enum Structures {
     Ext4(&'static [Class]),
     /// Of XFS images.
     Xfs(&'static [xfs::Class]),
+    /// Of btrfs images.
+    Btrfs(&'static [btrfs::Class]),
 }
 
 /// All targets.
@@ -72,6 +75,11 @@ pub const TARGETS: &[Target] = &[
     xfs("xfs_directories", |input| xfs::run(input, XFS_DIRECTORIES), XFS_DIRECTORIES),
     xfs("xfs_attributes", |input| xfs::run(input, XFS_ATTRIBUTES), XFS_ATTRIBUTES),
     xfs("xfs_log", |input| xfs::run(input, XFS_LOG), XFS_LOG),
+    btrfs("btrfs", |input| btrfs::run(input, btrfs::Class::ALL), btrfs::Class::ALL),
+    btrfs("btrfs_superblock", |input| btrfs::run(input, BTRFS_SUPERBLOCK), BTRFS_SUPERBLOCK),
+    btrfs("btrfs_trees", |input| btrfs::run(input, BTRFS_TREES), BTRFS_TREES),
+    btrfs("btrfs_files", |input| btrfs::run(input, BTRFS_FILES), BTRFS_FILES),
+    btrfs("btrfs_space", |input| btrfs::run(input, BTRFS_SPACE), BTRFS_SPACE),
     other("partitions", 4096, partitions::run),
     other("saved_state", 4096, plain::saved_state),
     other("measure", 4096, measure::run),
@@ -93,6 +101,10 @@ const fn xfs(name: &'static str, run: fn(&[u8]), classes: &'static [xfs::Class])
     Target { name, max_len: 2048, run, structures: Structures::Xfs(classes) }
 }
 
+const fn btrfs(name: &'static str, run: fn(&[u8]), classes: &'static [btrfs::Class]) -> Target {
+    Target { name, max_len: 2048, run, structures: Structures::Btrfs(classes) }
+}
+
 pub(crate) const SUPERBLOCK: &[Class] = &[Class::Superblock];
 const INODE: &[Class] = &[Class::GroupDescriptor, Class::InodeSlot, Class::Bitmap];
 const EXTENT: &[Class] = &[Class::SlotMap, Class::MapNode];
@@ -108,6 +120,19 @@ const XFS_DIRECTORIES: &[xfs::Class] =
 const XFS_ATTRIBUTES: &[xfs::Class] =
     &[xfs::Class::Attributes, xfs::Class::HashNode, xfs::Class::ShortAttributes];
 const XFS_LOG: &[xfs::Class] = &[xfs::Class::LogOperation, xfs::Class::LogHead];
+
+const BTRFS_SUPERBLOCK: &[btrfs::Class] = &[btrfs::Class::Superblock, btrfs::Class::ChunkArray];
+const BTRFS_TREES: &[btrfs::Class] =
+    &[btrfs::Class::Header, btrfs::Class::Pointers, btrfs::Class::ItemTable, btrfs::Class::Root];
+const BTRFS_FILES: &[btrfs::Class] = &[
+    btrfs::Class::Inode,
+    btrfs::Class::Name,
+    btrfs::Class::Attribute,
+    btrfs::Class::FileExtent,
+    btrfs::Class::Checksums,
+];
+const BTRFS_SPACE: &[btrfs::Class] =
+    &[btrfs::Class::Extent, btrfs::Class::Group, btrfs::Class::FreeSpace, btrfs::Class::Chunk];
 
 /// Returns the target of a name.
 pub fn target(name: &str) -> Option<&'static Target> {

@@ -46,18 +46,49 @@ pub fn shows(image: &Path, options: &str, look: &mut dyn FnMut(&Path) -> Result<
     })
 }
 
+/// A loop device of an image; detached when dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn attach(image: &Path, read_only: bool) -> Result<Self> {
+        let mut args = vec![OsStr::new("--find"), "--show".as_ref()];
+        args.extend(read_only.then_some(OsStr::new("--read-only")));
+        args.push(image.as_ref());
+        let attached = crate::run("losetup", args)?;
+        Ok(Self(String::from_utf8(attached.stdout)?.trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if let Err(error) = crate::run("losetup", ["--detach", &self.0]) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
 /// An image mounted by the kernel; unmounted when dropped.
 pub struct LoopMount {
     dir: Option<TempDir>,
+    device: LoopDevice,
 }
 
 impl LoopMount {
-    /// Runs `mount -o loop,OPTIONS IMAGE DIR`.
+    /// Mounts an image with these options.
+    ///
+    /// The loop device is always a new one. `mount -o loop` takes one that the image still has, also if
+    /// another program keeps it open after a read-only mount. The new mount is then read-only, too.
     pub fn new(image: &Path, options: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("ivers-kernel-").tempdir()?;
-        let options = if options.is_empty() { "loop".to_owned() } else { format!("loop,{options}") };
-        crate::run("mount", [OsStr::new("-o"), options.as_ref(), image.as_ref(), dir.path().as_ref()])?;
-        Ok(Self { dir: Some(dir) })
+        let device = LoopDevice::attach(image, options.split(',').any(|option| option == "ro"))?;
+        let options = if options.is_empty() { "rw" } else { options };
+        crate::run("mount", [OsStr::new("-o"), options.as_ref(), device.0.as_ref(), dir.path().as_ref()])?;
+        Ok(Self { dir: Some(dir), device })
+    }
+
+    /// Returns the name of the loop device.
+    pub fn device(&self) -> &str {
+        &self.device.0
     }
 
     /// Returns the mount point.
@@ -94,5 +125,29 @@ impl Drop for LoopMount {
         if let Err(error) = self.detach() {
             eprintln!("{error:#}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writable_mount_follows_a_read_only_one_whose_device_is_open() {
+        if !crate::have_programs(&["mke2fs", "losetup"]) || !can_loop_mount() || !kernel_knows("ext4") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        crate::run("mke2fs", ["-q".as_ref(), "-t".as_ref(), "ext4".as_ref(), image.as_os_str()]).unwrap();
+        let first = LoopMount::new(&image, "ro").unwrap();
+        let held = std::fs::File::open(first.device()).unwrap();
+        assert!(std::fs::write(first.path().join("file"), "x").is_err());
+        first.unmount().unwrap();
+        let second = LoopMount::new(&image, "").unwrap();
+        std::fs::write(second.path().join("file"), "x").unwrap();
+        second.unmount().unwrap();
+        drop(held);
     }
 }

@@ -250,8 +250,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[
             (
                 "",
-                "layout devices volume node_cache tree numbers compress decompressed ranges live filesystem \
-                 subvolume inode names xattr data file write open driver",
+                "layout devices volume node_cache dirty_nodes tree numbers compress decompressed ranges live \
+                 filesystem subvolume inode names xattr data file write open driver",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs state session"),

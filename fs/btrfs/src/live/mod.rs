@@ -6,4 +6,4 @@ mod session;
 mod state;
 
 pub(crate) use session::Session;
-pub(crate) use state::{Live, NewChunk};
+pub(crate) use state::{Live, NewChunk, REF_TREES};

@@ -2,13 +2,17 @@
 
 use super::groups::Groups;
 use super::refs::Refs;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use crate::layout::key::object;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A chunk whose items are not stored yet.
 pub(crate) struct NewChunk {
     pub start: u64,
     pub item: Vec<u8>,
 }
+
+/// The trees that storing delayed references changes.
+pub(crate) const REF_TREES: [u64; 3] = [object::EXTENT_TREE, object::CSUM_TREE, object::FREE_SPACE_TREE];
 
 /// The state of a filesystem that is open for writing.
 pub(crate) struct Live {
@@ -20,9 +24,11 @@ pub(crate) struct Live {
     pub fresh: HashSet<u64>,
     /// Trees whose roots moved since their items were stored.
     pub changed_roots: BTreeSet<u64>,
+    /// How many blocks more the trees have than their root items say.
+    pub more_blocks: BTreeMap<u64, i64>,
+    /// Blocks of the trees in which delayed references are stored.
+    pub ref_tree_blocks: u64,
     pub new_chunks: Vec<NewChunk>,
-    /// The running transaction has something to commit.
-    pub changed: bool,
     /// The superblock of each device, by number.
     pub supers: Vec<(u64, Vec<u8>)>,
     pub chunk_uuid: [u8; 16],
@@ -36,4 +42,23 @@ pub(crate) struct Live {
     pub next_objectid: HashMap<u64, u64>,
     /// Bytes of data that are reserved.
     pub reserved: u64,
+}
+
+impl Live {
+    /// A tree has more or fewer blocks than before.
+    pub(crate) fn count_blocks(&mut self, tree: u64, more: i64) {
+        let sum = self.more_blocks.entry(tree).or_default();
+        *sum += more;
+        if *sum == 0 {
+            self.more_blocks.remove(&tree);
+        }
+        if REF_TREES.contains(&tree) {
+            self.ref_tree_blocks = self.ref_tree_blocks.saturating_add_signed(more);
+        }
+    }
+
+    /// Whether the running transaction has something to commit.
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.fresh.is_empty() || !self.new_chunks.is_empty()
+    }
 }

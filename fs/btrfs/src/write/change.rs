@@ -22,6 +22,9 @@ use std::time::Duration;
 const KEPT_BLOCKS: u64 = 256;
 const KEPT_PART_OF_USED: u64 = 4;
 const KEPT_PART: u64 = 8;
+/// Delayed references may copy each block of the trees that have them. As many blocks are kept, but at most
+/// one in `REFS_PART` of all metadata blocks.
+const REFS_PART: u64 = 4;
 /// The most bytes that are kept.
 const KEPT_MAX: u64 = 256 << 20;
 /// Blocks that one change makes at most, with its references.
@@ -32,7 +35,7 @@ const ITEMS_PART: u64 = 16;
 const REFS_MAX: usize = 192;
 /// The blocks that storing one delayed reference may copy: of the extent tree and of the checksum tree.
 const BLOCKS_A_REF: u64 = 3;
-/// A transaction is committed if it has so many bytes of blocks in memory.
+/// A transaction is committed if it has so many bytes of blocks in memory, or fewer with a small budget.
 const DIRTY_MAX: u64 = 32 << 20;
 
 /// What a change needs.
@@ -98,7 +101,6 @@ impl Btrfs {
         self.with_tx(|tx| {
             tx.make_room(need)?;
             let done = run(tx)?;
-            tx.live.changed = true;
             tx.end_change()?;
             Ok(done)
         })
@@ -134,7 +136,8 @@ impl Tx<'_> {
             used += if group.flags & Use::Data.bit() == 0 { group.used } else { 0 };
         }
         let grown = (used / KEPT_PART_OF_USED).min(KEPT_MAX) / size;
-        KEPT_BLOCKS.max(grown).min(all / size / KEPT_PART)
+        let for_refs = self.live.ref_tree_blocks.min(KEPT_MAX / size).min(all / size / REFS_PART);
+        KEPT_BLOCKS.max(grown).min(all / size / KEPT_PART).max(for_refs)
     }
 
     /// Blocks for the items of reserved data.
@@ -187,7 +190,7 @@ impl Tx<'_> {
         let is_tight = self.free_blocks() < 2 * self.kept_blocks()
             && self.live.groups.pinned_bytes(Use::Metadata)
                 > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE.max(self.kept_blocks() / 4);
-        if self.dirty_bytes() > DIRTY_MAX || is_tight {
+        if self.dirty_bytes() > self.fs.forest.dirty.most_bytes(DIRTY_MAX) || is_tight {
             self.commit()?;
         }
         Ok(())

@@ -135,7 +135,6 @@ impl Tx<'_> {
         }
         self.live.groups.by_start.insert(start, group);
         self.live.new_chunks.push(NewChunk { start, item });
-        self.live.changed = true;
         Ok(true)
     }
 

@@ -3,6 +3,7 @@
 //! Storing a delayed reference changes trees, and that adds delayed references. Each block is copied only
 //! once in a transaction, so the rounds become smaller and end.
 
+use super::tree::NO_ITEM;
 use super::tx::Tx;
 use crate::layout::bytes::read;
 use crate::layout::key::{is_subvolume, object};
@@ -28,7 +29,7 @@ impl Tx<'_> {
 
     /// Commits, and calls `before` before the blocks are written. `before` must leave nothing more to store.
     pub(super) fn commit_with(&mut self, before: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        if !self.live.changed {
+        if !self.live.is_changed() {
             return Ok(());
         }
         // The superblock has no generation of the root tree but its own, so each commit needs a new root.
@@ -62,6 +63,7 @@ impl Tx<'_> {
             let waits = live.refs.len() > 0
                 || !live.new_chunks.is_empty()
                 || !live.changed_roots.is_empty()
+                || live.more_blocks.keys().any(|tree| !NO_ITEM.contains(tree))
                 || (live.has_free_space_tree && !(groups.added.is_empty() && groups.removed.is_empty()))
                 || groups.by_start.values().any(|group| group.changed);
             if !waits {
@@ -71,8 +73,11 @@ impl Tx<'_> {
         Err(self.broken("a commit does not end"))
     }
 
-    /// Stores where the roots of changed trees are.
+    /// Stores where the roots of changed trees are, and how many blocks they have.
     fn store_roots(&mut self) -> Result<()> {
+        let live = &mut *self.live;
+        live.more_blocks.retain(|tree, _| !NO_ITEM.contains(tree));
+        live.changed_roots.extend(live.more_blocks.keys());
         while let Some(id) = self.live.changed_roots.pop_first() {
             let root = self.fs.root_of(id)?.ok_or_else(|| self.broken(format!("there is no tree {id}")))?;
             let key = root.key.ok_or_else(|| self.broken(format!("tree {id} has no root item")))?;
@@ -85,12 +90,15 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn update_root_item(&self, id: u64, item: &mut [u8], root: TreeRoot) -> Result<()> {
+    fn update_root_item(&mut self, id: u64, item: &mut [u8], root: TreeRoot) -> Result<()> {
         let short = || self.broken(format!("the root item of tree {id} is too short"));
         let mut raw: RawRootItem = read(item, 0).ok_or_else(short)?;
         raw.bytenr = root.bytenr.into();
         raw.level = root.level;
         raw.generation = self.live.transid.into();
+        // Linux keeps as much space free as some trees use.
+        let more = self.live.more_blocks.remove(&id).unwrap_or(0) * i64::from(self.sb().node_size);
+        raw.bytes_used = raw.bytes_used.get().saturating_add_signed(more).into();
         item[..ROOT_TAIL].copy_from_slice(raw.as_bytes());
         if let Some(mut tail) = read::<RawRootTail>(item, ROOT_TAIL) {
             tail.generation_v2 = self.live.transid.into();
@@ -126,8 +134,7 @@ impl Tx<'_> {
 
     fn write_blocks(&mut self) -> Result<()> {
         let forest = &self.fs.forest;
-        let blocks: Vec<_> = forest.dirty.lock().iter().map(|(at, node)| (*at, node.clone())).collect();
-        for (bytenr, node) in blocks {
+        for (bytenr, node) in forest.dirty.all() {
             forest.volume.write(bytenr, &node.sealed(self.sb()))?;
         }
         Ok(())
@@ -194,14 +201,12 @@ impl Tx<'_> {
     /// Starts the next transaction.
     fn finish(&mut self) {
         let forest = &self.fs.forest;
-        let written = std::mem::take(&mut *forest.dirty.lock());
-        for (bytenr, node) in written {
+        for (bytenr, node) in forest.dirty.take() {
             forest.cache.insert(bytenr, node);
         }
         let live = &mut *self.live;
         live.groups.unpin();
         live.fresh.clear();
-        live.changed = false;
         live.transid += 1;
     }
 

@@ -113,7 +113,6 @@ impl Btrfs {
         self.with_tx(|tx| {
             // Makes the leaf with the record one of this transaction.
             tx.put_record(&self.epoch.record(uuid, true).encode())?;
-            tx.live.changed = true;
             tx.commit_with(|tx| {
                 let root = tx.tree(object::ROOT_TREE)?.root.bytenr;
                 self.epoch.set_fingerprint(fingerprint(tx.live.transid, root));

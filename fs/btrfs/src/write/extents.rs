@@ -248,7 +248,7 @@ impl Tx<'_> {
                 self.live.groups.pin(bytenr, bytes);
             }
             Kind::Block { .. } if self.live.fresh.remove(&bytenr) => {
-                self.fs.forest.dirty.lock().remove(&bytenr);
+                self.fs.forest.dirty.remove(bytenr);
                 self.live.groups.give_back(bytenr, bytes);
             }
             Kind::Block { .. } => self.live.groups.pin(bytenr, bytes),

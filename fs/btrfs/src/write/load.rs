@@ -6,10 +6,10 @@ use crate::layout::chunk::Chunk;
 use crate::layout::features::{Incompat, RoCompat, SuperFlags};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
-use crate::layout::raw::RawBlockGroupItem;
+use crate::layout::raw::{RawBlockGroupItem, RawRootItem};
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES};
-use crate::live::Live;
 use crate::live::groups::{Group, Groups};
+use crate::live::{Live, REF_TREES};
 use crate::ranges::Ranges;
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;
@@ -103,8 +103,9 @@ impl Btrfs {
             refs: Default::default(),
             fresh: Default::default(),
             changed_roots: Default::default(),
+            more_blocks: Default::default(),
+            ref_tree_blocks: self.ref_tree_blocks()?,
             new_chunks: Vec::new(),
-            changed: false,
             supers,
             chunk_uuid: chunk_root.chunk_uuid(),
             sys_chunks: sb.sys_chunks.clone(),
@@ -114,6 +115,18 @@ impl Btrfs {
             next_objectid: Default::default(),
             reserved: 0,
         })
+    }
+
+    /// How many blocks the trees have that storing delayed references changes, by their root items.
+    fn ref_tree_blocks(&self) -> Result<u64> {
+        let Some(roots) = self.tree(object::ROOT_TREE)? else { return Ok(0) };
+        let mut bytes = 0u64;
+        for tree in REF_TREES {
+            let Some(key) = self.root_of(tree)?.and_then(|root| root.key) else { continue };
+            let used = |data: &[u8]| Ok(read::<RawRootItem>(data, 0).map_or(0, |item| item.bytes_used.get()));
+            bytes = bytes.saturating_add(self.forest.get(&roots, key, used)?.unwrap_or(0));
+        }
+        Ok(bytes / u64::from(self.forest.volume.sb.node_size))
     }
 
     /// The tree that has the items of block groups.

@@ -2,13 +2,15 @@
 
 use super::change::Need;
 use crate::inode::vnode_of;
+use crate::layout::bytes::read;
 use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
+use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
 use crate::{Btrfs, OpenOptions};
-use ivers_block::{Device, MemDevice};
+use ivers_block::{Budget, Device, MemDevice};
 use ivers_oracle::have_programs;
 use ivers_vfs::*;
 use rand::rngs::SmallRng;
@@ -85,15 +87,55 @@ fn a_tree_keeps_what_a_map_keeps() {
                 fs.with_tx(|tx| tx.check_trees()).unwrap();
             }
             if step % 500 == 499 {
-                fs.with_tx(|tx| {
-                    tx.live.changed = true;
-                    tx.commit()
-                })
-                .unwrap();
+                fs.with_tx(|tx| tx.commit()).unwrap();
             }
         }
         assert!(model.len() > 30, "{} items", model.len());
     }
+}
+
+/// Linux keeps as much space free as the root items say. If it counts a value down below zero, it takes a
+/// small filesystem for full.
+#[test]
+fn root_items_count_the_blocks_of_their_trees() {
+    let Some(device) = new_image() else { return };
+    const TREES: [u64; 4] =
+        [object::FS_TREE, object::EXTENT_TREE, object::FREE_SPACE_TREE, object::CSUM_TREE];
+    fn blocks(fs: &Btrfs, expected: &Expected) -> u64 {
+        let node = fs.forest.node(expected).unwrap();
+        let below = (0..node.count()).filter(|_| node.level > 0);
+        1 + below.map(|index| blocks(fs, &node.expected_below(index, expected))).sum::<u64>()
+    }
+    let off = |fs: &Btrfs| {
+        TREES.map(|tree| {
+            let root = fs.root_of(tree).unwrap().unwrap();
+            let TreeRoot { bytenr, generation, level } = root.root;
+            let whole = Expected { bytenr, generation, level, tree, first: None, below: None };
+            let roots = fs.tree(object::ROOT_TREE).unwrap().unwrap();
+            let item = fs.forest.get(&roots, root.key.unwrap(), |data| Ok(data.to_vec())).unwrap().unwrap();
+            let stored = read::<RawRootItem>(&item, 0).unwrap().bytes_used.get();
+            stored as i64 - blocks(fs, &whole) as i64 * 4096
+        })
+    };
+    let before = off(&open(device.clone()));
+    let fs = open(device);
+    let mut random = SmallRng::seed_from_u64(3);
+    for step in 0..3000u64 {
+        let key = Key::new((1 << 40) + random.random_range(0..400), 200, 0);
+        let need = if step < 2000 { Need::Items } else { Need::Removal };
+        fs.change(need, |tx| match tx.item(object::FS_TREE, key)? {
+            Some(_) if step >= 2000 => tx.remove(object::FS_TREE, key),
+            _ if step >= 2000 => Ok(()),
+            _ => tx.put(object::FS_TREE, key, &[step as u8; 900]),
+        })
+        .unwrap();
+        if step % 700 == 1 {
+            fs.commit().unwrap();
+            assert_eq!(off(&fs), before, "step {step}");
+        }
+    }
+    fs.commit().unwrap();
+    assert_eq!(off(&fs), before);
 }
 
 #[test]
@@ -111,16 +153,53 @@ fn a_block_that_was_made_wrong_is_not_written() {
     let result = fs.with_tx(|tx| {
         tx.put(tree, key(50), &[8; 500])?;
         let root = fs.root_of(tree)?.unwrap().root.bytenr;
-        let mut dirty = fs.forest.dirty.lock();
-        let node = Arc::make_mut(dirty.get_mut(&root).unwrap());
-        assert!(node.level > 0);
-        node.set_key(node.count() - 1, key(100));
-        drop(dirty);
+        let spoilt = fs.forest.dirty.edit(root, |node| {
+            assert!(node.level > 0);
+            node.set_key(node.count() - 1, key(100));
+        });
+        assert!(spoilt.is_some());
         tx.commit()
     });
     assert!(result.unwrap_err().to_string().contains("made wrong"));
     assert!(fs.failure().is_some());
     assert!(device.to_bytes() == before, "something was written");
+}
+
+/// A superblock has no generation of the root tree but its own: each commit needs a new root of that tree.
+#[test]
+fn a_change_that_stores_nothing_asks_for_no_commit() {
+    let Some(device) = new_image() else { return };
+    let fs = open(device.clone());
+    fs.commit().unwrap();
+    let before = device.to_bytes();
+    fs.change(Need::Items, |_| Ok(())).unwrap();
+    fs.commit().unwrap();
+    drop(open(Arc::new(MemDevice::from_bytes(&device.to_bytes()))));
+    assert!(device.to_bytes() == before, "something was written");
+}
+
+#[test]
+fn changed_blocks_are_charged_to_the_budget() {
+    let Some(device) = new_image() else { return };
+    let budget = Arc::new(Budget::new(2 << 20));
+    let common = DriverOptions { budget: budget.clone(), ..DriverOptions::default() };
+    let options = OpenOptions { common, writable: true, ..OpenOptions::default() };
+    let fs = Btrfs::open(vec![device], options).unwrap();
+    let first = fs.live.read().as_ref().unwrap().transid;
+    let mut most = 0;
+    for number in 0..3000 {
+        let key = Key::new((1 << 40) + number, 200, 0);
+        fs.change(Need::Items, |tx| tx.put(object::FS_TREE, key, &[7; 1000])).unwrap();
+        let dirty: u64 = fs.forest.dirty.all().values().map(|node| node.memory_bytes()).sum();
+        assert!(budget.used() >= dirty, "{} bytes are charged, {dirty} are changed", budget.used());
+        most = most.max(dirty);
+    }
+    assert!(most > 1 << 19 && most < 3 << 19, "{most} bytes of changed blocks");
+    let commits = fs.live.read().as_ref().unwrap().transid - first;
+    assert!((2..30).contains(&commits), "{commits} commits");
+    assert!(budget.used() < 3 << 20, "{} bytes are charged", budget.used());
+    drop(fs);
+    assert_eq!(budget.used(), 0);
 }
 
 fn mount(device: Arc<dyn Device>) -> (Arc<Btrfs>, Arc<Vfs>) {
@@ -228,20 +307,6 @@ fn a_subvolume_that_is_being_deleted_keeps_its_orphans() {
     }
 }
 
-/// Otherwise the superblock has a later generation than the root that it names.
-#[test]
-fn a_commit_without_changed_items_has_a_new_root() {
-    let Some(device) = new_image() else { return };
-    let fs = open(device.clone());
-    fs.change(Need::Items, |_| Ok(())).unwrap();
-    fs.commit().unwrap();
-    fs.change(Need::Items, |_| Ok(())).unwrap();
-    fs.commit().unwrap();
-    let copy = MemDevice::from_bytes(&device.to_bytes());
-    drop(fs);
-    drop(open(Arc::new(copy)));
-}
-
 #[test]
 fn a_read_only_top_level_gets_no_record() {
     let Some(device) = new_image() else { return };
@@ -251,7 +316,6 @@ fn a_read_only_top_level_gets_no_record() {
         let mut item = tx.item(object::ROOT_TREE, key)?.unwrap();
         item[offset_of!(RawRootItem, flags)] |= 1;
         tx.put(object::ROOT_TREE, key, &item)?;
-        tx.live.changed = true;
         tx.commit()
     })
     .unwrap();

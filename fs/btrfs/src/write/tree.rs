@@ -16,6 +16,9 @@ use crate::tree::{Root, Tree};
 use ivers_vfs::Result;
 use std::sync::Arc;
 
+/// Trees without a root item.
+pub(super) const NO_ITEM: [u64; 2] = [object::ROOT_TREE, object::CHUNK_TREE];
+
 /// The way from a leaf up to the root: at each level a block and a place in it. All of them are dirty.
 pub(super) struct Path(Vec<(u64, usize)>);
 
@@ -43,7 +46,7 @@ impl Tx<'_> {
         let mut known = self.root(id)?;
         known.root = root;
         self.fs.forest.roots.lock().insert(id, known);
-        if id != object::ROOT_TREE && id != object::CHUNK_TREE {
+        if !NO_ITEM.contains(&id) {
             self.live.changed_roots.insert(id);
         }
         Ok(())
@@ -57,17 +60,14 @@ impl Tx<'_> {
     }
 
     fn edit<R>(&self, bytenr: u64, change: impl FnOnce(&mut Node) -> R) -> Result<R> {
-        let mut dirty = self.fs.forest.dirty.lock();
-        match dirty.get_mut(&bytenr) {
-            Some(node) => Ok(change(Arc::make_mut(node))),
-            None => Err(self.broken(format!("block {bytenr} is not in memory"))),
-        }
+        let edited = self.fs.forest.dirty.edit(bytenr, change);
+        edited.ok_or_else(|| self.broken(format!("block {bytenr} is not in memory")))
     }
 
     fn put_dirty(&mut self, bytenr: u64, node: Node) {
-        self.fs.forest.dirty.lock().insert(bytenr, Arc::new(node));
+        self.fs.forest.dirty.insert(bytenr, node);
+        self.fs.forest.cache.shrink();
         self.live.fresh.insert(bytenr);
-        self.live.changed = true;
     }
 
     /// Takes an address for a block of a tree.
@@ -84,14 +84,16 @@ impl Tx<'_> {
             None => return Err(self.broken("there is no space for a block of a tree")),
         };
         self.live.refs.create(bytenr, Kind::Block { level }, Ref::TreeBlock { root: tree });
+        self.live.count_blocks(tree, 1);
         Ok(Place { bytenr, generation: self.live.transid, owner: tree })
     }
 
     /// Drops the reference of a tree to one of its blocks.
     fn drop_block(&mut self, tree: u64, bytenr: u64, level: u8) {
         self.live.refs.change(bytenr, Kind::Block { level }, Ref::TreeBlock { root: tree }, -1);
+        self.live.count_blocks(tree, -1);
         if self.live.fresh.contains(&bytenr) {
-            self.fs.forest.dirty.lock().remove(&bytenr);
+            self.fs.forest.dirty.remove(bytenr);
             if self.live.refs.take_unused(bytenr) {
                 self.live.fresh.remove(&bytenr);
                 self.live.groups.give_back(bytenr, u64::from(self.sb().node_size));

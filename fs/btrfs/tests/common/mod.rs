@@ -217,9 +217,11 @@ pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
 pub fn assert_clean(images: &Images, what: &str) {
     let check = |device: &str| {
         // It looks at all devices, and misses some of an array if loop devices of other tests come and go.
+        // With `--force` it does not ask what they mount.
         let mut tries = 0;
         let (output, said) = loop {
-            let output = ivers_oracle::output("btrfs", ["check", "--check-data-csum", device]).unwrap();
+            let output =
+                ivers_oracle::output("btrfs", ["check", "--force", "--check-data-csum", device]).unwrap();
             let said = ivers_oracle::said(&output);
             tries += 1;
             if !said.contains("is missing") || tries == 50 {

@@ -1,0 +1,123 @@
+//! btrfs images: damages structures, then opens, walks and changes the filesystem.
+
+mod place;
+
+pub use place::Class;
+
+use crate::damage::{Sealed, damage};
+use crate::input::{Flags, Input};
+use crate::place::Place;
+use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
+use flate2::read::DeflateDecoder;
+use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use ivers_btrfs::{Btrfs, OpenOptions};
+use ivers_vfs::{DriverOptions, Vfs};
+use place::{SUPER, SUPER_BYTES};
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::{Arc, LazyLock};
+
+/// An image and the positions of its structures.
+pub struct Base {
+    /// The bytes of the image, which are never written.
+    pub device: Arc<dyn Device>,
+    /// The structures of the image.
+    pub places: HashMap<Class, Vec<Place>>,
+    node_size: usize,
+}
+
+/// Made by `examples/btrfs_bases.rs`: a tree of every kind of file with snapshots, and the same with the
+/// features of an old mkfs.btrfs in mixed groups.
+pub static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
+    let packed: [&[u8]; 2] =
+        [include_bytes!("../../bases/btrfs.z"), include_bytes!("../../bases/btrfs_old.z")];
+    packed.map(load).into()
+});
+
+fn load(packed: &[u8]) -> Base {
+    let mut image = Vec::new();
+    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let node_size = crate::place::le32(&image, SUPER + 0x94) as usize;
+    Base { device: Arc::new(MemDevice::from_bytes(&image)), places: place::places(&image), node_size }
+}
+
+impl Sealed<Class> for Base {
+    fn places(&self) -> &HashMap<Class, Vec<Place>> {
+        &self.places
+    }
+
+    fn seal(&self, device: &dyn Device, _class: Class, place: &Place) {
+        let size = if place.slot == SUPER as u64 { SUPER_BYTES } else { self.node_size };
+        let mut block = vec![0; size];
+        device.read_at(ByteOffset(place.slot), &mut block).expect("places lie in the image");
+        let sum = crc32c::crc32c(&block[32..]);
+        device.write_at(ByteOffset(place.slot), &sum.to_le_bytes()).expect("places lie in the image");
+    }
+}
+
+/// Runs an input whose patches hit structures of `classes`.
+pub fn run(input: &[u8], classes: &[Class]) {
+    let mut rest = Input::new(input);
+    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
+    let flags = Flags(rest.byte());
+    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+    damage(base, &*device, classes, flags, &mut rest);
+    let calls = rest.calls();
+    mount_twice(flags, &calls, |flags| mount(&device, flags));
+}
+
+fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    let common =
+        DriverOptions { read_only: flags.read_only(), budget: budget.clone(), ..DriverOptions::default() };
+    let options = OpenOptions {
+        common,
+        no_replay: flags.no_replay(),
+        degraded: flags.no_replay(),
+        writable: true,
+        ..OpenOptions::default()
+    };
+    let fs = Btrfs::open(vec![device.clone()], options).ok()?;
+    on_vfs(fs, flags, budget)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases_are_mounted_for_writing() {
+        for (number, base) in BASES.iter().enumerate() {
+            let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+            let vfs = mount(&device, Flags(0)).expect("it is not damaged");
+            assert_eq!(vfs.fs().health().read_only, None, "base {number}");
+            vfs.unmount().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_bases_have_every_structure() {
+        for class in Class::ALL {
+            assert!(BASES.iter().any(|base| base.places.contains_key(class)), "{class:?}");
+        }
+    }
+
+    /// A patch that writes what is there changes nothing: the checksums are computed as the format says.
+    #[test]
+    fn sealing_an_undamaged_structure_changes_nothing() {
+        for base in BASES.iter() {
+            for (class, places) in &base.places {
+                for place in places.iter().step_by(places.len().div_ceil(50)) {
+                    let device = OverlayDevice::new(base.device.clone());
+                    base.seal(&device, *class, place);
+                    let sum = |device: &dyn Device| {
+                        let mut bytes = [0; 32];
+                        device.read_at(ByteOffset(place.slot), &mut bytes).unwrap();
+                        bytes
+                    };
+                    assert_eq!(sum(&device), sum(&*base.device), "{class:?} at {}", place.at);
+                }
+            }
+        }
+    }
+}
