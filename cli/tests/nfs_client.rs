@@ -162,6 +162,84 @@ fn commands_change_files_of_a_server() {
     works(&["check", image]);
 }
 
+/// The number of calls that a server has answered.
+fn answered(exported: &Exported) -> u64 {
+    let state = exported.image.dir().join("state");
+    let stats = works(&["stats", "--json", state.to_str().unwrap()]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    stats["total"]["calls"].as_u64().unwrap()
+}
+
+#[test]
+fn archives_are_made_of_and_unpacked_on_a_server() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let name = |path: &str| exported.name(path);
+    let dir = exported.image.dir();
+    let archive = dir.join("a.tar").to_str().unwrap().to_owned();
+    works(&["tar", "-c", "--exclude", "lost+found", "-f", &archive, &name("")]);
+    let unpacked = dir.join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let tar = Command::new("tar").arg("-xpf").arg(&archive).arg("-C").arg(&unpacked).status().unwrap();
+    assert!(tar.success());
+    assert_same(&exported.tree, &unpacked);
+
+    works(&["mkdir", &name("/again")]);
+    works(&["tar", "-x", "-f", &archive, &name("/again")]);
+    let copy = dir.join("copy");
+    works(&["cp", "-a", &name("/again"), copy.to_str().unwrap()]);
+    assert_same(&exported.tree, &copy);
+    let refused = ivers(["tar", "-x", "-f", &archive, &name("/none")]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    let Exported { image, tree: _, server } = exported;
+    assert!(server.stop().success());
+    works(&["check", image.path().to_str().unwrap()]);
+}
+
+/// What a server promises does not hold after its crash, so a second run reads the files again.
+#[test]
+fn files_of_a_server_are_measured() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let list = exported.image.dir().join("list");
+    let store = exported.image.dir().join("store");
+    let measure = |what: &str| {
+        let (list, store) = (list.to_str().unwrap(), store.to_str().unwrap());
+        let said = works(&["measure", "--json", "--list", list, "--store", store, what]);
+        let sums: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        let numbers = ["files", "read", "entries"].map(|name| sums[name].as_u64().unwrap());
+        (numbers, sums["unvouched"].to_string())
+    };
+    let (numbers, unvouched) = measure(&exported.name("/sub"));
+    // The first entry of a list stands for the start of the machine.
+    assert_eq!(numbers, [301, 301, 302]);
+    assert!(unvouched.contains("nfs://"), "{unvouched}");
+    assert_eq!(measure(&exported.name("/sub")).0, [301, 301, 302], "the same digests");
+    works(&["touch", &exported.name("/sub/deeper/more")]);
+    assert_eq!(measure(&exported.name("/sub")).0, [302, 302, 303]);
+}
+
+/// `changed` asks for the change attributes of many files at once.
+#[test]
+fn a_comparison_costs_few_round_trips() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    works(&["changed", &exported.name(""), "--save", &state]);
+    works(&["touch", &exported.name("/sub/deeper/n7")]);
+    let before = answered(&exported);
+    assert_eq!(works(&["changed", &exported.name(""), "--since", &state]), "C sub/deeper/n7\n");
+    let calls = answered(&exported) - before;
+    // 305 files in 31 a request, and to connect, to list four directories and to leave.
+    assert!((11..50).contains(&calls), "{calls} round trips");
+}
+
 #[test]
 fn what_a_server_cannot_do_is_refused() {
     if !can_serve() {

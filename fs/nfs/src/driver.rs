@@ -377,6 +377,18 @@ impl ServerOps for Nfs {
         self.ask(caller, node).map(drop)
     }
 
+    fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
+        let is_asked = |inode: &&&Inode| caller.system || !self.node(inode).is_fresh();
+        let asked: Vec<_> = inodes.iter().filter(is_asked).map(|inode| self.node(inode)).collect();
+        let mut answers = self.ask_many(caller, &asked).into_iter();
+        let mut next = asked.iter().peekable();
+        let one = |inode: &&Inode| match next.next_if(|node| Arc::ptr_eq(node, self.node(inode))) {
+            Some(_) => answers.next().unwrap_or(Ok(())),
+            None => Ok(()),
+        };
+        inodes.iter().map(one).collect()
+    }
+
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         let needed = needed(mask, inode.kind);
         let granted = self.access(caller, self.node(inode))?;

@@ -25,6 +25,7 @@
 //! | `data`, `settings` | bytes, attributes and opens |
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `space`, `copies` | space of files, copies on the server |
+//! | `batches` | attributes of many files in few requests |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -32,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod batches;
 mod client;
 mod connection;
 mod copies;
