@@ -351,6 +351,33 @@ fn two_mounts_share_locks_and_count_what_they_ask() {
     unmount(&other);
 }
 
+/// The supervisor makes several connections, if programs in parallel need them.
+#[test]
+fn a_mount_uses_several_connections() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let mounted = mount(&exported, "mnt", &["-o", "nconnect=3,rsize=4096"]);
+    std::thread::scope(|scope| {
+        for nth in 0..8 {
+            let dir = &mounted.0;
+            scope.spawn(move || {
+                fs::write(dir.join(format!("new{nth}")), vec![nth; 100_000]).unwrap();
+                assert_eq!(fs::read(dir.join("sub/big")).unwrap().len(), 2_500_000);
+            });
+        }
+    });
+    let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!((2..=3).contains(&stats["server_connections"].as_u64().unwrap()), "{stats}");
+    assert_eq!(stats["server_sessions"], 1, "{stats}");
+    unmount(&mounted);
+    for nth in 0..8 {
+        assert_eq!(works(&["cat", &exported.name(&format!("/new{nth}"))]).len(), 100_000);
+    }
+}
+
 #[test]
 fn a_mount_changes_the_server() {
     if !can_serve() || !can_mount() {

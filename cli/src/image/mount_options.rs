@@ -241,9 +241,9 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
             (name, value) if ServerOptions::has(name) => {
                 image.server.set(name, value).ok_or_else(|| {
-                    bad("invalid value; rsize and wsize take 1024 to 1048576 bytes, actimeo seconds, timeo \
-                         tenths of a second up to 6000, retrans up to 100, domain a name; noac, soft and \
-                         hard none")
+                    bad("invalid value; rsize and wsize take 1024 to 1048576 bytes, nconnect 1 to 16, actimeo \
+                         seconds, timeo tenths of a second up to 6000, retrans up to 100, domain a name; \
+                         noac, soft and hard none")
                 })?;
             }
             _ => {

@@ -193,6 +193,8 @@ pub struct ServerOptions {
     pub rsize: Option<u32>,
     /// The longest WRITE in bytes.
     pub wsize: Option<u32>,
+    /// How many connections carry requests.
+    pub nconnect: Option<u32>,
     /// How long attributes count as current, in seconds.
     pub actimeo: Option<u32>,
     /// Requests end after some time without a reply.
@@ -207,8 +209,8 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 9] =
-        ["rsize", "wsize", "actimeo", "noac", "soft", "hard", "timeo", "retrans", "domain"];
+    pub const OPTIONS: [&str; 10] =
+        ["rsize", "wsize", "nconnect", "actimeo", "noac", "soft", "hard", "timeo", "retrans", "domain"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -224,6 +226,7 @@ impl ServerOptions {
         match name {
             "rsize" => self.rsize = number(1024, 1 << 20)?,
             "wsize" => self.wsize = number(1024, 1 << 20)?,
+            "nconnect" => self.nconnect = number(1, 16)?,
             "actimeo" => self.actimeo = number(0, 86_400)?,
             "timeo" => self.timeo = number(1, 6000)?,
             "retrans" => self.retrans = number(0, 100)?,

@@ -158,6 +158,7 @@ fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
     let reply = wanted.timeo.map_or(usual.patience.reply, |tenths| Duration::from_millis(100) * tenths);
     let request = wanted.soft.then(|| reply * (wanted.retrans.unwrap_or(RETRANS) + 1));
     NfsOptions {
+        connections: wanted.nconnect.map_or(usual.connections, |count| count as usize),
         attribute_timeout,
         transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
         patience: Patience { reply, request },

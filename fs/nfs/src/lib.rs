@@ -12,6 +12,7 @@
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
+//! | `spares` | more connections to the session |
 //! | `client` | requests: connects, recovers, repeats |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
@@ -59,6 +60,7 @@ mod reply;
 mod session;
 mod settings;
 mod space;
+mod spares;
 mod status;
 pub mod target;
 mod unstable;

@@ -20,6 +20,8 @@ pub struct NfsOptions {
     pub identity: Identity,
     /// How long requests wait.
     pub patience: Patience,
+    /// How many connections carry requests.
+    pub connections: usize,
     /// How long attributes count as current.
     pub attribute_timeout: Duration,
     /// The longest READ and WRITE in bytes, if the server takes them.
@@ -39,6 +41,7 @@ impl NfsOptions {
         Self {
             identity,
             patience: Patience::default(),
+            connections: 1,
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),

@@ -96,6 +96,8 @@ IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server 
 that is removed while it is open stays as .nfs* until it is closed. Options for servers, as in nfs(5):
   rsize=N, wsize=N the longest request to read and to write in bytes: 1024 to
                    1048576
+  nconnect=N       use up to N connections (1 to 16) for requests in parallel
+                   (default: 1)
   actimeo=N        how long attributes count as current, in seconds
                    (default: 3)
   noac             the same as actimeo=0
