@@ -240,6 +240,72 @@ fn a_comparison_costs_few_round_trips() {
     assert!((11..50).contains(&calls), "{calls} round trips");
 }
 
+/// Writes an authority, and certificates and keys of server and client that it signed.
+fn make_certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(dir.join("ca.pem"), authority.as_ref().pem()).unwrap();
+    for (file, name) in [("server", "127.0.0.1"), ("client", "client.example")] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        fs::write(dir.join(format!("{file}.pem")), params.signed_by(&key, &authority).unwrap().pem())
+            .unwrap();
+        fs::write(dir.join(format!("{file}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn connections_are_encrypted() {
+    if !can_serve() {
+        return;
+    }
+    let Exported { image, tree, server } = Exported::new();
+    assert!(server.stop().success());
+    make_certificates(image.dir());
+    let path = |name: &str| image.dir().join(name).display().to_string();
+    let flag = format!("photos={}", export(&image, "no_root_squash,tls=certificate"));
+    let (key, certificate, authorities) = (path("server.key"), path("server.pem"), path("ca.pem"));
+    let words = ["--tls-key", &key, "--tls-certificate", &certificate, "--tls-client-authorities"];
+    let words = words.into_iter().chain([authorities.as_str(), "--export", &flag]);
+    let server = Server::start(&image.dir().join("state2"), words);
+    let exported = Exported { image, tree, server };
+    let path = |name: &str| exported.image.dir().join(name).display().to_string();
+    let name = |path: &str| exported.name(path);
+    let only_tls = format!("xprtsec=tls,tls_authorities={}", path("ca.pem"));
+    let (client, key) = (path("client.pem"), path("client.key"));
+    let both =
+        format!("xprtsec=mtls,tls_authorities={},tls_certificate={client},tls_key={key}", path("ca.pem"));
+    assert_eq!(works(&["cat", "-o", &both, &name("/hello")]), "hello over the wire\n");
+    let refused = |options: &str, code: i32, has: &str| {
+        let output = ivers(["cat", "-o", options, &name("/hello")]);
+        assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
+        assert!(said(&output).contains(has), "{options}: {}", said(&output));
+    };
+    refused("xprtsec=none", 4, "other security");
+    refused(&only_tls, 4, "other security");
+    refused("xprtsec=tls,tls_authorities=/none.pem", 3, "/none.pem");
+    refused(&format!("xprtsec=tls,tls_authorities={key}"), 1, "not PEM with certificates");
+    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "only with xprtsec=mtls");
+    refused("xprtsec=mtls", 2, "requires tls_certificate=FILE");
+    refused("xprtsec=gss", 2, "takes none, tls or mtls");
+    refused(&format!("tls_key={key}"), 2, "only with xprtsec=tls");
+    let image = exported.image.path().to_str().unwrap();
+    let output = ivers(["ls", "-o", "xprtsec=tls", image]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    if can_mount() {
+        let mounted = mount(&exported, "mnt", &["-o", &format!("{both},nconnect=2")]);
+        assert_same(&exported.tree, &mounted.0);
+        fs::write(mounted.0.join("new"), vec![7; 3_000_000]).unwrap();
+        unmount(&mounted);
+        assert_eq!(works(&["cat", "-o", &both, &name("/new")]).len(), 3_000_000);
+    }
+    let without = Exported::new();
+    let output = ivers(["cat", "-o", &only_tls, &without.name("/hello")]);
+    assert!(said(&output).contains("offers no TLS") && output.status.code() == Some(1), "{}", said(&output));
+}
+
 #[test]
 fn what_a_server_cannot_do_is_refused() {
     if !can_serve() {

@@ -79,6 +79,7 @@ pub fn open_to_format(image: &Path) -> Result<FileDevice> {
 /// Amiga driver reads that block itself and keeps to the partition.
 fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, bool)> {
     server::refuse(image)?;
+    server::check_options_of_image(image, options)?;
     let ImageName { file, partition } = ImageName::parse(image);
     let wanted = match (partition, &options.partition) {
         (Some(one), Some(other)) if one != *other => {

@@ -186,6 +186,29 @@ impl BtrfsOptions {
     }
 }
 
+/// Whether connections to a server are encrypted, by the names of nfs(5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TransportSecurity {
+    /// They are not.
+    #[default]
+    None,
+    /// They are, and the server has a certificate.
+    Tls,
+    /// They are, and server and client have certificates.
+    Mtls,
+}
+
+/// The files of TLS, in PEM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsFiles {
+    /// Certificates of the authorities that sign those of servers.
+    pub authorities: Option<String>,
+    /// The certificate of this client.
+    pub certificate: Option<String>,
+    /// Its private key.
+    pub key: Option<String>,
+}
+
 /// How a mount uses an NFS server, by the names of nfs(5).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerOptions {
@@ -205,12 +228,33 @@ pub struct ServerOptions {
     pub retrans: Option<u32>,
     /// Owners that the server sends as names of this domain are those of this machine.
     pub domain: Option<String>,
+    /// Whether connections are encrypted.
+    pub xprtsec: TransportSecurity,
+    /// The files of TLS.
+    pub tls: TlsFiles,
 }
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 10] =
-        ["rsize", "wsize", "nconnect", "actimeo", "noac", "soft", "hard", "timeo", "retrans", "domain"];
+    pub const OPTIONS: [&str; 14] = [
+        "xprtsec",
+        "tls_authorities",
+        "tls_certificate",
+        "tls_key",
+        "rsize",
+        "wsize",
+        "nconnect",
+        "actimeo",
+        "noac",
+        "soft",
+        "hard",
+        "timeo",
+        "retrans",
+        "domain",
+    ];
+
+    /// Those that commands take, too.
+    pub const OF_COMMANDS: [&str; 4] = ["xprtsec", "tls_authorities", "tls_certificate", "tls_key"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -223,7 +267,19 @@ impl ServerOptions {
             let number = value?.parse().ok()?;
             (least..=most).contains(&number).then_some(Some(number))
         };
+        let file = || value.filter(|path| !path.is_empty()).map(|path| Some(path.to_owned()));
         match name {
+            "xprtsec" => {
+                self.xprtsec = match value? {
+                    "none" => TransportSecurity::None,
+                    "tls" => TransportSecurity::Tls,
+                    "mtls" => TransportSecurity::Mtls,
+                    _ => return None,
+                }
+            }
+            "tls_authorities" => self.tls.authorities = file()?,
+            "tls_certificate" => self.tls.certificate = file()?,
+            "tls_key" => self.tls.key = file()?,
             "rsize" => self.rsize = number(1024, 1 << 20)?,
             "wsize" => self.wsize = number(1024, 1 << 20)?,
             "nconnect" => self.nconnect = number(1, 16)?,

@@ -25,6 +25,7 @@ use crate::identity::Identity;
 use crate::reply::{Compound, Results};
 use crate::session::{Acquired, Session, Slot};
 use crate::spares::{Choice, Spares};
+use crate::tls::Tls;
 
 /// Returns a socket of [`connect`](crate::connect), within a time limit. Called by one thread at a time.
 /// [`NO_RECONNECTION`] as the kind of an error: it is no use to try again.
@@ -157,6 +158,7 @@ pub struct Client {
     id: RankedMutex<rank::Leaf, Option<ClientId>>,
     patience: Patience,
     dial: Dial,
+    tls: Option<Tls>,
     /// Held while a connection is made: [`Dial`].
     dialling: RankedMutex<rank::Leaf, ()>,
     /// Connections beside that of the link.
@@ -181,6 +183,7 @@ impl Client {
         identity: Identity,
         patience: Patience,
         connections: usize,
+        tls: Option<Tls>,
     ) -> Result<Arc<Self>> {
         let unique: u128 = rand::random();
         let now = Instant::now();
@@ -193,6 +196,7 @@ impl Client {
             id: RankedMutex::default(),
             patience,
             dial,
+            tls,
             dialling: RankedMutex::default(),
             spares: Spares::new(connections.saturating_sub(1)),
             link: RankedMutex::new(Link {
@@ -398,13 +402,22 @@ impl Client {
             }
             Failure::Broken(Broken(error.to_string()))
         })?;
-        Counters::count(&self.counters.connections);
-        let connection = Arc::new(Connection::new(stream, REPLY_BYTES_MAX + RPC_REPLY_BYTES));
-        link.new = Some(connection.clone());
         drop(link);
+        let connection = self.connection(stream)?;
+        self.link.lock().new = Some(connection.clone());
         // Before or after `stop` looked for it.
         self.check(limit)?;
         Ok(connection)
+    }
+
+    /// Uses a new socket, with TLS if it is wanted.
+    fn connection(&self, stream: TcpStream) -> std::result::Result<Arc<Connection>, Broken> {
+        let wire = match &self.tls {
+            None => stream.into(),
+            Some(tls) => tls.start(stream, Instant::now() + DIAL_TIMEOUT, &|| self.is_stopped())?,
+        };
+        Counters::count(&self.counters.connections);
+        Ok(Arc::new(Connection::new(wire, REPLY_BYTES_MAX + RPC_REPLY_BYTES)))
     }
 
     /// Returns the connection that carries a request in a slot: `first`, or a spare.
@@ -440,8 +453,7 @@ impl Client {
                     self.dialling.try_lock().ok_or_else(|| Broken("another one is made".into()))?;
                 let stream = (self.dial)(BIND_TIMEOUT).map_err(|error| Broken(error.to_string()))?;
                 drop(dialling);
-                Counters::count(&self.counters.connections);
-                Arc::new(Connection::new(stream, REPLY_BYTES_MAX + RPC_REPLY_BYTES))
+                self.connection(stream)?
             }
         };
         let limit = Instant::now() + BIND_TIMEOUT;

@@ -57,8 +57,8 @@ pub struct Nfs {
 impl Nfs {
     /// Connects to a server and opens a directory of it. `name` names the server in messages.
     pub fn open(name: &str, dial: Dial, options: &NfsOptions) -> Result<Arc<Self>> {
-        let NfsOptions { identity, patience, connections, .. } = options.clone();
-        let client = Client::connect(name.to_owned(), dial, identity, patience, connections)?;
+        let NfsOptions { identity, patience, connections, tls, .. } = options.clone();
+        let client = Client::connect(name.to_owned(), dial, identity, patience, connections, tls)?;
         let root = find_root(&client, options)?;
         let nodes = Arc::new(Nodes::default());
         let held = nodes.hold(&root.handle, root.fileid);

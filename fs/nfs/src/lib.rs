@@ -8,7 +8,9 @@
 //! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
+//! | `wire` | the bytes of a connection, perhaps in TLS |
 //! | `connection` | a TCP connection and the threads that wait for replies |
+//! | [`tls`] | asking a server for TLS |
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
@@ -63,7 +65,9 @@ mod space;
 mod spares;
 mod status;
 pub mod target;
+pub mod tls;
 mod unstable;
+mod wire;
 mod xattrs;
 
 pub use client::{Dial, NO_RECONNECTION, Patience};

@@ -12,6 +12,7 @@ use crate::client::{Client, Patience};
 use crate::identity::Identity;
 use crate::owners::Owners;
 use crate::reply::take;
+use crate::tls::Tls;
 
 /// How a server is used.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct NfsOptions {
     pub patience: Patience,
     /// How many connections carry requests.
     pub connections: usize,
+    /// Connections use TLS.
+    pub tls: Option<Tls>,
     /// How long attributes count as current.
     pub attribute_timeout: Duration,
     /// The longest READ and WRITE in bytes, if the server takes them.
@@ -42,6 +45,7 @@ impl NfsOptions {
             identity,
             patience: Patience::default(),
             connections: 1,
+            tls: None,
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),
