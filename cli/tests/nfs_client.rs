@@ -444,6 +444,98 @@ fn a_mount_uses_several_connections() {
     }
 }
 
+/// A later mount sends no READ for files that did not change. The cache has one mount at a time.
+#[test]
+fn contents_are_kept_for_the_next_mount() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let dir = exported.image.dir().join("cache");
+    let options = format!("cache-dir={},cache-size=32M", dir.display());
+    let reads = |mounted: &Mounted| {
+        let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        (stats["server_read"].as_u64().unwrap(), stats["disk_cache_hits"].as_u64().unwrap())
+    };
+    let first = mount(&exported, "first", &["-o", &options]);
+    assert_same(&exported.tree, &first.0);
+    assert!(reads(&first).0 > 300);
+    let refused = |options: &str, code: i32, has: &str| {
+        let at = exported.image.dir().join("refused");
+        fs::create_dir_all(&at).unwrap();
+        let output = ivers(["mount", "-o", options, &exported.name(""), at.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
+        assert!(said(&output).contains(has), "{options}: {}", said(&output));
+    };
+    refused(&options, 5, "another mount uses it");
+    refused(&format!("cache-dir={}", exported.tree.display()), 4, "no other user may enter it");
+    refused("cache-dir=/none/none", 1, "cannot open the directory");
+    refused("cache-size=1G", 2, "only with cache-dir");
+    refused("cache-size=1K,cache-dir=x", 2, "cache-size 1M or more");
+    unmount(&first);
+
+    let second = mount(&exported, "second", &["-o", &options]);
+    assert_same(&exported.tree, &second.0);
+    let (sent, hits) = reads(&second);
+    assert!(sent == 0 && hits > 300, "{sent} READs, {hits} hits");
+    unmount(&second);
+    works(&["touch", &exported.name("/hello")]);
+    let third = mount(&exported, "third", &["-o", &options]);
+    assert_eq!(fs::read(third.0.join("hello")).unwrap(), b"hello over the wire\n");
+    assert_eq!(fs::read(third.0.join("sub/big")).unwrap().len(), 2_500_000);
+    assert_eq!(reads(&third).0, 1, "one file changed");
+    unmount(&third);
+}
+
+/// [`P4`] A mount that is killed among writers leaves a cache that is right.
+#[test]
+fn a_killed_mount_leaves_no_old_bytes() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let options = format!("cache-dir={},cache-size=8M", exported.image.dir().join("cache").display());
+    for round in 0..5_u8 {
+        let mounted = mount(&exported, &format!("killed{round}"), &["-o", &options]);
+        let pid = i32::try_from(about(&mounted.0)["pid"].as_i64().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            for nth in 0..4_u8 {
+                let dir = &mounted.0;
+                scope.spawn(move || {
+                    // Until the mount is gone.
+                    for turn in 0..u8::MAX {
+                        let file = dir.join(format!("w{nth}"));
+                        let bytes = vec![turn ^ round; 60_000 + usize::from(turn) * 100];
+                        if fs::write(&file, bytes).and_then(|()| fs::read(&file)).is_err() {
+                            return;
+                        }
+                        let _ = fs::read(dir.join("sub/big"));
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(400 + u64::from(round) * 130));
+            signal(pid, Signal::KILL);
+        });
+        wait_until("the processes of the mount end", || !runs(pid));
+        drop(mounted);
+        let plain = mount(&exported, &format!("plain{round}"), &["-o", "ro"]);
+        let mut kept = None;
+        wait_until("the cache is free", || {
+            let dir = exported.image.dir().join(format!("kept{round}"));
+            let _ = fs::create_dir(&dir);
+            let words = ["mount", "-o", &options, &exported.name(""), dir.to_str().unwrap()];
+            kept = ivers(words).status.success().then_some(Mounted(dir));
+            kept.is_some()
+        });
+        let kept = kept.unwrap();
+        assert_same(&plain.0, &kept.0);
+        assert_same(&plain.0, &kept.0);
+        unmount(&kept);
+        unmount(&plain);
+    }
+}
+
 #[test]
 fn a_mount_changes_the_server() {
     if !can_serve() || !can_mount() {

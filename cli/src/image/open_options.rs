@@ -3,9 +3,10 @@
 use std::sync::OnceLock;
 
 use ivers_block::OpenMode;
+use ivers_content_cache::BYTES_MIN;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::source_date_epoch;
+use crate::arguments::{parse_size, source_date_epoch};
 
 /// The type of `-t` that stands for "recognise the format".
 pub const AUTO: &str = "auto";
@@ -228,6 +229,10 @@ pub struct ServerOptions {
     pub retrans: Option<u32>,
     /// Owners that the server sends as names of this domain are those of this machine.
     pub domain: Option<String>,
+    /// The directory of the persistent cache.
+    pub cache_dir: Option<String>,
+    /// Its size in bytes.
+    pub cache_size: Option<u64>,
     /// Whether connections are encrypted.
     pub xprtsec: TransportSecurity,
     /// The files of TLS.
@@ -236,7 +241,7 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 14] = [
+    pub const OPTIONS: [&str; 16] = [
         "xprtsec",
         "tls_authorities",
         "tls_certificate",
@@ -250,6 +255,8 @@ impl ServerOptions {
         "hard",
         "timeo",
         "retrans",
+        "cache-dir",
+        "cache-size",
         "domain",
     ];
 
@@ -280,6 +287,8 @@ impl ServerOptions {
             "tls_authorities" => self.tls.authorities = file()?,
             "tls_certificate" => self.tls.certificate = file()?,
             "tls_key" => self.tls.key = file()?,
+            "cache-dir" => self.cache_dir = file()?,
+            "cache-size" => self.cache_size = Some(parse_size(value?).filter(|size| *size >= BYTES_MIN)?),
             "rsize" => self.rsize = number(1024, 1 << 20)?,
             "wsize" => self.wsize = number(1024, 1 << 20)?,
             "nconnect" => self.nconnect = number(1, 16)?,

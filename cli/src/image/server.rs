@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ivers_content_cache::{ContentCache, OpenError};
 use ivers_nfs::identity::Identity;
 use ivers_nfs::owners::Owners;
 use ivers_nfs::target::Target;
@@ -21,7 +22,7 @@ use ivers_vfs::{Cred, MountOptions, Vfs};
 use super::channel::Channel;
 use super::open_options::{BtrfsOptions, ImageOptions, ServerOptions, TlsFiles, TransportSecurity};
 use crate::arguments::is_server;
-use crate::output::failure::{FAILED, REFUSED, failure, usage};
+use crate::output::failure::{BUSY, FAILED, REFUSED, failure, usage};
 use crate::output::format::Shown;
 
 /// How long an attempt to connect takes at most.
@@ -71,6 +72,29 @@ pub struct ServerConnection {
     own: Cred,
     owners: Owners,
     tls: Option<Tls>,
+    contents: Option<Arc<ContentCache>>,
+}
+
+/// The size of a persistent cache in bytes, if none is given.
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// Opens the persistent cache of a mount, for the process that uses it.
+fn contents(wanted: &ServerOptions) -> Result<Option<Arc<ContentCache>>> {
+    let Some(dir) = &wanted.cache_dir else {
+        return match wanted.cache_size {
+            Some(_) => Err(usage("option cache-size: only with cache-dir=DIR")),
+            None => Ok(None),
+        };
+    };
+    let opened = ContentCache::open(Path::new(dir), wanted.cache_size.unwrap_or(CACHE_BYTES));
+    opened.map(|cache| Some(Arc::new(cache))).map_err(|error| {
+        let code = match error {
+            OpenError::InUse => BUSY,
+            OpenError::Shared | OpenError::Strange => REFUSED,
+            _ => FAILED,
+        };
+        failure(code, format!("option cache-dir={dir}: {error}"))
+    })
 }
 
 /// The authorities that most systems trust.
@@ -131,14 +155,15 @@ impl ServerConnection {
         check_options(image, options)?;
         let tls = tls(&target, &options.server)?;
         let stream = connect(&target).with_context(|| format!("{}: cannot connect", target.server))?;
-        Ok(Self { target, stream, own: own(), owners: owners(&options.server)?, tls })
+        let owners = owners(&options.server)?;
+        Ok(Self { target, stream, own: own(), owners, tls, contents: None })
     }
 
     /// Takes over a connection of another process.
     pub fn adopt(image: &Path, stream: OwnedFd, options: &ImageOptions) -> Result<Self> {
         let (target, owners) = (target(image)?, owners(&options.server)?);
-        let tls = tls(&target, &options.server)?;
-        Ok(Self { target, stream: stream.into(), own: own(), owners, tls })
+        let (tls, contents) = (tls(&target, &options.server)?, contents(&options.server)?);
+        Ok(Self { target, stream: stream.into(), own: own(), owners, tls, contents })
     }
 
     /// Returns the descriptor, to pass it to another process.
@@ -185,6 +210,7 @@ impl ServerConnection {
             root: self.target.path.clone(),
             owners: self.owners,
             tls: self.tls,
+            contents: self.contents,
             ..as_wanted(&options.server, identity)
         };
         mount(&self.target, dial, &nfs, options, mount_options)

@@ -292,6 +292,11 @@ impl Client {
         &self.counters
     }
 
+    /// Returns how many sessions were made so far.
+    pub fn sessions(&self) -> u64 {
+        self.counters.sessions.load(Relaxed)
+    }
+
     /// Returns the number of requests so far.
     pub fn requests(&self) -> u64 {
         self.sent.load(Relaxed)

@@ -14,6 +14,7 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
+use crate::contents::Contents;
 use crate::counters::Counters;
 use crate::lease::Lease;
 use crate::listing::Listings;
@@ -52,6 +53,8 @@ pub struct Nfs {
     pub(crate) owners: Owners,
     cache: OnceLock<CacheHandle>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
+    /// Contents on local disk.
+    pub(crate) contents: Option<Contents>,
 }
 
 impl Nfs {
@@ -60,6 +63,10 @@ impl Nfs {
         let NfsOptions { identity, patience, connections, tls, .. } = options.clone();
         let client = Client::connect(name.to_owned(), dial, identity, patience, connections, tls)?;
         let root = find_root(&client, options)?;
+        if let Some(why) = root.facts.cannot_keep().filter(|_| options.contents.is_some()) {
+            let so = "so a persistent cache could return old bytes; mount without it";
+            return Err(Error::Incompatible(format!("{name}: {why}, {so}")));
+        }
         let nodes = Arc::new(Nodes::default());
         let held = nodes.hold(&root.handle, root.fileid);
         let lease = Lease::keep(&client, root.facts.lease_seconds)?;
@@ -76,6 +83,7 @@ impl Nfs {
             owners: options.owners.clone(),
             cache: OnceLock::new(),
             lease: RankedMutex::new(Some(lease)),
+            contents: options.contents.clone().map(Contents::new),
         }))
     }
 
@@ -273,7 +281,9 @@ impl FileSystem for Nfs {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.client.counters().fields()
+        let mut fields = self.client.counters().fields();
+        fields.extend(self.contents.iter().flat_map(Contents::counters));
+        fields
     }
 
     fn sync(&self) -> Result<()> {

@@ -29,6 +29,7 @@
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `space`, `copies` | space of files, copies on the server |
 //! | `batches` | attributes of many files in few requests |
+//! | `contents` | contents of files on local disk |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -39,6 +40,7 @@ mod attributes;
 mod batches;
 mod client;
 mod connection;
+mod contents;
 mod copies;
 mod counters;
 mod data;

@@ -242,7 +242,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             "",
             "target identity owners counters status attributes reply unstable file_locks wire connection \
              tls session exchange establish spares client lease opens reclaim nodes listing open driver \
-             batches directory names data settings xattrs holes locks space copies",
+             batches contents directory names data settings xattrs holes locks space copies",
         )],
     ),
     (

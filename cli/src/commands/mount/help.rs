@@ -107,6 +107,10 @@ that is removed while it is open stays as .nfs* until it is closed. Options for 
                    1048576
   nconnect=N       use up to N connections (1 to 16) for requests in parallel
                    (default: 1)
+  cache-dir=DIR, cache-size=SIZE
+                   keep contents of files in DIR beyond the mount, in at most
+                   SIZE (default: 1G). DIR is for one mount at a time, and no
+                   other user may enter it; it is made if it does not exist
   actimeo=N        how long attributes count as current, in seconds
                    (default: 3)
   noac             the same as actimeo=0

@@ -3,6 +3,7 @@
 
 mod faults;
 mod hostile;
+mod kept;
 mod lies;
 mod locking;
 mod ranges;
