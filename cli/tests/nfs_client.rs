@@ -468,7 +468,7 @@ fn contents_are_kept_for_the_next_mount() {
         assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
         assert!(said(&output).contains(has), "{options}: {}", said(&output));
     };
-    refused(&options, 5, "another mount uses it");
+    refused(&options, 6, "another mount uses it");
     refused(&format!("cache-dir={}", exported.tree.display()), 4, "no other user may enter it");
     refused("cache-dir=/none/none", 1, "cannot open the directory");
     refused("cache-size=1G", 2, "only with cache-dir");

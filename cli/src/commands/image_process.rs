@@ -68,7 +68,7 @@ fn serve(channel: &Channel) -> Result<()> {
             }
             let image = PathBuf::from(OsString::from_vec(image));
             let source = if is_server(&image) {
-                Source::Server(ServerConnection::adopt(&image, file.into(), &options)?, facts_of)
+                Source::Server(Box::new(ServerConnection::adopt(&image, file.into(), &options)?), facts_of)
             } else {
                 Source::Image(adopt_device(file, &image, options.open_mode(), range)?)
             };

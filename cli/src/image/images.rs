@@ -22,14 +22,14 @@ pub enum Source {
     /// An image.
     Image(FileDevice),
     /// A server. What is said of the change attribute holds for the filesystem of this path on it.
-    Server(ServerConnection, Vec<u8>),
+    Server(Box<ServerConnection>, Vec<u8>),
 }
 
 impl Source {
     /// Opens and locks an image, or connects to a server. `path` is a file that the command works on.
     pub fn open(image: &Path, path: &[u8], options: &ImageOptions) -> Result<Self> {
         Ok(if is_server(image) {
-            Self::Server(ServerConnection::open(image, options)?, path.to_vec())
+            Self::Server(Box::new(ServerConnection::open(image, options)?), path.to_vec())
         } else {
             Self::Image(open_image(image, options)?)
         })

@@ -36,8 +36,15 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "xprtsec=",
+    "tls_authorities=",
+    "tls_certificate=",
+    "tls_key=",
     "rsize=",
     "wsize=",
+    "nconnect=",
+    "cache-dir=",
+    "cache-size=",
     "actimeo=",
     "noac",
     "soft",
@@ -362,7 +369,8 @@ mod tests {
     fn completed_options_exist() {
         let parses = |option: &str| {
             let value = match option.trim_end_matches('=') {
-                "cache" | "offset" => "64M",
+                "cache" | "offset" | "cache-size" => "64M",
+                "xprtsec" => "tls",
                 "uid" | "gid" | "umask" | "fmask" | "dmask" | "utc_offset" | "commit" | "threads" => "7",
                 "appraise_key" => "/k,appraise",
                 "measure_list" => "/l,appraise",
