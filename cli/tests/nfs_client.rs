@@ -162,6 +162,150 @@ fn commands_change_files_of_a_server() {
     works(&["check", image]);
 }
 
+/// The number of calls that a server has answered.
+fn answered(exported: &Exported) -> u64 {
+    let state = exported.image.dir().join("state");
+    let stats = works(&["stats", "--json", state.to_str().unwrap()]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    stats["total"]["calls"].as_u64().unwrap()
+}
+
+#[test]
+fn archives_are_made_of_and_unpacked_on_a_server() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let name = |path: &str| exported.name(path);
+    let dir = exported.image.dir();
+    let archive = dir.join("a.tar").to_str().unwrap().to_owned();
+    works(&["tar", "-c", "--exclude", "lost+found", "-f", &archive, &name("")]);
+    let unpacked = dir.join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let tar = Command::new("tar").arg("-xpf").arg(&archive).arg("-C").arg(&unpacked).status().unwrap();
+    assert!(tar.success());
+    assert_same(&exported.tree, &unpacked);
+
+    works(&["mkdir", &name("/again")]);
+    works(&["tar", "-x", "-f", &archive, &name("/again")]);
+    let copy = dir.join("copy");
+    works(&["cp", "-a", &name("/again"), copy.to_str().unwrap()]);
+    assert_same(&exported.tree, &copy);
+    let refused = ivers(["tar", "-x", "-f", &archive, &name("/none")]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    let Exported { image, tree: _, server } = exported;
+    assert!(server.stop().success());
+    works(&["check", image.path().to_str().unwrap()]);
+}
+
+/// What a server promises does not hold after its crash, so a second run reads the files again.
+#[test]
+fn files_of_a_server_are_measured() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let list = exported.image.dir().join("list");
+    let store = exported.image.dir().join("store");
+    let measure = |what: &str| {
+        let (list, store) = (list.to_str().unwrap(), store.to_str().unwrap());
+        let said = works(&["measure", "--json", "--list", list, "--store", store, what]);
+        let sums: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        let numbers = ["files", "read", "entries"].map(|name| sums[name].as_u64().unwrap());
+        (numbers, sums["unvouched"].to_string())
+    };
+    let (numbers, unvouched) = measure(&exported.name("/sub"));
+    // The first entry of a list stands for the start of the machine.
+    assert_eq!(numbers, [301, 301, 302]);
+    assert!(unvouched.contains("nfs://"), "{unvouched}");
+    assert_eq!(measure(&exported.name("/sub")).0, [301, 301, 302], "the same digests");
+    works(&["touch", &exported.name("/sub/deeper/more")]);
+    assert_eq!(measure(&exported.name("/sub")).0, [302, 302, 303]);
+}
+
+/// `changed` asks for the change attributes of many files at once.
+#[test]
+fn a_comparison_costs_few_round_trips() {
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    works(&["changed", &exported.name(""), "--save", &state]);
+    works(&["touch", &exported.name("/sub/deeper/n7")]);
+    let before = answered(&exported);
+    assert_eq!(works(&["changed", &exported.name(""), "--since", &state]), "C sub/deeper/n7\n");
+    let calls = answered(&exported) - before;
+    // 305 files in 31 a request, and to connect, to list four directories and to leave.
+    assert!((11..50).contains(&calls), "{calls} round trips");
+}
+
+/// Writes an authority, and certificates and keys of server and client that it signed.
+fn make_certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(dir.join("ca.pem"), authority.as_ref().pem()).unwrap();
+    for (file, name) in [("server", "127.0.0.1"), ("client", "client.example")] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        fs::write(dir.join(format!("{file}.pem")), params.signed_by(&key, &authority).unwrap().pem())
+            .unwrap();
+        fs::write(dir.join(format!("{file}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn connections_are_encrypted() {
+    if !can_serve() {
+        return;
+    }
+    let Exported { image, tree, server } = Exported::new();
+    assert!(server.stop().success());
+    make_certificates(image.dir());
+    let path = |name: &str| image.dir().join(name).display().to_string();
+    let flag = format!("photos={}", export(&image, "no_root_squash,tls=certificate"));
+    let (key, certificate, authorities) = (path("server.key"), path("server.pem"), path("ca.pem"));
+    let words = ["--tls-key", &key, "--tls-certificate", &certificate, "--tls-client-authorities"];
+    let words = words.into_iter().chain([authorities.as_str(), "--export", &flag]);
+    let server = Server::start(&image.dir().join("state2"), words);
+    let exported = Exported { image, tree, server };
+    let path = |name: &str| exported.image.dir().join(name).display().to_string();
+    let name = |path: &str| exported.name(path);
+    let only_tls = format!("xprtsec=tls,tls_authorities={}", path("ca.pem"));
+    let (client, key) = (path("client.pem"), path("client.key"));
+    let both =
+        format!("xprtsec=mtls,tls_authorities={},tls_certificate={client},tls_key={key}", path("ca.pem"));
+    assert_eq!(works(&["cat", "-o", &both, &name("/hello")]), "hello over the wire\n");
+    let refused = |options: &str, code: i32, has: &str| {
+        let output = ivers(["cat", "-o", options, &name("/hello")]);
+        assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
+        assert!(said(&output).contains(has), "{options}: {}", said(&output));
+    };
+    refused("xprtsec=none", 4, "other security");
+    refused(&only_tls, 4, "other security");
+    refused("xprtsec=tls,tls_authorities=/none.pem", 3, "/none.pem");
+    refused(&format!("xprtsec=tls,tls_authorities={key}"), 1, "not PEM with certificates");
+    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "only with xprtsec=mtls");
+    refused("xprtsec=mtls", 2, "requires tls_certificate=FILE");
+    refused("xprtsec=gss", 2, "takes none, tls or mtls");
+    refused(&format!("tls_key={key}"), 2, "only with xprtsec=tls");
+    let image = exported.image.path().to_str().unwrap();
+    let output = ivers(["ls", "-o", "xprtsec=tls", image]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    if can_mount() {
+        let mounted = mount(&exported, "mnt", &["-o", &format!("{both},nconnect=2")]);
+        assert_same(&exported.tree, &mounted.0);
+        fs::write(mounted.0.join("new"), vec![7; 3_000_000]).unwrap();
+        unmount(&mounted);
+        assert_eq!(works(&["cat", "-o", &both, &name("/new")]).len(), 3_000_000);
+    }
+    let without = Exported::new();
+    let output = ivers(["cat", "-o", &only_tls, &without.name("/hello")]);
+    assert!(said(&output).contains("offers no TLS") && output.status.code() == Some(1), "{}", said(&output));
+}
+
 #[test]
 fn what_a_server_cannot_do_is_refused() {
     if !can_serve() {
@@ -271,6 +415,125 @@ fn two_mounts_share_locks_and_count_what_they_ask() {
     assert!(count("server_requests") >= count("server_read"), "{stats}");
     unmount(&mounted);
     unmount(&other);
+}
+
+/// The supervisor makes several connections, if programs in parallel need them.
+#[test]
+fn a_mount_uses_several_connections() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let mounted = mount(&exported, "mnt", &["-o", "nconnect=3,rsize=4096"]);
+    std::thread::scope(|scope| {
+        for nth in 0..8 {
+            let dir = &mounted.0;
+            scope.spawn(move || {
+                fs::write(dir.join(format!("new{nth}")), vec![nth; 100_000]).unwrap();
+                assert_eq!(fs::read(dir.join("sub/big")).unwrap().len(), 2_500_000);
+            });
+        }
+    });
+    let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!((2..=3).contains(&stats["server_connections"].as_u64().unwrap()), "{stats}");
+    assert_eq!(stats["server_sessions"], 1, "{stats}");
+    unmount(&mounted);
+    for nth in 0..8 {
+        assert_eq!(works(&["cat", &exported.name(&format!("/new{nth}"))]).len(), 100_000);
+    }
+}
+
+/// A later mount sends no READ for files that did not change. The cache has one mount at a time.
+#[test]
+fn contents_are_kept_for_the_next_mount() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let dir = exported.image.dir().join("cache");
+    let options = format!("cache-dir={},cache-size=32M", dir.display());
+    let reads = |mounted: &Mounted| {
+        let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        (stats["server_read"].as_u64().unwrap(), stats["disk_cache_hits"].as_u64().unwrap())
+    };
+    let first = mount(&exported, "first", &["-o", &options]);
+    assert_same(&exported.tree, &first.0);
+    assert!(reads(&first).0 > 300);
+    let refused = |options: &str, code: i32, has: &str| {
+        let at = exported.image.dir().join("refused");
+        fs::create_dir_all(&at).unwrap();
+        let output = ivers(["mount", "-o", options, &exported.name(""), at.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
+        assert!(said(&output).contains(has), "{options}: {}", said(&output));
+    };
+    refused(&options, 6, "another mount uses it");
+    refused(&format!("cache-dir={}", exported.tree.display()), 4, "no other user may enter it");
+    refused("cache-dir=/none/none", 1, "cannot open the directory");
+    refused("cache-size=1G", 2, "only with cache-dir");
+    refused("cache-size=1K,cache-dir=x", 2, "cache-size 1M or more");
+    unmount(&first);
+
+    let second = mount(&exported, "second", &["-o", &options]);
+    assert_same(&exported.tree, &second.0);
+    let (sent, hits) = reads(&second);
+    assert!(sent == 0 && hits > 300, "{sent} READs, {hits} hits");
+    unmount(&second);
+    works(&["touch", &exported.name("/hello")]);
+    let third = mount(&exported, "third", &["-o", &options]);
+    assert_eq!(fs::read(third.0.join("hello")).unwrap(), b"hello over the wire\n");
+    assert_eq!(fs::read(third.0.join("sub/big")).unwrap().len(), 2_500_000);
+    assert_eq!(reads(&third).0, 1, "one file changed");
+    unmount(&third);
+}
+
+/// [`P4`] A mount that is killed among writers leaves a cache that is right.
+#[test]
+fn a_killed_mount_leaves_no_old_bytes() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let options = format!("cache-dir={},cache-size=8M", exported.image.dir().join("cache").display());
+    for round in 0..5_u8 {
+        let mounted = mount(&exported, &format!("killed{round}"), &["-o", &options]);
+        let pid = i32::try_from(about(&mounted.0)["pid"].as_i64().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            for nth in 0..4_u8 {
+                let dir = &mounted.0;
+                scope.spawn(move || {
+                    // Until the mount is gone.
+                    for turn in 0..u8::MAX {
+                        let file = dir.join(format!("w{nth}"));
+                        let bytes = vec![turn ^ round; 60_000 + usize::from(turn) * 100];
+                        if fs::write(&file, bytes).and_then(|()| fs::read(&file)).is_err() {
+                            return;
+                        }
+                        let _ = fs::read(dir.join("sub/big"));
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(400 + u64::from(round) * 130));
+            signal(pid, Signal::KILL);
+        });
+        wait_until("the processes of the mount end", || !runs(pid));
+        drop(mounted);
+        let plain = mount(&exported, &format!("plain{round}"), &["-o", "ro"]);
+        let mut kept = None;
+        wait_until("the cache is free", || {
+            let dir = exported.image.dir().join(format!("kept{round}"));
+            let _ = fs::create_dir(&dir);
+            let words = ["mount", "-o", &options, &exported.name(""), dir.to_str().unwrap()];
+            kept = ivers(words).status.success().then_some(Mounted(dir));
+            kept.is_some()
+        });
+        let kept = kept.unwrap();
+        assert_same(&plain.0, &kept.0);
+        assert_same(&plain.0, &kept.0);
+        unmount(&kept);
+        unmount(&plain);
+    }
 }
 
 #[test]

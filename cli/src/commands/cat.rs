@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::arguments::{image_path, image_path_bytes};
 use crate::image::directory::resolve;
+use crate::image::images::Images;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::Images;
 use crate::output::failure::{FAILED, Problems, StdoutError, failure, usage};
 use crate::output::format;
 

@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::arguments::{help_without_h, image_path, image_path_bytes, join};
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{entries, resolve};
+use crate::image::images::Images;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::Images;
 use crate::output::failure::Problems;
 use crate::output::{format, print};
 

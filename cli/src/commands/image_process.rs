@@ -22,12 +22,13 @@ use super::measure;
 use super::mkfs::{fill, spec};
 use crate::arguments::{image_path_bytes, is_server, last_name};
 use crate::image::channel::Channel;
+use crate::image::images::Source;
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{
     CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, adopt_device, descriptor,
 };
 use crate::image::server::ServerConnection;
-use crate::image::{glob, open, partitions, sandbox};
+use crate::image::{glob, partitions, sandbox};
 use crate::output::colours::Colours;
 use crate::output::failure::{self, FAILED, failure};
 use crate::output::format::Shown;
@@ -67,7 +68,7 @@ fn serve(channel: &Channel) -> Result<()> {
             }
             let image = PathBuf::from(OsString::from_vec(image));
             let source = if is_server(&image) {
-                Source::Server(ServerConnection::adopt(&image, file.into(), &options)?, facts_of)
+                Source::Server(Box::new(ServerConnection::adopt(&image, file.into(), &options)?), facts_of)
             } else {
                 Source::Image(adopt_device(file, &image, options.open_mode(), range)?)
             };
@@ -86,13 +87,6 @@ fn serve(channel: &Channel) -> Result<()> {
     }
 }
 
-/// What a process opens.
-enum Source {
-    Image(FileDevice),
-    /// With a file of it, for the facts of its filesystem.
-    Server(ServerConnection, Vec<u8>),
-}
-
 fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &ImageOptions) -> Result<()> {
     if options.read_only {
         // A reader has nothing to close. If the command ends during a long walk, the lock on the image must
@@ -104,12 +98,7 @@ fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &Imag
     let budget = process::metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let mount_options = MountOptions { background: !options.read_only, budget, ..MountOptions::default() };
-    let vfs = match source {
-        Source::Image(device) => open::open_on(Some(device), &image, options, mount_options)?,
-        Source::Server(connection, facts_of) => {
-            connection.open_for_command(&facts_of, options, mount_options)?
-        }
-    };
+    let vfs = source.parse(&image, options, mount_options)?;
     if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));
     }

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::arguments::{Operand, is_server};
 use crate::file_info;
+use crate::image::images::Images;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::Images;
 use crate::image::partitions::Disk;
 use crate::output::format::Shown;
 use crate::output::{format, print, progress};

@@ -11,8 +11,8 @@ use crate::arguments::{Operand, image_path_bytes};
 use crate::file_info::{self, FileInfo};
 use crate::image::directory::resolve;
 use crate::image::glob;
+use crate::image::images::Images;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::Images;
 use crate::output::failure::Problems;
 use crate::output::{format, print};
 

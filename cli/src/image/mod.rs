@@ -15,6 +15,7 @@
 //! | [`channel`], [`server`] | messages between processes; connections to NFS servers |
 //! | [`process`] | the image process as its command sees it |
 //! | [`open`] | opening an image file and the filesystem in it |
+//! | [`images`] | the images and servers that a command names |
 //! | [`inode_handle`], [`filler`] | filling a directory with files that are named by path |
 
 pub mod channel;
@@ -25,6 +26,7 @@ pub mod foreign_formats;
 pub mod formats;
 pub mod glob;
 pub mod image_lock;
+pub mod images;
 pub mod inode_handle;
 pub mod mount_options;
 pub mod open;

@@ -36,8 +36,15 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "xprtsec=",
+    "tls_authorities=",
+    "tls_certificate=",
+    "tls_key=",
     "rsize=",
     "wsize=",
+    "nconnect=",
+    "cache-dir=",
+    "cache-size=",
     "actimeo=",
     "noac",
     "soft",
@@ -241,9 +248,10 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
             (name, value) if ServerOptions::has(name) => {
                 image.server.set(name, value).ok_or_else(|| {
-                    bad("invalid value; rsize and wsize take 1024 to 1048576 bytes, actimeo seconds, timeo \
-                         tenths of a second up to 6000, retrans up to 100, domain a name; noac, soft and \
-                         hard none")
+                    bad("invalid value; xprtsec takes none, tls or mtls, tls_authorities, tls_certificate and \
+                         tls_key a file, cache-dir a directory, cache-size 1M or more, rsize and wsize 1024 to 1048576 bytes, nconnect 1 to 16, actimeo \
+                         seconds, timeo tenths of a second up to 6000, retrans up to 100, domain a name; \
+                         noac, soft and hard none")
                 })?;
             }
             _ => {
@@ -280,15 +288,17 @@ pub fn parse(words: &[String]) -> Result<Options> {
     Ok(Options { image, vfs, fuse, measure, nonempty, writable })
 }
 
-/// The mount options that apply to reading an image, beside those of [`Owners`] and [`BtrfsOptions`].
+/// The mount options that apply to reading an image, beside those of [`Owners`], [`BtrfsOptions`] and
+/// [`ServerOptions::OF_COMMANDS`].
 const READ_OPTIONS: &[&str] =
     &["offset", "partition", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
 
 fn parse_for_reading(words: &[String]) -> Result<ImageOptions> {
     for option in split_options(words) {
         let (name, _) = name_and_value(&option);
-        if !READ_OPTIONS.contains(&name) && !Owners::has(name) && !BtrfsOptions::has(name) {
-            let known = [READ_OPTIONS, &Owners::OPTIONS, &BtrfsOptions::OPTIONS].concat().join(", ");
+        let lists = [READ_OPTIONS, &Owners::OPTIONS, &BtrfsOptions::OPTIONS, &ServerOptions::OF_COMMANDS];
+        if !lists.iter().any(|list| list.contains(&name)) {
+            let known = lists.concat().join(", ");
             return Err(usage(format!("option {option}: unknown; choose from {known}")));
         }
     }
@@ -359,7 +369,8 @@ mod tests {
     fn completed_options_exist() {
         let parses = |option: &str| {
             let value = match option.trim_end_matches('=') {
-                "cache" | "offset" => "64M",
+                "cache" | "offset" | "cache-size" => "64M",
+                "xprtsec" => "tls",
                 "uid" | "gid" | "umask" | "fmask" | "dmask" | "utc_offset" | "commit" | "threads" => "7",
                 "appraise_key" => "/k,appraise",
                 "measure_list" => "/l,appraise",

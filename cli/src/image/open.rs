@@ -21,14 +21,12 @@ use super::image_lock::{
     explain_busy, explain_kernel_use, kernel_writes, lock_when_closed, open_disk_when_closed,
     open_when_closed, unknown_user,
 };
-use super::mount_options::ImageArgs;
 use super::open_options::{AUTO, BtrfsOptions, ImageOptions};
-use super::partitions::Disk;
 use super::process::{ImageProcess, PartitionPlace};
 use super::server::{self, ServerConnection};
-use super::{foreign_formats, glob, partitions, sandbox};
+use super::{foreign_formats, partitions, sandbox};
 use crate::arguments::{ImageName, Operand, is_server, partition_of, with_missing_slash, with_partition};
-use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, code, failure, usage, warn};
+use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, failure, usage, warn};
 use crate::output::format::Shown;
 use crate::process::metered_budget;
 
@@ -81,6 +79,7 @@ pub fn open_to_format(image: &Path) -> Result<FileDevice> {
 /// Amiga driver reads that block itself and keeps to the partition.
 fn open_partition(image: &Path, options: &ImageOptions) -> Result<(FileDevice, bool)> {
     server::refuse(image)?;
+    server::check_options_of_image(image, options)?;
     let ImageName { file, partition } = ImageName::parse(image);
     let wanted = match (partition, &options.partition) {
         (Some(one), Some(other)) if one != *other => {
@@ -304,7 +303,7 @@ pub fn locate(
 
 /// Returns the format that the options request, and the format at the start of a device. If a format is
 /// requested, no other one is found.
-fn recognise(
+pub fn recognise(
     device: &dyn Device,
     options: &ImageOptions,
 ) -> Result<(Option<&'static Format>, Option<&'static Format>)> {
@@ -379,130 +378,5 @@ pub fn parse_image_path(word: &Path) -> Result<ImagePath> {
             "{} is a directory: name an image or IMAGE:/path (on a mount, use the system's own command)",
             path.shown()
         ))),
-    }
-}
-
-/// The images of a command that only reads them. All are opened before the first is parsed: the sandbox comes
-/// in between.
-pub struct Images {
-    options: ImageOptions,
-    images: Vec<(PathBuf, State)>,
-}
-
-enum State {
-    Opened(Option<FileDevice>),
-    /// A server, and a path on it. What is said of the change attribute holds for that path's filesystem.
-    Connected(Option<ServerConnection>, Vec<u8>),
-    Parsed(Arc<Vfs>),
-    /// It could not be parsed; the exit code.
-    Refused(u8),
-}
-
-impl Images {
-    /// Opens the images, then enters the sandbox: from then on this process opens no other file.
-    pub fn open<'a>(images: impl IntoIterator<Item = &'a Path>, options: &ImageOptions) -> Result<Self> {
-        let mut all = Self { options: options.clone(), images: Vec::new() };
-        for image in images {
-            if !all.images.iter().any(|(other, _)| other == image) {
-                let state = if is_server(image) {
-                    State::Connected(Some(ServerConnection::open(image, options)?), Vec::new())
-                } else {
-                    State::Opened(Some(open_image(image, options)?))
-                };
-                all.images.push((image.to_owned(), state));
-            }
-        }
-        if !all.images.is_empty() {
-            sandbox::enter(options.sandbox);
-        }
-        Ok(all)
-    }
-
-    /// The command looks at this file: see [`State::Connected`]. Only the first one of a server counts.
-    pub fn note_path(&mut self, image: &Path, path: &[u8]) {
-        for (other, state) in &mut self.images {
-            if let State::Connected(_, noted) = state
-                && other == image
-                && noted.is_empty()
-            {
-                *noted = path.to_vec();
-            }
-        }
-    }
-
-    /// Parses operands that must name files of images, opens the images, and expands patterns.
-    pub fn of_operands(words: &[PathBuf], args: &ImageArgs) -> Result<(Vec<ImagePath>, Self)> {
-        let paths: Vec<_> = words.iter().map(|word| parse_image_path(word)).collect::<Result<_>>()?;
-        let mut images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
-        let mut expanded = Vec::new();
-        paths.iter().for_each(|(image, path)| images.note_path(image, path));
-        for (image, path) in paths {
-            if glob::is_pattern(&path) {
-                let vfs = images.get(&image)?;
-                let found = match glob::expand(&vfs, &image, &path) {
-                    // The command names it, and continues with the next operand.
-                    Err(error) if code(&error) == NOT_FOUND => vec![path],
-                    found => found?,
-                };
-                expanded.extend(found.into_iter().map(|path| (image.clone(), path)));
-            } else {
-                expanded.push((image, path));
-            }
-        }
-        Ok((expanded, images))
-    }
-
-    /// Returns the partition table of one of the images. `None` if it contains a filesystem of its own, or
-    /// if a partition of it was named.
-    pub fn disk(&self, image: &Path) -> Result<Option<Disk>> {
-        let Some((_, State::Opened(Some(file)))) = self.images.iter().find(|(other, _)| other == image)
-        else {
-            return Ok(None);
-        };
-        let is_named = self.options.partition.is_some() || partition_of(image, file.path()).is_some();
-        if is_named || self.options.offset_bytes > 0 {
-            return Ok(None);
-        }
-        match recognise(file, &self.options)?.1 {
-            Some(format) if !format.has_partitions => Ok(None),
-            _ => partitions::read(file, &image.shown()),
-        }
-    }
-
-    /// Returns the filesystem of one of the images.
-    pub fn get(&mut self, image: &Path) -> Result<Arc<Vfs>> {
-        let state = self.images.iter_mut().find(|(other, _)| other == image);
-        let (_, state) = state.with_context(|| format!("{} is not open", image.shown()))?;
-        let mount_options = MountOptions { background: false, ..MountOptions::default() };
-        let opened = match state {
-            State::Parsed(vfs) => return Ok(vfs.clone()),
-            State::Refused(code) => {
-                return Err(failure(*code, format!("{} was not opened: see the first error", image.shown())));
-            }
-            State::Opened(device) => open_on(device.take(), image, &self.options, mount_options),
-            State::Connected(connection, path) => {
-                let connection = connection.take().context("a server is opened once")?;
-                connection.open_for_command(path, &self.options, mount_options)
-            }
-        };
-        *state = match &opened {
-            Ok(vfs) => State::Parsed(vfs.clone()),
-            Err(error) => State::Refused(code(error)),
-        };
-        opened
-    }
-}
-
-/// A server is told that the client leaves. Images that were only read need no end.
-impl Drop for Images {
-    fn drop(&mut self) {
-        for (image, state) in &self.images {
-            if let State::Parsed(vfs) = state
-                && is_server(image)
-            {
-                // It logs its errors, and the command has done what it was asked for.
-                let _ = vfs.unmount();
-            }
-        }
     }
 }

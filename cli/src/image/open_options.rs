@@ -3,9 +3,10 @@
 use std::sync::OnceLock;
 
 use ivers_block::OpenMode;
+use ivers_content_cache::BYTES_MIN;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::source_date_epoch;
+use crate::arguments::{parse_size, source_date_epoch};
 
 /// The type of `-t` that stands for "recognise the format".
 pub const AUTO: &str = "auto";
@@ -186,6 +187,29 @@ impl BtrfsOptions {
     }
 }
 
+/// Whether connections to a server are encrypted, by the names of nfs(5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TransportSecurity {
+    /// They are not.
+    #[default]
+    None,
+    /// They are, and the server has a certificate.
+    Tls,
+    /// They are, and server and client have certificates.
+    Mtls,
+}
+
+/// The files of TLS, in PEM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsFiles {
+    /// Certificates of the authorities that sign those of servers.
+    pub authorities: Option<String>,
+    /// The certificate of this client.
+    pub certificate: Option<String>,
+    /// Its private key.
+    pub key: Option<String>,
+}
+
 /// How a mount uses an NFS server, by the names of nfs(5).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerOptions {
@@ -193,6 +217,8 @@ pub struct ServerOptions {
     pub rsize: Option<u32>,
     /// The longest WRITE in bytes.
     pub wsize: Option<u32>,
+    /// How many connections carry requests.
+    pub nconnect: Option<u32>,
     /// How long attributes count as current, in seconds.
     pub actimeo: Option<u32>,
     /// Requests end after some time without a reply.
@@ -203,12 +229,39 @@ pub struct ServerOptions {
     pub retrans: Option<u32>,
     /// Owners that the server sends as names of this domain are those of this machine.
     pub domain: Option<String>,
+    /// The directory of the persistent cache.
+    pub cache_dir: Option<String>,
+    /// Its size in bytes.
+    pub cache_size: Option<u64>,
+    /// Whether connections are encrypted.
+    pub xprtsec: TransportSecurity,
+    /// The files of TLS.
+    pub tls: TlsFiles,
 }
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 9] =
-        ["rsize", "wsize", "actimeo", "noac", "soft", "hard", "timeo", "retrans", "domain"];
+    pub const OPTIONS: [&str; 16] = [
+        "xprtsec",
+        "tls_authorities",
+        "tls_certificate",
+        "tls_key",
+        "rsize",
+        "wsize",
+        "nconnect",
+        "actimeo",
+        "noac",
+        "soft",
+        "hard",
+        "timeo",
+        "retrans",
+        "cache-dir",
+        "cache-size",
+        "domain",
+    ];
+
+    /// Those that commands take, too.
+    pub const OF_COMMANDS: [&str; 4] = ["xprtsec", "tls_authorities", "tls_certificate", "tls_key"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -221,9 +274,24 @@ impl ServerOptions {
             let number = value?.parse().ok()?;
             (least..=most).contains(&number).then_some(Some(number))
         };
+        let file = || value.filter(|path| !path.is_empty()).map(|path| Some(path.to_owned()));
         match name {
+            "xprtsec" => {
+                self.xprtsec = match value? {
+                    "none" => TransportSecurity::None,
+                    "tls" => TransportSecurity::Tls,
+                    "mtls" => TransportSecurity::Mtls,
+                    _ => return None,
+                }
+            }
+            "tls_authorities" => self.tls.authorities = file()?,
+            "tls_certificate" => self.tls.certificate = file()?,
+            "tls_key" => self.tls.key = file()?,
+            "cache-dir" => self.cache_dir = file()?,
+            "cache-size" => self.cache_size = Some(parse_size(value?).filter(|size| *size >= BYTES_MIN)?),
             "rsize" => self.rsize = number(1024, 1 << 20)?,
             "wsize" => self.wsize = number(1024, 1 << 20)?,
+            "nconnect" => self.nconnect = number(1, 16)?,
             "actimeo" => self.actimeo = number(0, 86_400)?,
             "timeo" => self.timeo = number(1, 6000)?,
             "retrans" => self.retrans = number(0, 100)?,

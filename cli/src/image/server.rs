@@ -11,16 +11,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ivers_content_cache::{ContentCache, OpenError};
 use ivers_nfs::identity::Identity;
 use ivers_nfs::owners::Owners;
 use ivers_nfs::target::Target;
+use ivers_nfs::tls::{BadPem, Pem, Tls};
 use ivers_nfs::{Dial, NO_RECONNECTION, Nfs, NfsOptions, Patience};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 
 use super::channel::Channel;
-use super::open_options::{BtrfsOptions, ImageOptions, ServerOptions};
+use super::open_options::{BtrfsOptions, ImageOptions, ServerOptions, TlsFiles, TransportSecurity};
 use crate::arguments::is_server;
-use crate::output::failure::{REFUSED, failure, usage};
+use crate::output::failure::{BUSY, FAILED, REFUSED, failure, usage};
 use crate::output::format::Shown;
 
 /// How long an attempt to connect takes at most.
@@ -69,6 +71,67 @@ pub struct ServerConnection {
     stream: TcpStream,
     own: Cred,
     owners: Owners,
+    tls: Option<Tls>,
+    contents: Option<Arc<ContentCache>>,
+}
+
+/// The size of a persistent cache in bytes, if none is given.
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// Opens the persistent cache of a mount, for the process that uses it.
+fn contents(wanted: &ServerOptions) -> Result<Option<Arc<ContentCache>>> {
+    let Some(dir) = &wanted.cache_dir else {
+        return match wanted.cache_size {
+            Some(_) => Err(usage("option cache-size: only with cache-dir=DIR")),
+            None => Ok(None),
+        };
+    };
+    let opened = ContentCache::open(Path::new(dir), wanted.cache_size.unwrap_or(CACHE_BYTES));
+    opened.map(|cache| Some(Arc::new(cache))).map_err(|error| {
+        let code = match error {
+            OpenError::InUse => BUSY,
+            OpenError::Shared | OpenError::Strange => REFUSED,
+            _ => FAILED,
+        };
+        failure(code, format!("option cache-dir={dir}: {error}"))
+    })
+}
+
+/// The authorities that most systems trust.
+const SYSTEM_AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Reads the files of TLS. `None`: connections are not encrypted.
+fn tls(target: &Target, wanted: &ServerOptions) -> Result<Option<Tls>> {
+    let TlsFiles { authorities, certificate, key } = &wanted.tls;
+    let own = match (wanted.xprtsec, certificate, key) {
+        (TransportSecurity::None, ..) if wanted.tls != TlsFiles::default() => {
+            return Err(usage("options tls_*: only with xprtsec=tls or xprtsec=mtls"));
+        }
+        (TransportSecurity::None, ..) => return Ok(None),
+        (TransportSecurity::Tls, None, None) => None,
+        (TransportSecurity::Tls, ..) => {
+            return Err(usage("options tls_certificate and tls_key: only with xprtsec=mtls"));
+        }
+        (TransportSecurity::Mtls, Some(certificate), Some(key)) => Some((certificate, key)),
+        (TransportSecurity::Mtls, ..) => {
+            return Err(usage("option xprtsec=mtls: requires tls_certificate=FILE and tls_key=FILE"));
+        }
+    };
+    let read = |path: &str| std::fs::read(path).with_context(|| format!("cannot read {path}"));
+    let authorities = authorities.as_deref().unwrap_or(SYSTEM_AUTHORITIES);
+    let trusted = read(authorities).context("option tls_authorities names the authorities to trust")?;
+    let pem = own.map(|(certificate, key)| Ok::<_, anyhow::Error>((read(certificate)?, read(key)?)));
+    let pem = pem.transpose()?;
+    let identity = pem.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
+    Tls::new(&target.server.host, &Pem { authorities: &trusted, identity }).map(Some).map_err(|error| {
+        let file = match (&error, own) {
+            (BadPem::Authorities(_), _) => authorities,
+            (BadPem::Certificate(_), Some((certificate, _))) => certificate,
+            (BadPem::Key(_), Some((_, key))) => key,
+            _ => return usage(error.to_string()),
+        };
+        failure(FAILED, format!("{file}: {error}"))
+    })
 }
 
 /// Returns the users and groups of this machine, if the server sends them as names of a domain.
@@ -90,14 +153,17 @@ impl ServerConnection {
     pub fn open(image: &Path, options: &ImageOptions) -> Result<Self> {
         let target = target(image)?;
         check_options(image, options)?;
+        let tls = tls(&target, &options.server)?;
         let stream = connect(&target).with_context(|| format!("{}: cannot connect", target.server))?;
-        Ok(Self { target, stream, own: own(), owners: owners(&options.server)? })
+        let owners = owners(&options.server)?;
+        Ok(Self { target, stream, own: own(), owners, tls, contents: None })
     }
 
     /// Takes over a connection of another process.
     pub fn adopt(image: &Path, stream: OwnedFd, options: &ImageOptions) -> Result<Self> {
         let (target, owners) = (target(image)?, owners(&options.server)?);
-        Ok(Self { target, stream: stream.into(), own: own(), owners })
+        let (tls, contents) = (tls(&target, &options.server)?, contents(&options.server)?);
+        Ok(Self { target, stream: stream.into(), own: own(), owners, tls, contents })
     }
 
     /// Returns the descriptor, to pass it to another process.
@@ -119,8 +185,8 @@ impl ServerConnection {
             first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
         });
         let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
-        let nfs =
-            NfsOptions { patience, facts_of: facts_of.to_vec(), ..NfsOptions::new(Identity::of(self.own)) };
+        let (facts_of, tls) = (facts_of.to_vec(), self.tls);
+        let nfs = NfsOptions { patience, facts_of, tls, ..NfsOptions::new(Identity::of(self.own)) };
         mount(&self.target, dial, &nfs, options, mount_options)
     }
 
@@ -143,6 +209,8 @@ impl ServerConnection {
         let nfs = NfsOptions {
             root: self.target.path.clone(),
             owners: self.owners,
+            tls: self.tls,
+            contents: self.contents,
             ..as_wanted(&options.server, identity)
         };
         mount(&self.target, dial, &nfs, options, mount_options)
@@ -158,6 +226,7 @@ fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
     let reply = wanted.timeo.map_or(usual.patience.reply, |tenths| Duration::from_millis(100) * tenths);
     let request = wanted.soft.then(|| reply * (wanted.retrans.unwrap_or(RETRANS) + 1));
     NfsOptions {
+        connections: wanted.nconnect.map_or(usual.connections, |count| count as usize),
         attribute_timeout,
         transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
         patience: Patience { reply, request },

@@ -93,14 +93,14 @@ impl Vfs {
     pub(crate) fn named(&self, cred: &Cred, dir: &Inode, name: &[u8], ino: Ino) -> Result<InodeRef> {
         let inode = self.numbered(dir, ino, || {
             self.names.invalidate(dir.ino, name);
-            self.find(cred, dir, name)
+            self.find_child(cred, dir, name)
         });
         inode.inspect(|inode| self.names.path_hints.note(inode.ino, dir.ino, name))
     }
 
     /// The parent of a locked directory.
     pub(crate) fn parent(&self, cred: &Cred, dir: &Inode) -> Result<InodeRef> {
-        self.numbered(dir, self.fs.parent(cred, dir)?, || self.fs.parent(cred, dir).map(Some))
+        self.numbered(dir, self.fs.parent(cred, dir)?, || Ok(Some((self.fs.parent(cred, dir)?, None))))
     }
 
     /// The inode that `..` refers to in a locked directory.
@@ -109,13 +109,20 @@ impl Vfs {
     }
 
     /// The inode that a directory refers to by number. Numbers that exist only in memory may be gone: then
-    /// `again` gives the current one.
-    fn numbered(&self, dir: &Inode, ino: Ino, again: impl Fn() -> Result<Option<Ino>>) -> Result<InodeRef> {
+    /// `again` gives the current one, or the inode itself: it could be evicted before it is found by number.
+    fn numbered(
+        &self,
+        dir: &Inode,
+        ino: Ino,
+        again: impl Fn() -> Result<Option<(Ino, Option<InodeRef>)>>,
+    ) -> Result<InodeRef> {
         let mut asked = ino;
         for _ in 0..MOST_NUMBERS {
             match self.get(asked) {
                 Err(Error::Name(NameError::Stale)) => match again()? {
-                    Some(other) if other != asked => asked = other,
+                    Some((_, Some(inode))) => return Ok(inode),
+                    // Another thread may have cached a server's number again before it was evicted.
+                    Some((other, None)) if other != asked || self.fs.server().is_some() => asked = other,
                     _ => break,
                 },
                 other => return other,

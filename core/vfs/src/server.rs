@@ -147,13 +147,34 @@ impl Vfs {
     /// Makes a server's inode current before it is queried. Cached writes that the value does not count go
     /// first: they are visible here.
     pub(crate) fn settle_with_server(&self, inode: &Inode) -> Result<()> {
+        self.send_uncounted(inode)?;
+        self.revalidate(&Cred::system(), inode)
+    }
+
+    /// As [`Vfs::settle_with_server`] for several inodes: the server is asked for many at once.
+    pub(crate) fn settle_many_with_server(&self, inodes: &[InodeRef]) -> Vec<Result<()>> {
+        let mut settled: Vec<_> = inodes.iter().map(|inode| self.send_uncounted(inode)).collect();
+        if let Some(server) = self.fs.server() {
+            let places = inodes.iter().zip(&mut settled);
+            let (wanted, places): (Vec<&Inode>, Vec<_>) = places
+                .filter(|(inode, sent)| inode.is_server_managed() && sent.is_ok())
+                .map(|(inode, sent)| (&**inode, sent))
+                .unzip();
+            let answers = server.revalidate_many(&Cred::system(), &wanted);
+            places.into_iter().zip(answers).for_each(|(place, answer)| *place = answer);
+        }
+        settled
+    }
+
+    /// Sends cached writes that the change attribute of a server's inode does not count.
+    fn send_uncounted(&self, inode: &Inode) -> Result<()> {
         let Some(state) = &inode.server else { return Ok(()) };
         // Also waits for a write-back that is running: what it writes is not counted yet.
         let settled = self.policy.read_only || state.counts_cached_writes();
         if !settled && (inode.pages.has_pages() || state.owes_server()) {
             self.write_back_inode(inode)?;
         }
-        self.revalidate(&Cred::system(), inode)
+        Ok(())
     }
 
     /// Sends cached writes, so that the server sets the times for them: a caller is about to ask for those.

@@ -366,6 +366,18 @@ impl Vfs {
         Some(self.attribute_of(inode, inode.query()))
     }
 
+    /// As [`Vfs::change`] for several inodes, with one value for each. A server is asked for many at once.
+    pub fn changes(&self, inodes: &[InodeRef]) -> Vec<Option<u64>> {
+        if !self.serves() {
+            return vec![None; inodes.len()];
+        }
+        let settled = self.settle_many_with_server(inodes);
+        let one = |(inode, settled): (&InodeRef, Result<()>)| {
+            settled.is_ok().then(|| self.attribute_of(inode, inode.query()))
+        };
+        inodes.iter().zip(settled).map(one).collect()
+    }
+
     /// Queries the change attribute together with the attributes. No attribute is older than the value, and
     /// the times belong to it. A change that is still running may already show (a size): then the next query
     /// returns another value.

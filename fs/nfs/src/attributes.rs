@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ivers_nfs4::attr::{self, Attrs, Fattr};
 use ivers_nfs4::owners::number;
-use ivers_nfs4::types::{Bitmap, FileHandle, Ftype, NfsTime, SpecData};
+use ivers_nfs4::types::{Bitmap, FileHandle, Fsid, Ftype, NfsTime, SpecData};
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
 
 use crate::owners::Owners;
@@ -38,6 +38,8 @@ pub struct FileAttributes {
     pub attr: Attr,
     /// Its change attribute.
     pub change: u64,
+    /// Its filesystem.
+    pub fsid: Option<Fsid>,
     /// Its number in its filesystem.
     pub fileid: Option<u64>,
     /// How many names it has; 0: none, and it stays while it is open.
@@ -124,7 +126,8 @@ impl FileAttributes {
         };
         let owners =
             [&attrs.owner, &attrs.owner_group].map(|owner| owner.clone().filter(|it| number(it).is_none()));
-        Ok(Self { attr, change, fileid: attrs.fileid, names: attrs.numlinks.unwrap_or(1), owners })
+        let names = attrs.numlinks.unwrap_or(1);
+        Ok(Self { attr, change, fsid: attrs.fsid, fileid: attrs.fileid, names, owners })
     }
 }
 

@@ -24,6 +24,8 @@ use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::identity::Identity;
 use crate::reply::{Compound, Results};
 use crate::session::{Acquired, Session, Slot};
+use crate::spares::{Choice, Spares};
+use crate::tls::Tls;
 
 /// Returns a socket of [`connect`](crate::connect), within a time limit. Called by one thread at a time.
 /// [`NO_RECONNECTION`] as the kind of an error: it is no use to try again.
@@ -51,6 +53,8 @@ impl Default for Patience {
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The longest time that an attempt to connect takes.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time that binding a spare connection takes.
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why the connections of a client that was stopped end.
 const STOPPED: &str = "the client was stopped";
 /// How long a thread waits before it looks at its time limit.
@@ -154,6 +158,11 @@ pub struct Client {
     id: RankedMutex<rank::Leaf, Option<ClientId>>,
     patience: Patience,
     dial: Dial,
+    tls: Option<Tls>,
+    /// Held while a connection is made: [`Dial`].
+    dialling: RankedMutex<rank::Leaf, ()>,
+    /// Connections beside that of the link.
+    spares: Spares,
     link: RankedMutex<rank::Driver<1>, Link>,
     changed: Condvar,
     stopped: AtomicBool,
@@ -166,8 +175,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and makes a session. The first connection is not tried twice.
-    pub fn connect(name: String, dial: Dial, identity: Identity, patience: Patience) -> Result<Arc<Self>> {
+    /// Connects and makes a session. The first connection is not tried twice. `connections`: how many carry
+    /// requests.
+    pub fn connect(
+        name: String,
+        dial: Dial,
+        identity: Identity,
+        patience: Patience,
+        connections: usize,
+        tls: Option<Tls>,
+    ) -> Result<Arc<Self>> {
         let unique: u128 = rand::random();
         let now = Instant::now();
         let client = Arc::new(Self {
@@ -179,6 +196,9 @@ impl Client {
             id: RankedMutex::default(),
             patience,
             dial,
+            tls,
+            dialling: RankedMutex::default(),
+            spares: Spares::new(connections.saturating_sub(1)),
             link: RankedMutex::new(Link {
                 connection: None,
                 session: None,
@@ -248,6 +268,7 @@ impl Client {
             [link.connection.take(), link.new.take()]
         };
         connections.iter().flatten().for_each(|it| drop(it.fail(STOPPED)));
+        self.spares.fail(STOPPED);
         self.changed.notify_all();
     }
 
@@ -269,6 +290,11 @@ impl Client {
     /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Returns how many sessions were made so far.
+    pub fn sessions(&self) -> u64 {
+        self.counters.sessions.load(Relaxed)
     }
 
     /// Returns the number of requests so far.
@@ -368,7 +394,10 @@ impl Client {
     fn dialled(&self, not_before: Instant, limit: &Limit) -> Tried<Arc<Connection>> {
         self.rest(not_before.saturating_duration_since(Instant::now()), limit)?;
         let left = limit.0.map_or(DIAL_TIMEOUT, |end| end.saturating_duration_since(Instant::now()));
-        let connected = (self.dial)(left.clamp(Duration::from_millis(1), DIAL_TIMEOUT));
+        let connected = {
+            let _dialling = self.dialling.lock();
+            (self.dial)(left.clamp(Duration::from_millis(1), DIAL_TIMEOUT))
+        };
         let mut link = self.link.lock();
         link.pause = (link.pause * 2).min(PAUSES.1);
         link.next_dial = Instant::now() + link.pause;
@@ -378,13 +407,66 @@ impl Client {
             }
             Failure::Broken(Broken(error.to_string()))
         })?;
-        Counters::count(&self.counters.connections);
-        let connection = Arc::new(Connection::new(stream, REPLY_BYTES_MAX + RPC_REPLY_BYTES));
-        link.new = Some(connection.clone());
         drop(link);
+        let connection = self.connection(stream)?;
+        self.link.lock().new = Some(connection.clone());
         // Before or after `stop` looked for it.
         self.check(limit)?;
         Ok(connection)
+    }
+
+    /// Uses a new socket, with TLS if it is wanted.
+    fn connection(&self, stream: TcpStream) -> std::result::Result<Arc<Connection>, Broken> {
+        let wire = match &self.tls {
+            None => stream.into(),
+            Some(tls) => tls.start(stream, Instant::now() + DIAL_TIMEOUT, &|| self.is_stopped())?,
+        };
+        Counters::count(&self.counters.connections);
+        Ok(Arc::new(Connection::new(wire, REPLY_BYTES_MAX + RPC_REPLY_BYTES)))
+    }
+
+    /// Returns the connection that carries a request in a slot: `first`, or a spare.
+    fn carrier(&self, first: Arc<Connection>, session: &Session, slot: usize) -> Arc<Connection> {
+        match self.spares.choose(slot, session.id) {
+            Choice::First => first,
+            Choice::Spare(spare) => spare,
+            Choice::Make(nth, unbound) => {
+                let made = self.make_spare(unbound, session);
+                self.spares.made(nth, session.id, &made);
+                if self.is_stopped() {
+                    self.spares.fail(STOPPED);
+                }
+                made.unwrap_or_else(|Broken(why)| {
+                    log::info!("{}: no further connection: {why}", self.name());
+                    first
+                })
+            }
+        }
+    }
+
+    /// Makes a connection and binds it to the session. Another server at the same address does not know the
+    /// session, and is not used.
+    fn make_spare(
+        &self,
+        unbound: Option<Arc<Connection>>,
+        session: &Session,
+    ) -> std::result::Result<Arc<Connection>, Broken> {
+        let connection = match unbound {
+            Some(connection) => connection,
+            None => {
+                let dialling =
+                    self.dialling.try_lock().ok_or_else(|| Broken("another one is made".into()))?;
+                let stream = (self.dial)(BIND_TIMEOUT).map_err(|error| Broken(error.to_string()))?;
+                drop(dialling);
+                self.connection(stream)?
+            }
+        };
+        let limit = Instant::now() + BIND_TIMEOUT;
+        match establish::bind(&self.exchange, &connection, session, Some(limit)) {
+            Err(error) => Err(connection.fail(error.to_string())),
+            Ok(()) if connection.is_usable() => Ok(connection),
+            Ok(()) => Err(connection.fail("it cannot be bound to the session")),
+        }
     }
 
     /// Sends operations in the session and waits for their results. Repeats the request until the server
@@ -456,7 +538,8 @@ impl Client {
         // The server may have executed it.
         let mut lost = Answered::Not;
         loop {
-            let (connection, _) = self.linked(limit)?;
+            let (first, _) = self.linked(limit)?;
+            let connection = self.carrier(first, session, slot.number());
             let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, keeps_reply, limit.0);
             let answer = match sent {
                 Ok(answer) => answer,

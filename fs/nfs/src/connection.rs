@@ -5,8 +5,8 @@
 //! whatever arrives later is not looked at.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::io::ErrorKind;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::record::{Records, mark};
@@ -14,6 +14,7 @@ use ivers_nfs4::rpc::Kind;
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 use crate::target::ServerName;
+use crate::wire::Wire;
 
 /// How long a read of the socket waits before the thread looks at its time limit.
 const READ_SLICE: Duration = Duration::from_millis(500);
@@ -60,7 +61,7 @@ struct Receiving {
 
 /// A connection.
 pub struct Connection {
-    stream: TcpStream,
+    wire: Wire,
     /// Held while a record is written.
     sending: RankedMutex<rank::Driver<3>, ()>,
     receiving: RankedMutex<rank::Driver<4>, Receiving>,
@@ -68,12 +69,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Uses a socket of [`connect`]. `reply_bytes_max` bounds each reply.
-    pub fn new(stream: TcpStream, reply_bytes_max: usize) -> Self {
+    /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply.
+    pub fn new(wire: Wire, reply_bytes_max: usize) -> Self {
         let reader = Reader { records: Records::new(reply_bytes_max), buffer: vec![0; READ_BYTES] };
         let receiving = Receiving { replies: HashMap::new(), reader: Some(Box::new(reader)), broken: None };
         Self {
-            stream,
+            wire,
             sending: RankedMutex::new(()),
             receiving: RankedMutex::new(receiving),
             changed: Condvar::new(),
@@ -83,8 +84,8 @@ impl Connection {
     /// Ends the connection, for this reason unless it is broken already. All waiting calls fail.
     pub fn fail(&self, why: impl Into<String>) -> Broken {
         let broken = self.receiving.lock().broken.get_or_insert_with(|| Broken(why.into())).clone();
-        // The thread that reads returns at once. An error means that the socket is closed already.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        // The thread that reads returns at once.
+        self.wire.shutdown();
         self.changed.notify_all();
         broken
     }
@@ -108,7 +109,7 @@ impl Connection {
         record[..4].copy_from_slice(&marked);
         let sent = {
             let _sending = self.sending.lock();
-            (&self.stream).write_all(&record)
+            self.wire.send(&record)
         };
         if let Err(error) = sent {
             // What is left of the record would be taken for the next one.
@@ -153,9 +154,9 @@ impl Connection {
 
     /// Reads what has arrived. Returns complete messages, none if nothing arrives for a while.
     fn read(&self, reader: &mut Reader) -> Result<Vec<Vec<u8>>, String> {
-        let len = match (&self.stream).read(&mut reader.buffer) {
-            Ok(0) => return Err("the server closed the connection".into()),
-            Ok(len) => len,
+        let len = match self.wire.receive(&mut reader.buffer) {
+            Ok(None) => return Err("the server closed the connection".into()),
+            Ok(Some(len)) => len,
             Err(error)
                 if matches!(
                     error.kind(),

@@ -1,7 +1,7 @@
 //! The bytes of files: READ, WRITE, COMMIT.
 
 use ivers_nfs4::ops::Op;
-use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, WriteArgs, share};
+use ivers_nfs4::ops::v40::{CommitArgs, WriteArgs, share};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::types::StableHow;
 use ivers_vfs::*;
@@ -51,6 +51,12 @@ impl Nfs {
             self.opens.lost(&node.open, stateid, outcome.status);
         }
         Err(ServerError::StateLost.into())
+    }
+
+    /// Returns how many bytes a READ can bring.
+    pub(crate) fn read_bytes_max(&self) -> Result<usize> {
+        let most = (self.client.session()?.reply_bytes_max - REPLY_OVERHEAD) as u64;
+        Ok(most.min(self.facts.read_bytes_max) as usize)
     }
 
     /// Sends bytes. Returns whether the server made all of them durable.
@@ -127,33 +133,13 @@ impl Nfs {
 impl FileOps for Nfs {
     fn read(&self, caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let node = self.node(inode);
-        let session = self.client.session()?;
-        let most = (session.reply_bytes_max - REPLY_OVERHEAD) as u64;
-        let most = most.min(self.facts.read_bytes_max) as usize;
         // Reads through an open come without the groups of its opener.
         let opener = node.opener(caller.uid).filter(|_| caller.access_checked && !caller.system);
         let caller = opener.map_or_else(|| caller.clone(), cred_of);
-        let place = self.place(node);
-        let mut done = 0;
-        while done < buf.len() {
-            let count = (buf.len() - done).min(most);
-            let (at, len) = (offset + done as u64, count as u32);
-            let ops = |stateid| vec![Op::Read(ReadArgs { stateid, offset: at, count: len })];
-            let (mut results, _) = self.with_stateid(&caller, node, share::READ, ops)?.ok(&place)?;
-            results.skip();
-            let ok = take!(results, Read)?;
-            if ok.data.len() > count || (ok.data.is_empty() && !ok.eof) {
-                let what = format!("the server answered a read of {count} bytes with {}", ok.data.len());
-                return Err(Error::corrupt(what, place));
-            }
-            buf[done..done + ok.data.len()].copy_from_slice(&ok.data);
-            done += ok.data.len();
-            if ok.eof {
-                break;
-            }
+        if self.read_kept(&caller, node, offset, buf)? {
+            return Ok(());
         }
-        buf[done..].fill(0);
-        Ok(())
+        self.read_sent(&caller, node, offset, buf)
     }
 
     /// The server reserves nothing.

@@ -14,6 +14,7 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
+use crate::contents::Contents;
 use crate::counters::Counters;
 use crate::lease::Lease;
 use crate::listing::Listings;
@@ -52,13 +53,20 @@ pub struct Nfs {
     pub(crate) owners: Owners,
     cache: OnceLock<CacheHandle>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
+    /// Contents on local disk.
+    pub(crate) contents: Option<Contents>,
 }
 
 impl Nfs {
     /// Connects to a server and opens a directory of it. `name` names the server in messages.
     pub fn open(name: &str, dial: Dial, options: &NfsOptions) -> Result<Arc<Self>> {
-        let client = Client::connect(name.to_owned(), dial, options.identity.clone(), options.patience)?;
+        let NfsOptions { identity, patience, connections, tls, .. } = options.clone();
+        let client = Client::connect(name.to_owned(), dial, identity, patience, connections, tls)?;
         let root = find_root(&client, options)?;
+        if let Some(why) = root.facts.cannot_keep().filter(|_| options.contents.is_some()) {
+            let so = "so a persistent cache could return old bytes; mount without it";
+            return Err(Error::Incompatible(format!("{name}: {why}, {so}")));
+        }
         let nodes = Arc::new(Nodes::default());
         let held = nodes.hold(&root.handle, root.fileid);
         let lease = Lease::keep(&client, root.facts.lease_seconds)?;
@@ -75,6 +83,7 @@ impl Nfs {
             owners: options.owners.clone(),
             cache: OnceLock::new(),
             lease: RankedMutex::new(Some(lease)),
+            contents: options.contents.clone().map(Contents::new),
         }))
     }
 
@@ -272,7 +281,9 @@ impl FileSystem for Nfs {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.client.counters().fields()
+        let mut fields = self.client.counters().fields();
+        fields.extend(self.contents.iter().flat_map(Contents::counters));
+        fields
     }
 
     fn sync(&self) -> Result<()> {
@@ -375,6 +386,18 @@ impl ServerOps for Nfs {
             return Ok(());
         }
         self.ask(caller, node).map(drop)
+    }
+
+    fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
+        let is_asked = |inode: &&&Inode| caller.system || !self.node(inode).is_fresh();
+        let asked: Vec<_> = inodes.iter().filter(is_asked).map(|inode| self.node(inode)).collect();
+        let mut answers = self.ask_many(caller, &asked).into_iter();
+        let mut next = asked.iter().peekable();
+        let one = |inode: &&Inode| match next.next_if(|node| Arc::ptr_eq(node, self.node(inode))) {
+            Some(_) => answers.next().unwrap_or(Ok(())),
+            None => Ok(()),
+        };
+        inodes.iter().map(one).collect()
     }
 
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()> {

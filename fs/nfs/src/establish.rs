@@ -26,8 +26,8 @@ const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
 const SLOTS: u32 = 32;
-/// Operations in a request.
-const OPERATIONS: u32 = 16;
+/// Operations in a request: PUTFH and GETATTR for 63 files.
+const OPERATIONS: u32 = 128;
 /// The least that this client works with: replies, requests and kept replies in bytes, and operations.
 const LEAST: (u32, u32, u32, u32) = (8192, 8192, 1536, 12);
 /// The minor versions, the best first.

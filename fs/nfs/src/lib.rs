@@ -8,10 +8,13 @@
 //! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
+//! | `wire` | the bytes of a connection, perhaps in TLS |
 //! | `connection` | a TCP connection and the threads that wait for replies |
+//! | [`tls`] | asking a server for TLS |
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
+//! | `spares` | more connections to the session |
 //! | `client` | requests: connects, recovers, repeats |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
@@ -25,6 +28,8 @@
 //! | `data`, `settings` | bytes, attributes and opens |
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `space`, `copies` | space of files, copies on the server |
+//! | `batches` | attributes of many files in few requests |
+//! | `contents` | contents of files on local disk |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -32,8 +37,10 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod batches;
 mod client;
 mod connection;
+mod contents;
 mod copies;
 mod counters;
 mod data;
@@ -57,9 +64,12 @@ mod reply;
 mod session;
 mod settings;
 mod space;
+mod spares;
 mod status;
 pub mod target;
+pub mod tls;
 mod unstable;
+mod wire;
 mod xattrs;
 
 pub use client::{Dial, NO_RECONNECTION, Patience};

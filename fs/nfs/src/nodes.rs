@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::rpc::AuthSys;
-use ivers_nfs4::types::{ChangeInfo, FileHandle, Verifier};
+use ivers_nfs4::types::{ChangeInfo, FileHandle, Fsid, Verifier};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{CacheHandle, Cause, Ino};
 
@@ -28,6 +28,8 @@ struct Known {
     sent: u64,
     /// The change attribute.
     change: u64,
+    /// The filesystem and its number there.
+    place: Option<(Fsid, u64)>,
     /// The attributes count as current until then.
     fresh_until: Option<Instant>,
     /// A thread passes a reply to the cache.
@@ -210,6 +212,7 @@ impl Node {
             known.access.clear();
         }
         (known.sent, known.change, known.applying) = (sent, file.change, true);
+        known.place = file.fsid.zip(file.fileid);
         drop(known);
         if let Some(cache) = cache {
             let mut attr = file.attr.clone();
@@ -283,6 +286,22 @@ impl Node {
         self.known.lock().change
     }
 
+    /// Returns the filesystem and the number of the file there, if the server says them.
+    pub fn place(&self) -> Option<(Fsid, u64)> {
+        self.known.lock().place
+    }
+
+    /// The server was asked for the change attribute alone. If it is the known one, the attributes are
+    /// current. Returns whether it is.
+    pub fn confirm(&self, change: u64, timeout: Duration) -> bool {
+        let mut known = self.known.lock();
+        let same = known.sent != 0 && !known.applying && known.change == change;
+        if same {
+            known.fresh_until = Instant::now().checked_add(timeout);
+        }
+        same
+    }
+
     /// Returns what ACCESS granted this caller, if that still counts.
     pub fn access_of(&self, caller: &AuthSys) -> Option<u32> {
         let known = self.known.lock();
@@ -341,7 +360,7 @@ mod tests {
 
     fn file(change: u64) -> FileAttributes {
         let attr = NewInode::new(FileType::Regular, Timestamp::default()).attr(1);
-        FileAttributes { attr, change, fileid: None, names: 1, owners: [None, None] }
+        FileAttributes { attr, change, fsid: None, fileid: None, names: 1, owners: [None, None] }
     }
 
     const LONG: Duration = Duration::from_secs(1000);

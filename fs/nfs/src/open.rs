@@ -1,7 +1,9 @@
 //! Finding the exported directory, and the facts of its filesystem.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use ivers_content_cache::ContentCache;
 use ivers_nfs4::attr::{self, Attrs, ChangeAttrType};
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::types::{Bitmap, FileHandle, Fsid};
@@ -12,14 +14,21 @@ use crate::client::{Client, Patience};
 use crate::identity::Identity;
 use crate::owners::Owners;
 use crate::reply::take;
+use crate::tls::Tls;
 
 /// How a server is used.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct NfsOptions {
     /// Which credentials requests carry.
     pub identity: Identity,
     /// How long requests wait.
     pub patience: Patience,
+    /// How many connections carry requests.
+    pub connections: usize,
+    /// Connections use TLS.
+    pub tls: Option<Tls>,
+    /// Contents of files are kept here beyond the mount.
+    pub contents: Option<Arc<ContentCache>>,
     /// How long attributes count as current.
     pub attribute_timeout: Duration,
     /// The longest READ and WRITE in bytes, if the server takes them.
@@ -39,6 +48,9 @@ impl NfsOptions {
         Self {
             identity,
             patience: Patience::default(),
+            connections: 1,
+            contents: None,
+            tls: None,
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),
@@ -76,10 +88,15 @@ pub struct Facts {
     time_granularity_ns: u32,
     case_insensitive: bool,
     xattr_support: bool,
+    lasting_handles: bool,
 }
 
+/// The expiry type of filehandles that last as long as their file (RFC 8881, 5.8.1.7).
+const FH4_PERSISTENT: u32 = 0;
+
 /// The attributes that [`Facts`] are made of.
-const FACTS: [u32; 12] = [
+const FACTS: [u32; 13] = [
+    attr::FH_EXPIRE_TYPE,
     attr::FSID,
     attr::LEASE_TIME,
     attr::CASE_INSENSITIVE,
@@ -124,6 +141,7 @@ impl Facts {
             time_granularity_ns: delta,
             case_insensitive: attrs.case_insensitive.unwrap_or(false),
             xattr_support: attrs.xattr_support.unwrap_or(false),
+            lasting_handles: attrs.fh_expire_type == Some(FH4_PERSISTENT),
         }
     }
 
@@ -135,6 +153,25 @@ impl Facts {
     /// Returns whether times are so fine that random nanoseconds in one are unique.
     pub fn has_fine_times(&self) -> bool {
         self.time_granularity_ns <= 1000
+    }
+
+    /// Returns the filesystem.
+    pub fn fsid(&self) -> Option<Fsid> {
+        self.fsid
+    }
+
+    /// Returns why contents must not be kept beyond the mount, if so (P2).
+    pub fn cannot_keep(&self) -> Option<&'static str> {
+        if !self.counts_changes() {
+            return Some(
+                "the server does not promise that each change moves the change attribute (change_attr_type)",
+            );
+        }
+        (!self.lasting_handles).then_some("the server's filehandles do not last (fh_expire_type)")
+    }
+
+    fn counts_changes(&self) -> bool {
+        self.change_attr_type.is_some_and(|kind| kind < ChangeAttrType::TimeMetadata as u32)
     }
 
     /// Returns whether files have extended attributes.
@@ -151,7 +188,7 @@ impl Facts {
     /// Returns the promises of the change attribute (RFC 7862, 12.2.3). No type says anything of a crash of
     /// the server.
     fn semantics(&self) -> ChangeSemantics {
-        let counts = self.change_attr_type.is_some_and(|kind| kind < ChangeAttrType::TimeMetadata as u32);
+        let counts = self.counts_changes();
         ChangeSemantics {
             // One made of a time is the same for two changes within a tick.
             data: counts,

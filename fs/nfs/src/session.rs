@@ -106,6 +106,11 @@ impl Session {
 }
 
 impl Slot<'_> {
+    /// Returns the slot ID.
+    pub fn number(&self) -> usize {
+        self.id
+    }
+
     /// Returns the SEQUENCE of the request. A retry has the same.
     pub fn sequence(&self, cache_this: bool) -> SequenceArgs {
         SequenceArgs {

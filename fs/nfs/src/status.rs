@@ -35,7 +35,8 @@ pub fn error(status: NfsStat, place: &str) -> Error {
             return Error::Incompatible(format!("{place}: a referral to another server; name that server"));
         }
         NfsStat::Wrongsec => {
-            let why = "the server requires other security than AUTH_SYS without TLS";
+            let why =
+                "the server requires other security of this connection: TLS, a certificate, or Kerberos";
             return Error::Incompatible(format!("{place}: {why}"));
         }
         NfsStat::Delay | NfsStat::Grace => return ServerError::Delay.into(),

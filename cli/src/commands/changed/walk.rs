@@ -4,6 +4,7 @@
 //! order. So the file `a.txt` comes before the contents of the directory `a`. The walk keeps the names in
 //! each directory from the root to the current one.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -47,18 +48,63 @@ trait Tree {
     /// Reads the names in a directory, `depth` levels below the root. `None`: it is gone.
     fn names(&mut self, dir: &Self::Dir, path: &[u8], depth: usize) -> Result<Option<SortedNames>>;
 
-    /// Reads a file, and opens it if it is a directory. `None`: it is gone.
-    fn child(&self, dir: &Self::Dir, name: &[u8], path: &[u8])
-    -> Result<Option<(Record, Option<Self::Dir>)>>;
+    /// Reads files, and opens those that are directories; one result for each name. `path` is that of the
+    /// directory.
+    fn children(&self, dir: &Self::Dir, path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<Self::Dir>>>;
+
+    /// How many files [`Tree::children`] is asked for at most.
+    const TOGETHER: usize;
 }
+
+/// A file of a tree, opened if it is a directory. `None`: it is gone.
+type Child<Dir> = Option<(Record, Option<Dir>)>;
 
 /// A directory that is being walked.
 struct Level<Dir> {
     dir: Dir,
     path_len: usize,
     names: SortedNames,
+    /// The next names, which were read together.
+    read: VecDeque<(Vec<u8>, Result<Child<Dir>>)>,
     /// Directories that are to be entered. Each name continues the one before, so the last is entered first.
     below: Vec<(Vec<u8>, Dir)>,
+}
+
+impl<Dir> Level<Dir> {
+    fn new(dir: Dir, path: &[u8], names: SortedNames) -> Self {
+        Self { dir, path_len: path.len(), names, read: VecDeque::new(), below: Vec::new() }
+    }
+
+    /// Returns the next name.
+    fn first(&self) -> Option<&[u8]> {
+        self.read.front().map(|(name, _)| name.as_slice()).or_else(|| self.names.first())
+    }
+
+    /// Takes the next name and what it names. `path` is that of the directory.
+    fn next<T: Tree<Dir = Dir>>(&mut self, tree: &T, path: &[u8]) -> Option<(Vec<u8>, Result<Child<Dir>>)> {
+        if self.read.is_empty() {
+            let mut together: Vec<Vec<u8>> = Vec::new();
+            while together.len() < T::TOGETHER
+                && let Some(name) = self.names.remove_first()
+            {
+                // A damaged directory can have a name twice.
+                if together.last() != Some(&name) {
+                    together.push(name);
+                }
+            }
+            while let Some(last) = together.last()
+                && self.names.first() == Some(last)
+            {
+                self.names.remove_first();
+            }
+            if together.is_empty() {
+                return None;
+            }
+            let found = tree.children(&self.dir, path, &together);
+            self.read.extend(together.into_iter().zip(found));
+        }
+        self.read.pop_front()
+    }
 }
 
 /// Whether the contents of a directory come before a sibling of it.
@@ -71,32 +117,28 @@ fn walk<T: Tree>(tree: &mut T, root: T::Dir, sink: &mut Sink<'_>) -> Result<()> 
     let progress = Progress::unbounded();
     let mut path = Vec::new();
     let Some(names) = tree.names(&root, &path, 0)? else { return Ok(()) };
-    let mut levels = vec![Level { dir: root, path_len: 0, names, below: Vec::new() }];
+    let mut levels = vec![Level::new(root, &path, names)];
     while let Some(level) = levels.last_mut() {
         path.truncate(level.path_len);
-        let next = level.names.first();
+        let next = level.first();
         let is_due = |dir: &(Vec<u8>, _)| next.is_none_or(|next| contents_precede(&dir.0, next));
-        if let Some((name, dir)) = level.below.pop_if(|dir| is_due(dir)) {
+        if level.below.last().is_some_and(is_due)
+            && let Some((name, dir)) = level.below.pop()
+        {
             path = join(&path, &name);
             match tree.names(&dir, &path, levels.len()) {
-                Ok(Some(names)) => {
-                    levels.push(Level { dir, path_len: path.len(), names, below: Vec::new() });
-                }
+                Ok(Some(names)) => levels.push(Level::new(dir, &path, names)),
                 Ok(None) => {}
                 Err(error) => sink(&path, Found::Unreadable(error))?,
             }
             continue;
         }
-        let Some(name) = level.names.remove_first() else {
+        let Some((name, found)) = level.next(tree, &path) else {
             levels.pop();
             continue;
         };
-        // A damaged directory can have a name twice.
-        while level.names.first() == Some(&name) {
-            level.names.remove_first();
-        }
         path = join(&path, &name);
-        match tree.child(&level.dir, &name, &path) {
+        match found {
             Ok(Some((record, dir))) => {
                 level.below.extend(dir.map(|dir| (name, dir)));
                 sink(&path, Found::File(record))?;
@@ -224,9 +266,18 @@ impl Tree for Mounted<'_> {
         }
     }
 
-    fn child(&self, (): &(), _: &[u8], path: &[u8]) -> Result<Option<(Record, Option<()>)>> {
+    fn children(&self, (): &(), path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<()>>> {
+        names.iter().map(|name| self.child(&join(path, name))).collect()
+    }
+
+    /// What is read is told at once.
+    const TOGETHER: usize = 1;
+}
+
+impl Mounted<'_> {
+    fn child(&self, path: &[u8]) -> Result<Child<()>> {
         let full = self.full(path);
-        let read = || -> Result<Option<(Record, Option<()>)>> {
+        let read = || -> Result<Child<()>> {
             let meta = match std::fs::symlink_metadata(&full) {
                 Ok(meta) if meta.dev() == self.device => meta,
                 Ok(_) => return Ok(None),
@@ -250,10 +301,8 @@ struct InImage<'a> {
     entered: CycleGuard<u64>,
 }
 
-impl InImage<'_> {
-    fn identity(&self, inode: &InodeRef) -> Identity {
-        Identity { ino: inode.ino.0, generation: inode.generation, change: self.vfs.change(inode) }
-    }
+fn identity(inode: &InodeRef, change: Option<u64>) -> Identity {
+    Identity { ino: inode.ino.0, generation: inode.generation, change }
 }
 
 impl Tree for InImage<'_> {
@@ -265,11 +314,19 @@ impl Tree for InImage<'_> {
         names(self.vfs, dir).map(Some)
     }
 
-    fn child(&self, dir: &InodeRef, name: &[u8], _: &[u8]) -> Result<Option<(Record, Option<InodeRef>)>> {
-        let inode = child(self.vfs, dir, name)?;
-        let is_dir = inode.kind == FileType::Directory;
-        Ok(Some((Record { identity: self.identity(&inode), is_dir }, is_dir.then_some(inode))))
+    fn children(&self, dir: &InodeRef, _: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<InodeRef>>> {
+        let found: Vec<_> = names.iter().map(|name| child(self.vfs, dir, name)).collect();
+        let inodes: Vec<_> = found.iter().flatten().cloned().collect();
+        let mut changes = self.vfs.changes(&inodes).into_iter();
+        let mut record = |inode: InodeRef| {
+            let is_dir = inode.kind == FileType::Directory;
+            let identity = identity(&inode, changes.next().flatten());
+            Some((Record { identity, is_dir }, is_dir.then_some(inode)))
+        };
+        found.into_iter().map(|inode| inode.map(&mut record)).collect()
     }
+
+    const TOGETHER: usize = 256;
 }
 
 /// Writes the state of a tree of an image. Runs in the image process. A file that cannot be read is an error.
@@ -282,7 +339,7 @@ pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: imp
     }
     let mut tree = InImage { vfs, image, entered: CycleGuard::default() };
     let root = resolve(vfs, image, path, true)?;
-    let header = Header { instance: file_info::instance(vfs), root: tree.identity(&root) };
+    let header = Header { instance: file_info::instance(vfs), root: identity(&root, vfs.change(&root)) };
     let mut state = Writer::new(BufWriter::with_capacity(64 << 10, out), &header)?;
     walk(&mut tree, root, &mut |path, found| match found {
         Found::File(record) => Ok(state.put(path, &record)?),
@@ -312,13 +369,19 @@ mod tests {
             Ok(Some(names.sort()))
         }
 
-        fn child(&self, dir: &String, name: &[u8], path: &[u8]) -> Result<Option<(Record, Option<String>)>> {
-            let full = format!("{dir}{}", std::str::from_utf8(name).unwrap());
-            assert_eq!(full.as_bytes(), path);
-            let below = format!("{full}/");
-            let is_dir = self.0.iter().any(|path| path.starts_with(&below));
-            Ok(Some((Record { identity: Identity::default(), is_dir }, is_dir.then_some(below))))
+        fn children(&self, dir: &String, path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<String>>> {
+            assert!((1..=Self::TOGETHER).contains(&names.len()));
+            let read = |name: &Vec<u8>| {
+                let full = format!("{dir}{}", std::str::from_utf8(name).unwrap());
+                assert_eq!(full.as_bytes(), join(path, name));
+                let below = format!("{full}/");
+                let is_dir = self.0.iter().any(|path| path.starts_with(&below));
+                Ok(Some((Record { identity: Identity::default(), is_dir }, is_dir.then_some(below))))
+            };
+            names.iter().map(read).collect()
         }
+
+        const TOGETHER: usize = 3;
     }
 
     #[test]

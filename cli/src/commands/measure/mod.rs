@@ -19,6 +19,7 @@ use std::io::BufReader;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -30,13 +31,13 @@ use ivers_ima::signature;
 use ivers_ima::store::{Files, Store};
 use serde_json::json;
 
-use crate::arguments::{Completed, ImageName, Operand};
+use crate::arguments::{Completed, ImageName, Operand, is_server};
 use crate::file_info;
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::open_image;
+use crate::image::open::start_process;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::{ImageProcess, Request, protocol_error};
+use crate::image::process::{Request, protocol_error};
 use crate::output::failure::{CORRUPT, FAILED, Problems, REFUSED, failure, usage};
 use crate::output::format::Shown;
 use crate::output::{format, print, progress, save};
@@ -284,9 +285,7 @@ impl Run {
     }
 
     fn image(&mut self, image: &Path, path: &[u8], options: &ImageOptions, json: bool) -> Result<()> {
-        let device = open_image(image, options)?;
-        let mut process = ImageProcess::start(&device, image, options)?;
-        drop(device);
+        let mut process = start_process(image, path, options, Stdio::null())?;
         let (ours, theirs) = UnixStream::pair()?;
         // Both sides use it as a file: the sandbox allows read and write.
         let ours = File::from(OwnedFd::from(ours));
@@ -349,6 +348,7 @@ impl Run {
 /// of an image has no entries of others.
 fn list_name(paths: &[PathBuf]) -> String {
     let image = |word: &PathBuf| match Operand::parse_image(word) {
+        Operand::Image { image, .. } if is_server(&image) => Some(image),
         Operand::Image { image, .. } => ImageName::parse(&image).canonicalize().ok(),
         Operand::Host(_) => None,
     };

@@ -94,8 +94,23 @@ fuse2fs --help.
 
 IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server checks permissions. A file \
 that is removed while it is open stays as .nfs* until it is closed. Options for servers, as in nfs(5):
+  xprtsec=none, xprtsec=tls, xprtsec=mtls
+                   encrypt connections (TLS, RFC 9289): not; with a certificate
+                   of the server; with certificates of server and client
+                   (default: none). Other commands take this option too
+  tls_authorities=FILE
+                   the authorities to trust, in PEM (default:
+                   /etc/ssl/certs/ca-certificates.crt)
+  tls_certificate=FILE, tls_key=FILE
+                   the client's certificate and private key, for mtls
   rsize=N, wsize=N the longest request to read and to write in bytes: 1024 to
                    1048576
+  nconnect=N       use up to N connections (1 to 16) for requests in parallel
+                   (default: 1)
+  cache-dir=DIR, cache-size=SIZE
+                   keep contents of files in DIR beyond the mount, in at most
+                   SIZE (default: 1G). DIR is for one mount at a time, and no
+                   other user may enter it; it is made if it does not exist
   actimeo=N        how long attributes count as current, in seconds
                    (default: 3)
   noac             the same as actimeo=0

@@ -28,14 +28,15 @@ use anyhow::{Context, Result};
 use ivers_vfs::{FileType, MountOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::archive::member::{Kind, Member};
+use crate::archive::member::{Kind, Member, NewOwners};
 use crate::archive::reader::Reader;
-use crate::arguments::{image_path, source_date_epoch};
+use crate::arguments::{image_path, is_server, source_date_epoch};
 use crate::image::directory::resolve;
 use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
+use crate::image::images::Source;
 use crate::image::mount_options::ImageArgs;
-use crate::image::open::{open_image, open_on, parse_image_path};
+use crate::image::open::parse_image_path;
 use crate::image::sandbox;
 use crate::output::failure::{FAILED, NOT_FOUND, Problems, code, failure, say, usage};
 use crate::output::format::Shown;
@@ -151,11 +152,11 @@ fn create(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problem
     let (image, path) = parse_image_path(word)?;
     let latest = args.timestamp.map_or_else(source_date_epoch, |seconds| Ok(Some(seconds)))?;
     let options = args.image.options()?;
-    let device = open_image(&image, &options)?;
+    let source = Source::open(&image, &path, &options)?;
     let out = open_output(&args.file)?;
     sandbox::enter(options.sandbox);
     let mount_options = MountOptions { background: false, ..MountOptions::default() };
-    let vfs = open_on(Some(device), &image, &options, mount_options)?;
+    let vfs = source.parse(&image, &options, mount_options)?;
     let to_stderr = is_standard(&args.file);
     let show = |path: &[u8]| match args.verbose {
         true if to_stderr => {
@@ -166,7 +167,12 @@ fn create(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problem
         false => Ok(()),
     };
     let options = pack::Options { excludes, owners: args.owners.owners(), latest, show: &show };
-    pack::pack(&vfs, &image, &path, &options, BufWriter::with_capacity(BUFFER, out))
+    let packed = pack::pack(&vfs, &image, &path, &options, BufWriter::with_capacity(BUFFER, out));
+    if is_server(&image) {
+        // The server is told that the client leaves. Errors are logged; the archive is complete.
+        let _ = vfs.unmount();
+    }
+    packed
 }
 
 /// Opens the archive for writing, before this process enters the sandbox.
@@ -199,6 +205,17 @@ pub fn open_input(file: &Path) -> Result<File> {
     File::open(file).with_context(|| format!("cannot open {}", file.shown()))
 }
 
+/// Returns the owners of the files that `-x` creates. A server lets only root give files away, so those of
+/// another user belong to that user, as tar(1) does it.
+fn new_owners(args: &Args, image: &Path) -> NewOwners {
+    let given = args.owners.owners();
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    if !is_server(image) || user.is_root() {
+        return given;
+    }
+    NewOwners { uid: given.uid.or(Some(user.as_raw())), gid: given.gid.or(Some(group.as_raw())) }
+}
+
 fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problems)> {
     let (image, path) = parse_image_path(word)?;
     let options = args.image.options()?.for_editing()?;
@@ -209,14 +226,14 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     }
     let input = open_input(&args.file)?;
     let archive_bytes = input.metadata().map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
-    let device = open_image(&image, &options)?;
+    let source = Source::open(&image, &path, &options)?;
     // After a signal the image is closed, and nothing of it is lost.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     sandbox::enter(options.sandbox);
-    let vfs = open_on(Some(device), &image, &options, MountOptions::default())?;
+    let vfs = source.parse(&image, &options, MountOptions::default())?;
     if let Some(why) = vfs.health().read_only {
         return Err(failure(FAILED, format!("{}: read-only: {why}", image.shown())));
     }
@@ -224,7 +241,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     let options = unpack::Options {
         excludes,
         strip: args.strip_components,
-        owners: args.owners.owners(),
+        owners: new_owners(args, &image),
         latest: None,
         show: &show,
         no_atimes: false,

@@ -24,6 +24,11 @@ pub trait ServerOps {
     /// [`CacheHandle`] its pages. Called before any of them is used, so it must be cheap while a delegation,
     /// a lease or a timeout vouches for the cache.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()>;
+    /// As [`ServerOps::revalidate`] for several inodes, with one result for each. A driver whose protocol can
+    /// ask for several at once does so.
+    fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
+        inodes.iter().map(|inode| self.revalidate(caller, inode)).collect()
+    }
     /// Checks that the server grants `caller` the whole `mask` (R4 W2 X1): `NameError::Access` if not.
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()>;
     /// Sets attributes on the server, the size included, and gives the reply to [`CacheHandle::update`].

@@ -19,6 +19,9 @@ pub struct Plan {
     pub late: AtomicUsize,
     pub delay_ms: AtomicUsize,
     pub cuts: AtomicUsize,
+    /// Connections that were made, and how many of them are refused after the first: 0 is none.
+    pub connections: AtomicUsize,
+    pub refused_from: AtomicUsize,
 }
 
 /// Forwards connections to a server.
@@ -29,6 +32,11 @@ pub fn proxy(server: SocketAddr) -> (SocketAddr, Arc<Plan>) {
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let (client, Ok(server)) = (client.unwrap(), TcpStream::connect(server)) else { continue };
+            let nth = theirs.connections.fetch_add(1, Relaxed);
+            let refused_from = theirs.refused_from.load(Relaxed);
+            if refused_from > 0 && nth >= refused_from {
+                continue;
+            }
             let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
             std::thread::spawn(move || {
                 let _ = std::io::copy(&mut from, &mut to);
@@ -138,6 +146,104 @@ fn threads_share_a_connection_that_breaks_again_and_again() {
         }
     });
     assert!(plan.cuts.load(Relaxed) > 0);
+}
+
+/// Reads files of their own in 8 threads, while `disturb` runs.
+fn read_in_threads(client: &Mounted, rounds: usize, disturb: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            scope.spawn(move || {
+                for nth in (0..40).cycle().skip(thread * 5).take(rounds) {
+                    let contents = client.contents(&format!("/f{nth}")).unwrap();
+                    assert_eq!(contents, vec![nth as u8; 100_000 + nth]);
+                }
+            });
+        }
+        disturb();
+    });
+}
+
+fn connected(address: SocketAddr, connections: usize) -> Mounted {
+    let cache = MountOptions { cache_bytes: 1 << 20, ..quiet() };
+    let options = NfsOptions { connections, ..options() };
+    let nfs = Nfs::open("nfs://test", dial(address), &options).unwrap();
+    Mounted { vfs: Vfs::mount(nfs.clone(), cache).unwrap(), nfs }
+}
+
+/// [`N16`] Requests in parallel use several connections to one session. A request whose connection is cut is
+/// sent again on another one.
+#[test]
+fn several_connections_carry_one_session() {
+    let served = Served::new(mem());
+    let root = served.root();
+    (0..40).for_each(|nth| {
+        drop(served.file(&root, format!("f{nth}").as_bytes(), &vec![nth as u8; 100_000 + nth]))
+    });
+    let (address, plan) = proxy(served.address());
+    let client = connected(address, 4);
+    let count = |name: &str| client.vfs.counters().iter().find(|(found, _)| *found == name).unwrap().1;
+    assert_eq!(client.contents("/f0").unwrap().len(), 100_000);
+    assert_eq!(plan.connections.load(Relaxed), 1, "one program needs one connection");
+    read_in_threads(&client, 20, || {});
+    assert_eq!(plan.connections.load(Relaxed), 4);
+    read_in_threads(&client, 40, || {
+        for _ in 0..12 {
+            std::thread::sleep(Duration::from_millis(30));
+            plan.cut_after.store(7777, Relaxed);
+        }
+    });
+    assert!(plan.cuts.load(Relaxed) > 2 && plan.connections.load(Relaxed) > 5);
+    assert!(count("server_retries") > 0 && count("server_sessions") == 1, "{:?}", client.vfs.counters());
+    client.vfs.unmount().unwrap();
+}
+
+/// A server that takes one connection from a client is used with one.
+#[test]
+fn refused_connections_do_not_stop_a_mount() {
+    let served = Served::new(mem());
+    let root = served.root();
+    (0..40).for_each(|nth| {
+        drop(served.file(&root, format!("f{nth}").as_bytes(), &vec![nth as u8; 100_000 + nth]))
+    });
+    let (address, plan) = proxy(served.address());
+    plan.refused_from.store(1, Relaxed);
+    let client = connected(address, 8);
+    read_in_threads(&client, 20, || {});
+    let tried = plan.connections.load(Relaxed);
+    assert!((2..200).contains(&tried), "{tried}");
+    client.vfs.unmount().unwrap();
+}
+
+/// [`N10`] Changes over several connections that are cut are executed once.
+#[test]
+fn changes_over_several_connections_are_executed_once() {
+    let served = Served::new(ext4());
+    let (address, plan) = proxy(served.address());
+    let client = connected(address, 4);
+    let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (client, cred, root) = (&client, &cred, &root);
+            scope.spawn(move || {
+                for nth in 0..60 {
+                    let (one, other) = (format!("a{thread}-{nth}"), format!("b{thread}-{nth}"));
+                    let spec = CreateSpec::directory(0o755);
+                    // It fails if it is executed twice: the name exists, or is gone.
+                    client.vfs.create(cred, root, one.as_bytes(), &spec, true).unwrap();
+                    let (one, other) = (one.as_bytes(), other.as_bytes());
+                    client.vfs.rename(cred, root, one, root, other, RenameFlags::empty(), false).unwrap();
+                    client.vfs.rmdir(cred, root, other, false).unwrap();
+                }
+            });
+        }
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(25));
+            plan.cut_after.store(300, Relaxed);
+        }
+    });
+    assert!(plan.cuts.load(Relaxed) > 3, "{} cuts", plan.cuts.load(Relaxed));
+    assert_eq!(client.names("/").unwrap().len(), 3, "`.`, `..` and lost+found");
+    client.vfs.unmount().unwrap();
 }
 
 #[test]

@@ -3,11 +3,13 @@
 
 mod faults;
 mod hostile;
+mod kept;
 mod lies;
 mod locking;
 mod ranges;
 mod recovery;
 mod served;
+mod tls;
 mod writing;
 
 use std::net::SocketAddr;
@@ -44,11 +46,21 @@ fn ext4() -> Arc<Vfs> {
 
 /// Exports a filesystem as `/deep/data` with these flags.
 fn serve_at(state: &Path, vfs: &Arc<Vfs>, flags: &str, address: SocketAddr) -> NfsServer {
+    serve_with(state, vfs, flags, address, None)
+}
+
+fn serve_with(
+    state: &Path,
+    vfs: &Arc<Vfs>,
+    flags: &str,
+    address: SocketAddr,
+    tls: Option<ivers_nfsd::net::tls::Tls>,
+) -> NfsServer {
     let config = ExportConfig::from_flag(&format!("image,name=/deep/data{flags}")).unwrap();
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
     let listeners = vec![listen::on(address).unwrap()];
     let setup = Setup::new(StableStorage::open(state).unwrap(), listeners, exports);
-    NfsServer::start(Setup { lease_seconds: 3, ..setup }).unwrap()
+    NfsServer::start(Setup { lease_seconds: 3, tls, ..setup }).unwrap()
 }
 
 /// A server with one export.

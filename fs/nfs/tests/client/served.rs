@@ -1,7 +1,7 @@
 //! The client on ivers's own server.
 
 use super::*;
-use ivers_vfs::{Error, NameError, OpenMode, SetAttr, access};
+use ivers_vfs::{Error, FileSystem, NameError, OpenMode, SetAttr, access};
 
 #[test]
 fn a_tree_is_read_as_it_is() {
@@ -199,4 +199,43 @@ fn a_server_that_is_not_there_is_an_error_at_once() {
     let error = mount(address, &options()).map(drop).unwrap_err().to_string();
     assert!(error.contains("nfs://test: cannot connect"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+/// The change attributes of many files cost few round trips. A file that is gone does not hide the others.
+#[test]
+fn many_files_are_asked_for_in_one_request() {
+    const FILES: usize = 200;
+    let served = Served::new(ext4());
+    let root = served.root();
+    let there: Vec<_> =
+        (0..FILES).map(|nth| served.file(&root, format!("f{nth}").as_bytes(), b"x")).collect();
+    let client = mount(served.address(), &options()).unwrap();
+    let here: Vec<_> = (0..FILES).map(|nth| client.find(&format!("/f{nth}")).unwrap()).collect();
+    let count = |name| client.nfs.counters().iter().find(|(found, _)| *found == name).unwrap().1;
+    let asked = |inodes: &[InodeRef]| {
+        let before = (client.nfs.requests(), count("server_getattr"));
+        let changes = client.vfs.changes(inodes);
+        (changes, client.nfs.requests() - before.0, count("server_getattr") - before.1)
+    };
+    let expected: Vec<_> = there.iter().map(|file| served.vfs.change(file)).collect();
+    let (changes, requests, getattrs) = asked(&here);
+    assert_eq!(changes, expected);
+    // The server takes 64 operations: SEQUENCE, and two for each of 31 files.
+    assert_eq!((requests, getattrs), (FILES.div_ceil(31) as u64, FILES as u64));
+    assert_eq!(asked(&[]), (Vec::new(), 0, 0));
+
+    served.write(&there[77], b"changed");
+    let cred = Cred::root();
+    served.vfs.unlink(&cred, &root, b"f5", false).unwrap();
+    served.vfs.unlink(&cred, &root, b"f199", false).unwrap();
+    drop(there);
+    let (again, requests, _) = asked(&here);
+    for (nth, (before, after)) in changes.iter().zip(&again).enumerate() {
+        match nth {
+            5 | 199 => assert_eq!(*after, None, "file {nth} is gone"),
+            77 => assert!(after > before, "file {nth} changed"),
+            _ => assert_eq!(after, before, "file {nth}"),
+        }
+    }
+    assert!(requests <= FILES.div_ceil(31) as u64 + 1, "{requests} requests");
 }

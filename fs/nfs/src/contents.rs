@@ -1,0 +1,214 @@
+//! Contents of files on local disk, which outlive the mount: what is kept, and when it is served.
+//! `docs/nfs.md` has the rules (P1 to P8).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use ivers_content_cache::{BLOCK_BYTES, ContentCache, FileKey, Found};
+use ivers_nfs4::attr::{self, Fattr};
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, share};
+use ivers_nfs4::types::{Bitmap, Verifier};
+use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::{Cred, Error, Result};
+
+use crate::attributes;
+use crate::driver::Nfs;
+use crate::nodes::Node;
+use crate::reply::take;
+
+/// How many files are tried for the verifier: some cannot be committed by this user.
+const ATTEMPTS_MAX: u32 = 16;
+
+/// The run of the server that a session belongs to.
+#[derive(Default, Clone, Copy)]
+struct Run {
+    /// The number of sessions that were made until then.
+    sessions: u64,
+    /// The write verifier: another one means that the server may have lost changes (P3).
+    verifier: Option<Verifier>,
+    attempts: u32,
+}
+
+/// The contents that are kept.
+pub(crate) struct Contents {
+    cache: Arc<ContentCache>,
+    run: RankedMutex<rank::Leaf, Run>,
+    /// Reads that needed no READ.
+    unasked: AtomicU64,
+}
+
+/// The bytes that READ brought.
+struct Arrived {
+    bytes: usize,
+    /// The file ends after them.
+    ends: bool,
+    /// The change attribute that the file had before and after each READ.
+    change: Option<u64>,
+}
+
+impl Contents {
+    pub(crate) fn new(cache: Arc<ContentCache>) -> Self {
+        Self { cache, run: RankedMutex::default(), unasked: AtomicU64::new(0) }
+    }
+
+    /// Returns the counters.
+    pub(crate) fn counters(&self) -> [(&'static str, u64); 6] {
+        let counts = self.cache.counts();
+        [
+            ("disk_cache_reads", self.unasked.load(Relaxed)),
+            ("disk_cache_hits", counts.hits),
+            ("disk_cache_misses", counts.misses),
+            ("disk_cache_stored", counts.stored),
+            ("disk_cache_damaged", counts.damaged),
+            ("disk_cache_refused", counts.refused),
+        ]
+    }
+}
+
+fn change_of(fattr: &Fattr, place: &str) -> Result<Option<u64>> {
+    Ok(attributes::decode(fattr, place)?.change)
+}
+
+impl Nfs {
+    /// Returns the key of a file whose contents are kept, and the number of sessions that it holds for.
+    fn key(&self, contents: &Contents, node: &Node) -> Option<(FileKey, u64)> {
+        let (fsid, fileid) = node.place()?;
+        // The promises of the change attribute are those of one filesystem (P2).
+        if Some(fsid) != self.facts.fsid() {
+            return None;
+        }
+        let (verifier, sessions) = self.run(contents, node)?;
+        let parts: [&[u8]; 6] = [
+            self.client.name().as_bytes(),
+            &fsid.major.to_le_bytes(),
+            &fsid.minor.to_le_bytes(),
+            &fileid.to_le_bytes(),
+            &node.handle.0,
+            &verifier,
+        ];
+        Some((FileKey::new(&parts), sessions))
+    }
+
+    /// Returns the write verifier of the server, and the number of sessions that it holds for.
+    fn run(&self, contents: &Contents, node: &Node) -> Option<(Verifier, u64)> {
+        let sessions = self.client.sessions();
+        let known = *contents.run.lock();
+        if known.sessions == sessions && (known.verifier.is_some() || known.attempts >= ATTEMPTS_MAX) {
+            return known.verifier.map(|verifier| (verifier, sessions));
+        }
+        let ops = [Op::Commit(CommitArgs { offset: 0, count: 0 })];
+        let answered = self.on_file(&Cred::system(), node, &ops);
+        let verifier = answered.and_then(|(mut results, _)| take!(results, Commit));
+        if let Err(error) = &verifier {
+            log::info!("{}: its contents are not kept: {error}", self.place(node));
+        }
+        if self.client.sessions() != sessions {
+            return None;
+        }
+        let mut run = contents.run.lock();
+        if run.sessions != sessions {
+            *run = Run { sessions, ..Run::default() };
+        }
+        run.attempts += 1;
+        run.verifier = run.verifier.or(verifier.ok());
+        run.verifier.map(|verifier| (verifier, sessions))
+    }
+
+    /// Returns the change attribute of a file, if the known one is current.
+    fn current_change(&self, caller: &Cred, node: &Node) -> Result<Option<u64>> {
+        if node.is_fresh() {
+            return Ok(Some(node.change()));
+        }
+        // The reply is not given to the VFS, which waits for bytes here.
+        let ops = [Op::GetAttr(Bitmap::of([attr::CHANGE]))];
+        let (mut results, _) = self.on_file(caller, node, &ops)?;
+        let change = change_of(&take!(results, GetAttr)?, &self.place(node))?;
+        Ok(change.filter(|change| node.confirm(*change, self.attribute_timeout)))
+    }
+
+    /// Reads a file, from local disk where its current contents are there. What comes from the server is
+    /// stored. Returns false if contents of this file are not kept.
+    pub(crate) fn read_kept(&self, caller: &Cred, node: &Node, offset: u64, buf: &mut [u8]) -> Result<bool> {
+        let Some(contents) = &self.contents else { return Ok(false) };
+        let Some((file, sessions)) = self.key(contents, node) else { return Ok(false) };
+        self.unlost_stateid(node, share::READ)?;
+        let change = self.current_change(caller, node)?;
+        let found = change.map_or(Found::default(), |change| contents.cache.read(&file, change, offset, buf));
+        if found.ends || found.bytes == buf.len() {
+            contents.unasked.fetch_add(1, Relaxed);
+            buf[found.bytes..].fill(0);
+            return Ok(true);
+        }
+        let block = BLOCK_BYTES as u64;
+        let at = offset + found.bytes as u64;
+        let start = at - at % block;
+        let end = (offset + buf.len() as u64).next_multiple_of(block);
+        let mut bytes = vec![0; (end - start) as usize];
+        let arrived = self.receive(caller, node, start, &mut bytes, true)?;
+        if found.bytes > 0 && arrived.change != change {
+            // The beginning is older than the rest.
+            return Ok(false);
+        }
+        if let Some(change) = arrived.change
+            && self.client.sessions() == sessions
+        {
+            contents.cache.store(&file, change, start, &bytes[..arrived.bytes], arrived.ends);
+        }
+        let from = (at - start) as usize;
+        let rest = buf.len() - found.bytes;
+        buf[found.bytes..].copy_from_slice(&bytes[from..from + rest]);
+        Ok(true)
+    }
+
+    /// Reads a file from the server.
+    pub(crate) fn read_sent(&self, caller: &Cred, node: &Node, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.receive(caller, node, offset, buf, false).map(drop)
+    }
+
+    /// Sends READ until the buffer is full or the file ends. What is past its end is 0. `observes`: also asks
+    /// for the change attribute before and after each READ (P1).
+    fn receive(
+        &self,
+        caller: &Cred,
+        node: &Node,
+        offset: u64,
+        buf: &mut [u8],
+        observes: bool,
+    ) -> Result<Arrived> {
+        let most = self.read_bytes_max()?;
+        let place = self.place(node);
+        let mut arrived = Arrived { bytes: 0, ends: false, change: None };
+        let mut changes = Vec::new();
+        while arrived.bytes < buf.len() && !arrived.ends {
+            let done = arrived.bytes;
+            let count = (buf.len() - done).min(most);
+            let (at, len) = (offset + done as u64, count as u32);
+            let observed = || observes.then(|| Op::GetAttr(Bitmap::of([attr::CHANGE])));
+            let ops = |stateid| {
+                let read = Op::Read(ReadArgs { stateid, offset: at, count: len });
+                observed().into_iter().chain([read]).chain(observed()).collect()
+            };
+            let (mut results, _) = self.with_stateid(caller, node, share::READ, ops)?.ok(&place)?;
+            results.skip();
+            if observes {
+                changes.push(change_of(&take!(results, GetAttr)?, &place)?);
+            }
+            let ok = take!(results, Read)?;
+            if observes {
+                changes.push(change_of(&take!(results, GetAttr)?, &place)?);
+            }
+            if ok.data.len() > count || (ok.data.is_empty() && !ok.eof) {
+                let what = format!("the server answered a read of {count} bytes with {}", ok.data.len());
+                return Err(Error::corrupt(what, place));
+            }
+            buf[done..done + ok.data.len()].copy_from_slice(&ok.data);
+            arrived.bytes += ok.data.len();
+            arrived.ends = ok.eof;
+        }
+        buf[arrived.bytes..].fill(0);
+        let first = changes.first().copied().flatten();
+        arrived.change = first.filter(|first| changes.iter().all(|change| *change == Some(*first)));
+        Ok(arrived)
+    }
+}
