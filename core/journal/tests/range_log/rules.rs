@@ -329,3 +329,22 @@ fn many_objects_are_committed_and_pushed() {
     assert!(stats.checkpoints >= 1, "{stats:?}");
     fs.journal.shutdown().unwrap();
 }
+
+/// A log of ranges has space for small changes of many buffers, which all stay in memory until they are
+/// committed.
+#[test]
+fn many_changed_buffers_are_committed() {
+    let device: Arc<dyn Device> = Arc::new(formatted());
+    let log = RangeLog::open(device.clone(), LOG, SECTORS).unwrap();
+    let bytes = 16 * u64::from(BLOCK);
+    let fs = Fs::with_options(device, log, JournalOptions::default().with_checkpoint_bytes(bytes));
+    for number in 0..16 {
+        fs.set_one(300 + number, 0, number);
+    }
+    assert_eq!(fs.journal.stats().commits, 0);
+    for number in 0..20 {
+        fs.set_one(330 + number, 0, number);
+    }
+    assert!(fs.journal.stats().commits >= 1);
+    fs.journal.shutdown().unwrap();
+}
