@@ -1,6 +1,7 @@
 //! The client against servers: ivers's own over a socket, the same behind a proxy that breaks connections,
 //! and one that lies.
 
+mod delegations;
 mod faults;
 mod hostile;
 mod lies;
@@ -120,6 +121,11 @@ fn mount(address: SocketAddr, options: &NfsOptions) -> Result<Mounted> {
 }
 
 impl Mounted {
+    fn count(&self, name: &str) -> u64 {
+        let counters = self.vfs.counters();
+        counters.iter().find(|(found, _)| *found == name).unwrap().1
+    }
+
     fn find(&self, path: &str) -> Result<InodeRef> {
         self.vfs.resolve(&Cred::root(), path, false)
     }
