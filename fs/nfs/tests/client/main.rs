@@ -1,6 +1,7 @@
 //! The client against servers: ivers's own over a socket, the same behind a proxy that breaks connections,
 //! and one that lies.
 
+mod callbacks;
 mod delegations;
 mod faults;
 mod hostile;
