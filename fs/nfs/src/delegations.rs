@@ -26,7 +26,7 @@ const DELEGATIONS_MAX: usize = 1000;
 /// Recalls of delegations that no reply has brought yet.
 const EARLY_MAX: usize = 64;
 /// Delegations that one request returns, and stateids that one request tests, at most.
-const BATCH: usize = 6;
+const BATCH: usize = 5;
 const TESTS: usize = 64;
 /// How long a request of the thread may take before it is tried again.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -181,8 +181,11 @@ impl Opens {
 
     /// OPEN brought this delegation; its request was `sent`. One that was not asked for is returned.
     pub(crate) fn granted(&self, file: &Arc<FileOpen>, granted: &OpenDelegation, asked: bool, sent: u64) {
+        let held = file.state.lock().delegation.map(|it| it.stateid);
         let ReadDelegation { stateid, recall, .. } = match granted {
             OpenDelegation::Read(read) if asked => read,
+            // The server repeats it.
+            OpenDelegation::Read(read) if held.is_some_and(|held| held.other == read.stateid.other) => return,
             OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
             OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => {
                 return self.give_back(file, read.stateid);
@@ -273,7 +276,7 @@ impl Opens {
         all.sort_by_key(|(is_open, used, _)| (*is_open, *used));
         let surplus = all.len().saturating_sub(keep);
         for (.., file) in all.into_iter().take(surplus) {
-            if file.begin_return(None) {
+            if file.begin_return(None) == Some(true) {
                 self.table.returns.push(&file);
             }
         }
@@ -420,7 +423,7 @@ impl Opens {
         let returns = &self.table.returns;
         returns.stop();
         returns.wait_for_end(until);
-        let files = self.all().into_iter().filter(|file| file.begin_return(None)).collect();
+        let files = self.all().into_iter().filter(|file| file.begin_return(None).is_some()).collect();
         if !self.client.is_stopped() {
             self.return_files(files, until);
         }
@@ -454,14 +457,17 @@ impl Callee for Opens {
             }
             is_early
         };
-        match self.table.known(file) {
-            Some(file) if file.begin_return(Some(stateid)) => {
-                Counters::count(&self.client.counters().recalls);
-                returns.push(&file);
+        let known = self.table.known(file);
+        match known.as_ref().and_then(|file| file.begin_return(Some(stateid))) {
+            Some(is_new) => {
+                if let Some(file) = known.filter(|_| is_new) {
+                    Counters::count(&self.client.counters().recalls);
+                    returns.push(&file);
+                }
                 NfsStat::Ok
             }
-            _ if is_early => NfsStat::Ok,
-            _ => NfsStat::BadStateid,
+            None if is_early => NfsStat::Ok,
+            None => NfsStat::BadStateid,
         }
     }
 

@@ -157,11 +157,12 @@ impl FileOpen {
         self.state.lock().delegation.filter(|it| !it.returning)
     }
 
-    /// Marks the delegation as being returned, if it has this stateid. Returns whether there is one.
-    pub fn begin_return(&self, stateid: Option<StateId>) -> bool {
+    /// Marks the delegation as being returned, if it has this stateid. Returns whether it was not before;
+    /// `None`: there is no such delegation.
+    pub fn begin_return(&self, stateid: Option<StateId>) -> Option<bool> {
         let mut state = self.state.lock();
         let wanted = |it: &&mut Delegation| stateid.is_none_or(|stateid| it.stateid.other == stateid.other);
-        state.delegation.as_mut().filter(wanted).map(|it| it.returning = true).is_some()
+        state.delegation.as_mut().filter(wanted).map(|it| !std::mem::replace(&mut it.returning, true))
     }
 
     /// The server no longer has a delegation. Returns whether the file had it.

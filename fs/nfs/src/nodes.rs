@@ -322,7 +322,10 @@ impl Node {
     /// or later, and this client has not changed the file in a way that it does not know (D2).
     pub fn is_covered(&self, since: u64, unknown_changes: u64) -> bool {
         let known = self.known.lock();
-        known.sent >= since && known.unknown_changes == unknown_changes && known.fresh_until.is_some()
+        !known.applying
+            && known.sent >= since
+            && known.unknown_changes == unknown_changes
+            && known.fresh_until.is_some()
     }
 
     /// So many changes had an unknown outcome before this reply was taken over.

@@ -91,7 +91,7 @@ impl OpenTable {
             state.access == 0 && state.hidden.is_empty()
         };
         // Nothing is cached of it.
-        if file.begin_return(None) {
+        if file.begin_return(None) == Some(true) {
             self.returns.push(file);
         }
         if !idle {
@@ -314,6 +314,13 @@ impl Opens {
         stateid
     }
 
+    /// Programs that opened the file under a delegation get an open on the server.
+    pub fn open_for_programs(&self, file: &Arc<FileOpen>) {
+        if let Some((access, _)) = file.opened_locally() {
+            self.open_stateid(file, access);
+        }
+    }
+
     /// The server does not have a stateid that was used.
     pub fn lost(&self, file: &FileOpen, used: StateId, status: NfsStat) {
         if !self.lost_delegation(file, used, status) {
@@ -379,7 +386,12 @@ impl Opens {
     fn close_once(&self, file: &Arc<FileOpen>, time: Option<Duration>) -> bool {
         let (stateid, caller, locks) = {
             let mut state = file.at_rest();
-            if !state.is_idle() || state.access == 0 {
+            if !state.is_idle() {
+                return false;
+            }
+            if state.access == 0 {
+                drop(state);
+                self.table.remove_if_closed(file);
                 return false;
             }
             let Some(stateid) = state.stateid else {

@@ -83,7 +83,7 @@ impl Opens {
                 self.table.returns.lost_one();
                 self.table.remove_if_closed(file);
             }
-            Some(read) if read.recall && file.begin_return(Some(read.stateid)) => {
+            Some(read) if read.recall && file.begin_return(Some(read.stateid)) == Some(true) => {
                 self.table.returns.push(file);
             }
             Some(_) => {}
