@@ -185,8 +185,14 @@ impl ServerConnection {
             first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
         });
         let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
-        let (facts_of, tls) = (facts_of.to_vec(), self.tls);
-        let nfs = NfsOptions { patience, facts_of, tls, ..NfsOptions::new(Identity::of(self.own)) };
+        // A command uses most files once: a delegation would only have to be returned.
+        let nfs = NfsOptions {
+            patience,
+            delegations: false,
+            facts_of: facts_of.to_vec(),
+            tls: self.tls,
+            ..NfsOptions::new(Identity::of(self.own))
+        };
         mount(&self.target, dial, &nfs, options, mount_options)
     }
 

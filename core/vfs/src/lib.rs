@@ -59,6 +59,7 @@ pub use feature_list::FeatureList;
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use ivers_sync as sync;
 pub use locked_ranges::LockedRanges;
+pub use locks::LockListener;
 pub use lookup::Listed;
 pub use namespace::Expected;
 pub use open_hooks::{FileObserver, OpenMode};

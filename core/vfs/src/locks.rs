@@ -7,10 +7,26 @@
 use crate::driver::{LockConflict, LockOps, LockOwner, LockRequest};
 use crate::error::{NameError, Result};
 use crate::requests::Cred;
+use crate::types::Ino;
 use crate::vfs::{InodeRef, Vfs};
 use std::ops::Range;
 
+/// Is told of inodes of which a lock may be free. Must be quick, and not call the VFS.
+pub type LockListener = Box<dyn Fn(Ino) + Send + Sync>;
+
 impl Vfs {
+    /// Calls `listener` whenever the server says that a lock may be free. The first call of this counts.
+    pub fn on_lock_available(&self, listener: LockListener) {
+        let _ = self.lock_listener.set(listener);
+    }
+
+    /// See [`CacheHandle::lock_available`](crate::CacheHandle::lock_available).
+    pub(crate) fn lock_available(&self, ino: Ino) {
+        if let Some(listener) = self.lock_listener.get() {
+            listener(ino);
+        }
+    }
+
     /// Returns whether the driver keeps locks. Otherwise the front end keeps them.
     pub fn has_locks(&self) -> bool {
         self.fs.locks().is_some()

@@ -6,6 +6,7 @@ use crate::error::{Error, NameError, Result};
 use crate::failure::Failure;
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
+use crate::locks::LockListener;
 use crate::memory::Memory;
 use crate::open_hooks::FileObserver;
 use crate::pages::{PAGE, RUN_PAGES};
@@ -21,7 +22,7 @@ use crate::update_policy::{ChangeMode, CoarseClock, DeferredUpdates, Policy};
 use crate::writeback::DirtyList;
 use ivers_block::Budget;
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 fn unmounted() -> Error {
     Error::Io("the filesystem is unmounted".into())
@@ -64,6 +65,7 @@ pub struct Vfs {
     #[allow(clippy::type_complexity)]
     subscribers: RankedRwLock<rank::Subscribers, Vec<Box<dyn Fn(&ChangeEvent) + Send + Sync>>>,
     has_subscribers: AtomicBool,
+    pub(crate) lock_listener: OnceLock<LockListener>,
 }
 
 /// A counted reference to an inode. It keeps the inode in memory. When the last reference to an orphan is
@@ -160,6 +162,7 @@ impl Vfs {
             epoch_raised: AtomicBool::new(false),
             subscribers: RankedRwLock::new(Vec::new()),
             has_subscribers: AtomicBool::new(false),
+            lock_listener: OnceLock::new(),
         });
         vfs.fs.mounted(CacheHandle(vfs.me.clone()));
         let root = vfs.root()?;

@@ -17,6 +17,7 @@ use ivers_nfs4::types::{ClientId, Opaque, SessionId};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{Cred, Result, ServerError};
 
+use crate::back_channel::BackState;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
 use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
@@ -59,7 +60,6 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 const STOPPED: &str = "the client was stopped";
 /// How long a thread waits before it looks at its time limit.
 const SLICE: Duration = Duration::from_millis(500);
-
 /// What the server keeps for this client, and loses with the client ID.
 pub trait Reclaim: Send + Sync {
     /// The server has lost it: reclaims what a restarted server returns. Called by the thread that makes a
@@ -82,9 +82,9 @@ enum Answered {
 type Linked = (Arc<Connection>, Arc<Session>);
 
 /// The connection and the session that requests use.
-struct Link {
+pub(crate) struct Link {
     connection: Option<Arc<Connection>>,
-    session: Option<Arc<Session>>,
+    pub(crate) session: Option<Arc<Session>>,
     /// A connection on which a session is being made.
     new: Option<Arc<Connection>>,
     /// A thread is replacing one of them.
@@ -97,7 +97,7 @@ struct Link {
 }
 
 /// When waiting ends; `None`: never.
-struct Limit(Option<Instant>);
+pub(crate) struct Limit(pub(crate) Option<Instant>);
 
 /// The results of a request.
 pub struct Outcome {
@@ -114,6 +114,22 @@ impl Outcome {
     pub fn ok(self, place: &str) -> Result<(Results, u64)> {
         let Self { status, results, sent } = self;
         Ok((Compound { status, results }.ok(place)?, sent))
+    }
+
+    /// Returns whether an operation failed that may have changed a part of a file.
+    fn may_have_changed_a_part(&self) -> bool {
+        self.results.last().is_some_and(|last| {
+            last.status() != NfsStat::Ok
+                && matches!(
+                    last.number(),
+                    number::SETATTR
+                        | number::WRITE
+                        | number::ALLOCATE
+                        | number::DEALLOCATE
+                        | number::CLONE
+                        | number::COPY
+                )
+        })
     }
 
     /// As [`Outcome::ok`], if the first `needed` operations succeeded, whatever became of those after them.
@@ -146,12 +162,13 @@ fn changes(op: u32) -> bool {
             | number::SETXATTR
             | number::REMOVEXATTR
             | number::FREE_STATEID
+            | number::DELEGRETURN
     )
 }
 
 /// A server, and the state that this client has on it.
 pub struct Client {
-    exchange: Exchange,
+    pub(crate) exchange: Exchange,
     /// This client's name for itself.
     owner: ClientOwner,
     /// The client ID that the server assigned.
@@ -163,15 +180,17 @@ pub struct Client {
     dialling: RankedMutex<rank::Leaf, ()>,
     /// Connections beside that of the link.
     spares: Spares,
-    link: RankedMutex<rank::Driver<1>, Link>,
+    pub(crate) link: RankedMutex<rank::Driver<1>, Link>,
     changed: Condvar,
     stopped: AtomicBool,
     sent: AtomicU64,
     counters: Counters,
+    pub(crate) me: Weak<Self>,
+    pub(crate) back: BackState,
     reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// When the last request was answered, in milliseconds since `started`.
     last_answer_ms: AtomicU64,
-    started: Instant,
+    pub(crate) started: Instant,
 }
 
 impl Client {
@@ -187,7 +206,9 @@ impl Client {
     ) -> Result<Arc<Self>> {
         let unique: u128 = rand::random();
         let now = Instant::now();
-        let client = Arc::new(Self {
+        let client = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            back: BackState::default(),
             exchange: Exchange::new(name, identity, patience.reply),
             owner: ClientOwner {
                 verifier: rand::random(),
@@ -236,7 +257,7 @@ impl Client {
         &self.exchange.identity
     }
 
-    fn limit_of(&self, time: Option<Duration>) -> Limit {
+    pub(crate) fn limit_of(&self, time: Option<Duration>) -> Limit {
         Limit(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
@@ -308,7 +329,7 @@ impl Client {
     }
 
     /// Returns the connection and the session in use. Replaces what is missing.
-    fn linked(&self, limit: &Limit) -> Result<Linked> {
+    pub(crate) fn linked(&self, limit: &Limit) -> Result<Linked> {
         loop {
             let (connection, session, not_before, is_first) = {
                 let mut link = self.link.lock();
@@ -335,6 +356,7 @@ impl Client {
                     (link.connection, link.session) = (Some(connection.clone()), Some(session.clone()));
                     link.connected_before = true;
                     drop(link);
+                    self.serve_callbacks(&connection, &session);
                     if self.stopped.load(Relaxed) {
                         connection.fail(STOPPED);
                     }
@@ -364,6 +386,7 @@ impl Client {
         not_before: Instant,
         limit: &Limit,
     ) -> std::result::Result<Linked, (Option<Arc<Session>>, Failure)> {
+        let is_new = connection.is_none();
         let connection = match connection {
             Some(connection) => connection,
             None => match self.dialled(not_before, limit) {
@@ -372,7 +395,15 @@ impl Client {
             },
         };
         match session {
-            Some(session) => Ok((connection, session)),
+            Some(session) => {
+                if is_new
+                    && session.back.is_some()
+                    && let Err(error) = establish::bind(&self.exchange, &connection, &session, true, limit.0)
+                {
+                    return Err((Some(session), error.into()));
+                }
+                Ok((connection, session))
+            }
             None => match self.make_session(&connection, limit) {
                 Ok(session) => Ok((connection, Arc::new(session))),
                 Err(failure) => Err((None, failure)),
@@ -462,7 +493,7 @@ impl Client {
             }
         };
         let limit = Instant::now() + BIND_TIMEOUT;
-        match establish::bind(&self.exchange, &connection, session, Some(limit)) {
+        match establish::bind(&self.exchange, &connection, session, false, Some(limit)) {
             Err(error) => Err(connection.fail(error.to_string())),
             Ok(()) if connection.is_usable() => Ok(connection),
             Ok(()) => Err(connection.fail("it cannot be bound to the session")),
@@ -477,9 +508,18 @@ impl Client {
 
     /// As [`Client::call`], with a time limit of its own.
     pub fn call_within(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
+        self.repeat(caller, ops, time, false)
+    }
+
+    /// As [`Client::call_within`], for requests that others may wait for.
+    pub fn call_urgently(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
+        self.repeat(caller, ops, time, true)
+    }
+
+    fn repeat(&self, caller: &Cred, ops: &[Op], time: Option<Duration>, urgent: bool) -> Result<Outcome> {
         let limit = self.limit_of(time);
         loop {
-            if let Some(outcome) = self.attempt(caller, ops, &limit)? {
+            if let Some(outcome) = self.attempt(caller, ops, &limit, urgent)? {
                 return Ok(outcome);
             }
         }
@@ -487,11 +527,29 @@ impl Client {
 
     /// As [`Client::call`], but never executed twice. `None`: it is in doubt whether it was executed.
     pub fn call_once(&self, caller: &Cred, ops: &[Op]) -> Result<Option<Outcome>> {
-        self.attempt(caller, ops, &self.limit_of(self.patience.request))
+        self.attempt(caller, ops, &self.limit_of(self.patience.request), false)
     }
 
     /// Repeats a request until it is executed or in doubt (`None`).
-    fn attempt(&self, caller: &Cred, ops: &[Op], limit: &Limit) -> Result<Option<Outcome>> {
+    fn attempt(&self, caller: &Cred, ops: &[Op], limit: &Limit, urgent: bool) -> Result<Option<Outcome>> {
+        let attempted = self.attempt_uncounted(caller, ops, limit, urgent);
+        let is_unknown = match &attempted {
+            Err(_) => ops.iter().any(|op| changes(op.number())),
+            Ok(outcome) => outcome.as_ref().is_some_and(Outcome::may_have_changed_a_part),
+        };
+        if is_unknown {
+            Counters::count(&self.back.unknown_changes);
+        }
+        attempted
+    }
+
+    fn attempt_uncounted(
+        &self,
+        caller: &Cred,
+        ops: &[Op],
+        limit: &Limit,
+        urgent: bool,
+    ) -> Result<Option<Outcome>> {
         let auth = self.identity().auth(caller);
         Counters::count(&self.counters.requests);
         self.counters.operations(ops);
@@ -500,7 +558,7 @@ impl Client {
             // Before the request, so that whatever happened on the server until here is in its results.
             let sent = self.sent.fetch_add(1, Relaxed) + 1;
             let (_, session) = self.linked(limit)?;
-            let slot = match session.acquire(SLICE) {
+            let slot = match session.acquire(SLICE, urgent) {
                 Acquired::Slot(slot) => slot,
                 Acquired::Busy => {
                     self.check(limit)?;
@@ -539,7 +597,9 @@ impl Client {
         let mut lost = Answered::Not;
         loop {
             let (first, _) = self.linked(limit)?;
-            let connection = self.carrier(first, session, slot.number());
+            let connection = self.carrier(first.clone(), session, slot.number());
+            let has_callbacks = Arc::ptr_eq(&first, &connection);
+            let sent_at = self.started.elapsed();
             let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, keeps_reply, limit.0);
             let answer = match sent {
                 Ok(answer) => answer,
@@ -558,7 +618,8 @@ impl Client {
             let mut results = answer.results.into_iter();
             let refused = match results.next() {
                 Some(OpResult::Sequence(Ok(ok))) if slot.accepts(&ok) => {
-                    self.answered();
+                    self.heed(ok.status_flags);
+                    self.answered(sent_at);
                     slot.finish(true);
                     if answer.status == NfsStat::RetryUncachedRep {
                         return Ok(Answered::InDoubt);
@@ -580,7 +641,7 @@ impl Client {
                 }
                 NfsStat::ConnNotBoundToSession => {
                     self.rest(PAUSES.0, limit)?;
-                    establish::bind(&self.exchange, &connection, session, limit.0)?;
+                    establish::bind(&self.exchange, &connection, session, has_callbacks, limit.0)?;
                 }
                 NfsStat::ReqTooBig | NfsStat::RepTooBig | NfsStat::RepTooBigToCache | NfsStat::TooManyOps => {
                     slot.finish(false);
@@ -599,7 +660,8 @@ impl Client {
     }
 
     /// Notes that the server answers: a connection that breaks later is replaced at once.
-    fn answered(&self) {
+    fn answered(&self, sent_at: Duration) {
+        self.renewed(sent_at);
         self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
         if let Some(mut link) = self.link.try_lock()
             && link.pause > PAUSES.0

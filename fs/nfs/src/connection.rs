@@ -1,8 +1,8 @@
 //! A TCP connection, and the threads that wait for replies on it.
 //!
-//! There is no receiving thread. One of the threads that wait reads the socket and hands the replies of the
-//! others over; when it has its own, another one takes its place. A connection that broke stays broken:
-//! whatever arrives later is not looked at.
+//! One of the threads that wait reads the socket and hands the replies of the others over; when it has its
+//! own, another one takes its place. The thread that executes callbacks ([`Connection::calls`]) reads only
+//! while nobody waits. A connection that broke stays broken: whatever arrives later is not looked at.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use ivers_nfs4::record::{Records, mark};
 use ivers_nfs4::rpc::Kind;
-use ivers_vfs::sync::{Condvar, RankedMutex, rank};
+use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 
+use crate::callbacks::BACK_BYTES;
 use crate::target::ServerName;
 use crate::wire::Wire;
 
@@ -22,6 +23,10 @@ const READ_SLICE: Duration = Duration::from_millis(500);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes that a read of the socket takes.
 const READ_BYTES: usize = 256 << 10;
+/// How long nobody has read the socket before the thread for callbacks reads it.
+const IDLE: Duration = Duration::from_millis(10);
+/// Callbacks that wait to be executed.
+const CALLS_MAX: usize = 64;
 
 /// Connects to the first address of a server that answers, within a time limit for each. Sets the options of
 /// the socket: a sandboxed process cannot.
@@ -56,6 +61,12 @@ struct Receiving {
     replies: HashMap<u32, Option<Vec<u8>>>,
     /// `None` while a thread reads.
     reader: Option<Box<Reader>>,
+    /// When the socket was read last.
+    read_at: Instant,
+    /// Callbacks that were not executed yet.
+    calls: Vec<Vec<u8>>,
+    /// There is a thread for callbacks.
+    served: bool,
     broken: Option<Broken>,
 }
 
@@ -66,18 +77,28 @@ pub struct Connection {
     sending: RankedMutex<rank::Driver<3>, ()>,
     receiving: RankedMutex<rank::Driver<4>, Receiving>,
     changed: Condvar,
+    /// There are callbacks.
+    called: Condvar,
 }
 
 impl Connection {
     /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply.
     pub fn new(wire: Wire, reply_bytes_max: usize) -> Self {
         let reader = Reader { records: Records::new(reply_bytes_max), buffer: vec![0; READ_BYTES] };
-        let receiving = Receiving { replies: HashMap::new(), reader: Some(Box::new(reader)), broken: None };
+        let receiving = Receiving {
+            replies: HashMap::new(),
+            reader: Some(Box::new(reader)),
+            read_at: Instant::now(),
+            calls: Vec::new(),
+            served: false,
+            broken: None,
+        };
         Self {
             wire,
             sending: RankedMutex::new(()),
             receiving: RankedMutex::new(receiving),
             changed: Condvar::new(),
+            called: Condvar::new(),
         }
     }
 
@@ -87,6 +108,7 @@ impl Connection {
         // The thread that reads returns at once.
         self.wire.shutdown();
         self.changed.notify_all();
+        self.called.notify_all();
         broken
     }
 
@@ -105,17 +127,55 @@ impl Connection {
             }
             receiving.replies.insert(xid, None);
         }
+        self.send(&mut record)?;
+        self.wait(xid, deadline)
+    }
+
+    /// Sends a record, whose first four bytes are free for the record mark.
+    pub fn send(&self, record: &mut [u8]) -> Result<(), Broken> {
         let marked = mark(record.len() - 4);
         record[..4].copy_from_slice(&marked);
         let sent = {
             let _sending = self.sending.lock();
-            self.wire.send(&record)
+            self.wire.send(record)
         };
-        if let Err(error) = sent {
-            // What is left of the record would be taken for the next one.
-            return Err(self.fail(format!("cannot send: {error}")));
+        // What is left of the record would be taken for the next one.
+        sent.map_err(|error| self.fail(format!("cannot send: {error}")))
+    }
+
+    /// Notes that there is a thread for callbacks. Returns whether there was none.
+    pub fn begin_serving(&self) -> bool {
+        !std::mem::replace(&mut self.receiving.lock().served, true)
+    }
+
+    /// Returns the callbacks that have arrived, after a while none. Reads the socket if nobody else does.
+    pub fn calls(&self) -> Result<Vec<Vec<u8>>, Broken> {
+        let end = Instant::now() + READ_SLICE;
+        let mut receiving = self.receiving.lock();
+        loop {
+            if !receiving.calls.is_empty() {
+                return Ok(std::mem::take(&mut receiving.calls));
+            }
+            if let Some(broken) = &receiving.broken {
+                return Err(broken.clone());
+            }
+            let now = Instant::now();
+            if now >= end {
+                return Ok(Vec::new());
+            }
+            let idle_at = receiving.read_at + IDLE;
+            let idle = idle_at <= now && receiving.replies.values().all(Option::is_some);
+            match receiving.reader.take_if(|_| idle) {
+                Some(reader) => {
+                    drop(receiving);
+                    receiving = self.take_turn(reader)?;
+                }
+                None => {
+                    let left = idle_at.saturating_duration_since(now).max(IDLE / 2);
+                    receiving.wait_for(&self.called, left);
+                }
+            }
         }
-        self.wait(xid, deadline)
     }
 
     fn wait(&self, xid: u32, deadline: Instant) -> Result<Vec<u8>, Broken> {
@@ -135,21 +195,31 @@ impl Connection {
                 drop(receiving);
                 return Err(self.fail("no reply in time"));
             }
-            let Some(mut reader) = receiving.reader.take() else {
+            let Some(reader) = receiving.reader.take() else {
                 receiving.wait_for(&self.changed, left);
                 continue;
             };
             drop(receiving);
-            let arrived = self.read(&mut reader);
-            receiving = self.receiving.lock();
-            receiving.reader = Some(reader);
-            let delivered = arrived.and_then(|messages| deliver(&mut receiving.replies, messages));
-            if let Err(why) = delivered {
-                drop(receiving);
-                return Err(self.fail(why));
-            }
-            self.changed.notify_all();
+            receiving = self.take_turn(reader)?;
         }
+    }
+
+    /// Reads the socket once, and hands over what arrived.
+    fn take_turn(&self, mut reader: Box<Reader>) -> Result<RankedMutexGuard<'_, Receiving>, Broken> {
+        let arrived = self.read(&mut reader);
+        let mut receiving = self.receiving.lock();
+        receiving.reader = Some(reader);
+        receiving.read_at = Instant::now();
+        let delivered = arrived.and_then(|messages| deliver(&mut receiving, messages));
+        if let Err(why) = delivered {
+            drop(receiving);
+            return Err(self.fail(why));
+        }
+        if !receiving.calls.is_empty() {
+            self.called.notify_all();
+        }
+        self.changed.notify_all();
+        Ok(receiving)
     }
 
     /// Reads what has arrived. Returns complete messages, none if nothing arrives for a while.
@@ -176,15 +246,20 @@ impl Connection {
     }
 }
 
-fn deliver(waiting: &mut HashMap<u32, Option<Vec<u8>>>, messages: Vec<Vec<u8>>) -> Result<(), String> {
+fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), String> {
     for message in messages {
-        let Ok(Kind::Reply(xid)) = Kind::of(&message) else {
-            return Err("a message that is no reply".into());
-        };
-        match waiting.get_mut(&xid) {
-            Some(slot @ None) => *slot = Some(message),
-            Some(Some(_)) => return Err("two replies to one request".into()),
-            None => return Err("a reply to no request".into()),
+        match Kind::of(&message) {
+            Ok(Kind::Reply(xid)) => match receiving.replies.get_mut(&xid) {
+                Some(slot @ None) => *slot = Some(message),
+                Some(Some(_)) => return Err("two replies to one request".into()),
+                None => return Err("a reply to no request".into()),
+            },
+            Ok(Kind::Call) if message.len() > BACK_BYTES as usize => {
+                return Err("a callback that is too long".into());
+            }
+            Ok(Kind::Call) if receiving.calls.len() >= CALLS_MAX => return Err("too many callbacks".into()),
+            Ok(Kind::Call) => receiving.calls.push(message),
+            Err(_) => return Err("a message that is no reply".into()),
         }
     }
     Ok(())

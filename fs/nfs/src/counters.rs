@@ -54,6 +54,14 @@ pub struct Counters {
     pub attribute_hits: AtomicU64,
     /// Questions that cached results of ACCESS answered.
     pub access_hits: AtomicU64,
+    /// Callbacks of the server.
+    pub callbacks: AtomicU64,
+    /// Delegations that the server granted.
+    pub delegations: AtomicU64,
+    /// Delegations that the server recalled.
+    pub recalls: AtomicU64,
+    /// Opens that a delegation permitted, without a request.
+    pub local_opens: AtomicU64,
     operations: [AtomicU64; OPERATIONS.len()],
 }
 
@@ -81,6 +89,10 @@ impl Counters {
             ("server_sessions", &self.sessions),
             ("server_attribute_hits", &self.attribute_hits),
             ("server_access_hits", &self.access_hits),
+            ("server_callbacks", &self.callbacks),
+            ("server_delegations", &self.delegations),
+            ("server_recalls", &self.recalls),
+            ("server_local_opens", &self.local_opens),
         ];
         let operations = OPERATIONS.iter().map(|(_, name)| *name).zip(&self.operations);
         all.into_iter().chain(operations).map(|(name, count)| (name, count.load(Relaxed))).collect()

@@ -85,7 +85,7 @@ impl DirectoryOps for Nfs {
         let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         let ok = take!(results, Access)?;
         let held = self.found(&handle, file.clone(), sent);
-        self.granted(&held.node, auth, &ok, file.change);
+        self.granted(&held.node, auth, &ok, (file.change, sent));
         held.node.parent.store(node.ino.0, Relaxed);
         Ok(Some(Child::Inode(self.loaded(held, file))))
     }

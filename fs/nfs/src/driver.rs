@@ -30,6 +30,8 @@ pub(crate) const REPLY_OVERHEAD: usize = 2048;
 const TARGET_MAX: usize = 4096;
 /// How long an unmount tries to tell the server.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of that is left for its last requests.
+const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the server does not have, as it said when it was asked.
 #[derive(Default)]
@@ -70,9 +72,12 @@ impl Nfs {
         let nodes = Arc::new(Nodes::default());
         let held = nodes.hold(&root.handle, root.fileid);
         let lease = Lease::keep(&client, root.facts.lease_seconds)?;
+        client.set_lease(Duration::from_secs(root.facts.lease_seconds.into()));
+        let opens = Opens::new(client.clone(), nodes.opens.clone(), options.delegations);
+        opens.start_returns()?;
         Ok(Arc::new(Self {
             info: root.facts.info(held.node.ino, name),
-            opens: Opens::new(client.clone(), nodes.opens.clone()),
+            opens,
             client,
             nodes,
             listings: Listings::default(),
@@ -142,9 +147,11 @@ impl Nfs {
     /// Takes over the attributes of a file in a reply.
     pub(crate) fn learn(&self, node: &Node, file: &FileAttributes, sent: u64) {
         let file = file.with_owners(&self.owners);
+        let unknown_changes = self.client.unknown_changes();
         if node.apply(&file, sent, self.attribute_timeout, self.cache.get()) {
             self.listings.forget(node.ino);
         }
+        node.note_unknown_changes(sent, unknown_changes);
     }
 
     /// Takes over the attributes of a file that a change asked for, or asks for them before they are used.
@@ -181,17 +188,25 @@ impl Nfs {
         held
     }
 
-    pub(crate) fn granted(&self, node: &Node, auth: AuthSys, ok: &AccessOk, change: u64) -> u32 {
+    /// The first request whose reply the file's delegation vouches for, if it has one.
+    pub(crate) fn covered_since(&self, node: &Node) -> Option<u64> {
+        let delegation = node.open.delegation().filter(|it| self.opens.is_usable(it))?;
+        let unknown_changes = self.client.unknown_changes();
+        node.is_covered(delegation.since, unknown_changes).then_some(delegation.since)
+    }
+
+    /// `at`: the change attribute in the same reply, and when its request was sent.
+    pub(crate) fn granted(&self, node: &Node, auth: AuthSys, ok: &AccessOk, at: (u64, u64)) -> u32 {
         // A right that the server did not check is checked when it is used.
         let granted = ok.access | !ok.supported;
-        node.note_access(auth, granted, change, self.attribute_timeout);
+        node.note_access(auth, granted, at, self.attribute_timeout);
         granted
     }
 
     /// Returns what ACCESS grants a caller.
     pub(crate) fn access(&self, caller: &Cred, node: &Node) -> Result<u32> {
         let auth = self.client.identity().auth(caller);
-        if let Some(granted) = node.access_of(&auth) {
+        if let Some(granted) = node.access_of(&auth, self.covered_since(node)) {
             Counters::count(&self.client.counters().access_hits);
             return Ok(granted);
         }
@@ -200,7 +215,7 @@ impl Nfs {
         let ok = take!(results, Access)?;
         let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         self.learn(node, &file, sent);
-        Ok(self.granted(node, auth, &ok, file.change))
+        Ok(self.granted(node, auth, &ok, (file.change, sent)))
     }
 }
 
@@ -208,6 +223,7 @@ impl Nfs {
 impl Drop for Nfs {
     fn drop(&mut self) {
         self.client.stop();
+        self.nodes.opens.returns.stop();
     }
 }
 
@@ -294,8 +310,11 @@ impl FileSystem for Nfs {
         if let Some(lease) = &*self.lease.lock() {
             lease.end();
         }
-        self.opens.close_all(Instant::now() + LEAVE_TIMEOUT);
-        self.client.leave(LEAVE_TIMEOUT);
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        self.opens.close_all(until);
+        self.opens.return_all(until);
+        // A server that has not answered until now will hardly do so.
+        self.client.leave(until.saturating_duration_since(Instant::now()).max(LAST_TIMEOUT));
         // Its thread no longer waits for a reply.
         let lease = self.lease.lock().take();
         drop(lease);
@@ -331,6 +350,12 @@ impl FileSystem for Nfs {
     }
 
     fn mounted(&self, cache: CacheHandle) {
+        let (nodes, handle) = (Arc::downgrade(&self.nodes), cache.clone());
+        let _ = self.opens.lock_listener.set(Box::new(move |file| {
+            if let Some(node) = nodes.upgrade().and_then(|nodes| nodes.find(file)) {
+                handle.lock_available(node.ino);
+            }
+        }));
         let _ = self.cache.set(cache);
     }
 }
@@ -378,10 +403,11 @@ impl InodeOps for Nfs {
 }
 
 impl ServerOps for Nfs {
-    /// A query of the change attribute comes with [`Cred::system`]: it always asks (N9).
+    /// A query of the change attribute comes with [`Cred::system`]: it always asks (N9), unless a delegation
+    /// vouches for the newest reply.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {
         let node = self.node(inode);
-        if !caller.system && node.is_fresh() {
+        if !caller.system && node.is_fresh() || self.covered_since(node).is_some() {
             Counters::count(&self.client.counters().attribute_hits);
             return Ok(());
         }
@@ -420,7 +446,7 @@ impl ServerOps for Nfs {
         let was_created = node.open.is_unclaimed() && node.is_fresh();
         match self.open_on_server(caller, node, mode)? {
             Some((file, sent)) => self.learn(node, &file, sent),
-            None if was_created => {}
+            None if was_created || self.covered_since(node).is_some() => {}
             None => {
                 self.ask(caller, node)?;
             }

@@ -11,6 +11,7 @@ use ivers_nfs4::types::ClientId;
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{Cred, Error};
 
+use crate::callbacks::{BACK_BYTES, BACK_OPERATIONS, BACK_SLOTS, BackSlots};
 use crate::connection::{Broken, Connection};
 use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::reply::Compound;
@@ -121,10 +122,15 @@ fn create_session(
     let args = CreateSessionArgs {
         clientid: client,
         sequence,
-        // No backchannel: this client has no state that could be recalled.
-        flags: 0,
+        flags: session_flags::CONN_BACK_CHAN,
         fore: asked.clone(),
-        back: ChannelAttrs { max_requests: 1, max_request: 4096, max_response: 4096, ..asked },
+        back: ChannelAttrs {
+            max_requests: BACK_SLOTS,
+            max_request: BACK_BYTES,
+            max_response: BACK_BYTES,
+            max_operations: BACK_OPERATIONS,
+            ..asked
+        },
         callback_program: ivers_nfs4::callback::CALLBACK_PROGRAM,
         security: List(vec![CallbackSecurity::None]),
     };
@@ -152,14 +158,17 @@ fn create_session(
         );
         return Err(Error::Incompatible(format!("{}: {why}", exchange.name)).into());
     }
-    Ok(Session::new(
+    let mut session = Session::new(
         granted.sessionid,
         // The server may say more than was asked for; this client counts on no more.
         fore.max_requests.min(SLOTS) as usize,
         fore.max_request.min(REQUEST_BYTES_MAX) as usize,
         (fore.max_response as usize).min(REPLY_BYTES_MAX),
         fore.max_operations.min(OPERATIONS) as usize,
-    ))
+    );
+    let has_back_channel = granted.flags & session_flags::CONN_BACK_CHAN != 0;
+    session.back = has_back_channel.then(BackSlots::default);
+    Ok(session)
 }
 
 /// Sends a request in a session that no other thread has yet.
@@ -171,7 +180,7 @@ fn send_first(
     ops: &[Op],
     limit: Option<Instant>,
 ) -> Tried<Compound> {
-    let Acquired::Slot(slot) = session.acquire(Duration::ZERO) else {
+    let Acquired::Slot(slot) = session.acquire(Duration::ZERO, true) else {
         return Err(Failure::Broken(Broken("a session without slots".into())));
     };
     let auth = exchange.identity.auth(caller);
@@ -187,17 +196,23 @@ fn send_first(
     Ok(Compound { status: answer.status, results: results.collect() })
 }
 
-/// Binds a connection to a session that the server does not find on it.
+/// Binds a connection to a session: for requests, and with `callbacks` for those too, if the session has a
+/// back channel. Only a connection that a thread for callbacks reads may get them.
 pub fn bind(
     exchange: &Exchange,
     connection: &Connection,
     session: &Session,
+    callbacks: bool,
     limit: Option<Instant>,
 ) -> ivers_vfs::Result<()> {
     const FORE: u32 = 1;
-    let bind = BindConn { sessionid: session.id, direction: FORE, rdma: false };
+    const FORE_OR_BOTH: u32 = 3;
+    let direction = if callbacks && session.back.is_some() { FORE_OR_BOTH } else { FORE };
+    let bind = BindConn { sessionid: session.id, direction, rdma: false };
     match exchange.outside(connection, &[Op::BindConnToSession(bind)], limit) {
         Ok(compound) if compound.status == NfsStat::Ok => {}
+        // The next SEQUENCE finds out.
+        Ok(compound) if matches!(compound.status, NfsStat::Badsession | NfsStat::Deadsession) => {}
         Ok(compound) => {
             connection.fail(format!("BIND_CONN_TO_SESSION: {}", compound.status.name()));
         }

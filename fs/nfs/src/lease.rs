@@ -50,7 +50,7 @@ fn renew(stop: &Stop, client: &Weak<Client>, period: Duration) {
         }
         // Any request renews the lease; a SEQUENCE alone does nothing else.
         if client.idle() >= period
-            && let Err(error) = client.call(&Cred::system(), &[])
+            && let Err(error) = client.call_urgently(&Cred::system(), &[], None)
         {
             log::warn!("{}: cannot renew the lease: {error}", client.name());
         }

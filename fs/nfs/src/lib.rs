@@ -9,6 +9,7 @@
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
 //! | `wire` | the bytes of a connection, perhaps in TLS |
+//! | `callbacks` | requests of the server |
 //! | `connection` | a TCP connection and the threads that wait for replies |
 //! | [`tls`] | asking a server for TLS |
 //! | `session` | slots and sequence IDs |
@@ -16,11 +17,13 @@
 //! | `establish` | making a session |
 //! | `spares` | more connections to the session |
 //! | `client` | requests: connects, recovers, repeats |
+//! | `back_channel` | its callbacks, and how long promises of the server count |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
-//! | `opens`, `reclaim` | opens on the server; getting them back |
+//! | `file_open` | what a file has on the server |
+//! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; getting both back |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
@@ -37,18 +40,22 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod back_channel;
 mod batches;
+pub mod callbacks;
 mod client;
 mod connection;
 mod contents;
 mod copies;
 mod counters;
 mod data;
+mod delegations;
 mod directory;
 mod driver;
 mod establish;
 mod exchange;
 mod file_locks;
+mod file_open;
 mod holes;
 pub mod identity;
 mod lease;

@@ -14,8 +14,9 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::driver::Nfs;
+use crate::file_open::Hidden;
 use crate::nodes::Node;
-use crate::opens::{Hidden, open_op};
+use crate::opens::open_op;
 use crate::reply::{Results, take};
 
 /// A file under a name.

@@ -14,12 +14,23 @@ use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{CacheHandle, Cause, Ino};
 
 use crate::attributes::FileAttributes;
-use crate::opens::{FileOpen, OpenTable};
+use crate::file_open::FileOpen;
+use crate::opens::OpenTable;
 
 /// The first number that the table assigns.
 const ASSIGNED: u64 = 1 << 63;
 /// Callers of whom a file's access is remembered.
 const CALLERS_MAX: usize = 4;
+
+/// What ACCESS granted.
+struct Granted {
+    caller: AuthSys,
+    rights: u32,
+    /// When the request was sent.
+    sent: u64,
+    /// It counts until then, under a delegation longer.
+    until: Instant,
+}
 
 /// What the newest reply said.
 #[derive(Default)]
@@ -30,12 +41,14 @@ struct Known {
     change: u64,
     /// The filesystem and its number there.
     place: Option<(Fsid, u64)>,
-    /// The attributes count as current until then.
+    /// How many changes had an unknown outcome when it was taken over.
+    unknown_changes: u64,
+    /// The attributes count as current until then. `None`: they were changed, and no reply said how.
     fresh_until: Option<Instant>,
     /// A thread passes a reply to the cache.
     applying: bool,
-    /// What ACCESS granted, until when, the newest caller last.
-    access: Vec<(AuthSys, u32, Instant)>,
+    /// What ACCESS granted, the newest caller last.
+    access: Vec<Granted>,
     /// Who opened the file, the newest last.
     openers: Vec<AuthSys>,
     /// The cookie verifier of the newest READDIR.
@@ -302,24 +315,44 @@ impl Node {
         same
     }
 
-    /// Returns what ACCESS granted this caller, if that still counts.
-    pub fn access_of(&self, caller: &AuthSys) -> Option<u32> {
+    /// Returns what ACCESS granted this caller, if that still counts. `covered`: what was asked with that
+    /// request, or later, counts under a delegation.
+    pub fn access_of(&self, caller: &AuthSys, covered: Option<u64>) -> Option<u32> {
         let known = self.known.lock();
-        let found = known.access.iter().find(|(who, _, until)| who == caller && Instant::now() < *until);
-        found.map(|(_, granted, _)| *granted)
+        let found = known.access.iter().find(|granted| granted.caller == *caller)?;
+        let counts = Instant::now() < found.until || covered.is_some_and(|since| found.sent >= since);
+        counts.then_some(found.rights)
     }
 
     /// Remembers what ACCESS granted. `change`: the change attribute in the same reply.
-    pub fn note_access(&self, caller: AuthSys, granted: u32, change: u64, timeout: Duration) {
+    pub fn note_access(&self, caller: AuthSys, rights: u32, (change, sent): (u64, u64), timeout: Duration) {
         let mut known = self.known.lock();
         let Some(until) = Instant::now().checked_add(timeout).filter(|_| known.change == change) else {
             return;
         };
-        known.access.retain(|(who, ..)| *who != caller);
+        known.access.retain(|granted| granted.caller != caller);
         if known.access.len() == CALLERS_MAX {
             known.access.remove(0);
         }
-        known.access.push((caller, granted, until));
+        known.access.push(Granted { caller, rights, sent, until });
+    }
+
+    /// Returns whether a delegation vouches for the attributes: they were asked for with the request `since`,
+    /// or later, and this client has not changed the file in a way that it does not know (D2).
+    pub fn is_covered(&self, since: u64, unknown_changes: u64) -> bool {
+        let known = self.known.lock();
+        !known.applying
+            && known.sent >= since
+            && known.unknown_changes == unknown_changes
+            && known.fresh_until.is_some()
+    }
+
+    /// So many changes had an unknown outcome before this reply was taken over.
+    pub fn note_unknown_changes(&self, sent: u64, unknown_changes: u64) {
+        let mut known = self.known.lock();
+        if known.sent == sent {
+            known.unknown_changes = unknown_changes;
+        }
     }
 
     /// Remembers who opened the file: reads through an open come without the opener's groups.
@@ -405,12 +438,36 @@ mod tests {
         let node = nodes.hold(&handle("a"), Some(1)).node.clone();
         let caller = |uid| Identity::of(Cred::user(uid, uid)).auth(&Cred::system());
         node.apply(&file(5), 1, LONG, None);
-        (0..6).for_each(|uid| node.note_access(caller(uid), uid, 5, LONG));
-        assert_eq!(node.access_of(&caller(1)), None, "too many callers");
-        assert_eq!(node.access_of(&caller(5)), Some(5));
-        node.note_access(caller(9), 1, 4, LONG);
-        assert_eq!(node.access_of(&caller(9)), None, "of an older file");
+        (0..6).for_each(|uid| node.note_access(caller(uid), uid, (5, 1), LONG));
+        assert_eq!(node.access_of(&caller(1), None), None, "too many callers");
+        assert_eq!(node.access_of(&caller(5), None), Some(5));
+        node.note_access(caller(9), 1, (4, 1), LONG);
+        assert_eq!(node.access_of(&caller(9), None), None, "of an older file");
+        node.note_access(caller(9), 1, (5, 7), Duration::ZERO);
+        assert_eq!(node.access_of(&caller(9), None), None, "too old");
+        assert_eq!(
+            (node.access_of(&caller(9), Some(8)), node.access_of(&caller(9), Some(7))),
+            (None, Some(1))
+        );
         node.apply(&file(6), 2, LONG, None);
-        assert_eq!(node.access_of(&caller(5)), None);
+        assert_eq!(node.access_of(&caller(5), Some(0)), None);
+    }
+
+    /// [`D2`]
+    #[test]
+    fn attributes_from_before_a_delegation_do_not_count() {
+        let nodes = Arc::new(Nodes::default());
+        let node = nodes.hold(&handle("a"), Some(1)).node.clone();
+        assert!(!node.is_covered(0, 0), "nothing is known");
+        node.apply(&file(5), 4, Duration::ZERO, None);
+        assert!(node.is_covered(4, 0) && !node.is_covered(5, 0));
+        assert!(!node.is_covered(4, 1), "a change has an unknown outcome");
+        node.expire();
+        assert!(!node.is_covered(4, 0), "a change brought no attributes");
+        node.apply(&file(5), 6, Duration::ZERO, None);
+        node.note_unknown_changes(5, 1);
+        assert!(!node.is_covered(4, 1), "of an older reply");
+        node.note_unknown_changes(6, 1);
+        assert!(node.is_covered(4, 1));
     }
 }

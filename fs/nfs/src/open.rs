@@ -35,6 +35,8 @@ pub struct NfsOptions {
     pub transfer_bytes_max: (u64, u64),
     /// The numbers of owners that the server sends as names. Others are nobody.
     pub owners: Owners,
+    /// Opens for reading ask for delegations.
+    pub delegations: bool,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
     /// A path from the root whose filesystem decides what [`FsInfo`] says: the root of a server is often a
@@ -54,6 +56,7 @@ impl NfsOptions {
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),
+            delegations: true,
             root: b"/".to_vec(),
             facts_of: Vec::new(),
         }

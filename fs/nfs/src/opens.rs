@@ -5,19 +5,23 @@
 //! nobody, because others may wait for the session.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, Opaque, OpenHow, Owner, StateId};
-use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Cred, Result};
 
 use crate::attributes::{self, FileAttributes};
-use crate::client::{Client, Reclaim};
-use crate::file_locks::{FileLocks, unlock_op};
+use crate::callbacks::Callee;
+use crate::client::{Client, Outcome, Reclaim};
+use crate::counters::Counters;
+use crate::delegations::Returns;
+use crate::file_locks::unlock_op;
+use crate::file_open::{Busy, FileOpen, Hidden, note_open};
 use crate::reply::take;
 use crate::unstable::Unstable;
 
@@ -27,176 +31,9 @@ const OWNER: &[u8] = b"ivers";
 const UNCLAIMED_MAX: usize = 32;
 /// Files that nobody here has open and that stay open on the server until their writes are committed.
 const CROWD: usize = 4096;
-/// The name of a removed file that is still open.
-#[derive(Debug, Clone)]
-pub struct Hidden {
-    /// The directory.
-    pub dir: FileHandle,
-    /// The name.
-    pub name: Vec<u8>,
-    /// Who removed the file.
-    pub caller: Cred,
-}
 
-#[derive(Default)]
-struct State {
-    /// `None` with an `access`: the server lost the open.
-    stateid: Option<StateId>,
-    /// What the open permits: bits of [`share`]. 0: not open.
-    access: u32,
-    /// Whose OPEN it was.
-    opener: Option<Cred>,
-    /// The newest opener for writing.
-    writer: Option<Cred>,
-    /// Users of this client that have the file open.
-    users: u32,
-    /// The file was created, and its creator has not opened it yet.
-    unclaimed: bool,
-    /// A thread sends OPEN or CLOSE.
-    busy: bool,
-    unstable: Unstable,
-    /// The last write-back failed, and the bytes are still cached.
-    unsent: bool,
-    hidden: Vec<Hidden>,
-    locks: FileLocks,
-    /// A thread sends LOCK or LOCKU.
-    locking: bool,
-}
-
-impl State {
-    /// Marks the open as unused, and forgets the writes that are not committed.
-    fn abandon(&mut self) {
-        (self.users, self.unclaimed, self.unsent) = (0, false, false);
-        self.unstable = Unstable::default();
-    }
-
-    /// Marks the open and the locks under it as lost.
-    fn lose(&mut self) {
-        self.stateid = None;
-        self.locks.lose_all();
-    }
-
-    /// Nobody needs the open.
-    fn is_idle(&self) -> bool {
-        self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
-    }
-
-    fn permits(&self, access: u32) -> bool {
-        self.stateid.is_some() && self.access & access == access
-    }
-}
-
-/// What a file has on the server: an open, and writes that are not committed.
-pub struct FileOpen {
-    /// The file.
-    pub handle: FileHandle,
-    state: RankedMutex<rank::Driver<9>, State>,
-    settled: Condvar,
-}
-
-impl FileOpen {
-    fn new(handle: &FileHandle) -> Arc<Self> {
-        let (state, settled) = (RankedMutex::default(), Condvar::new());
-        Arc::new(Self { handle: handle.clone(), state, settled })
-    }
-
-    /// Waits until no thread sends OPEN or CLOSE.
-    fn at_rest(&self) -> RankedMutexGuard<'_, State> {
-        let mut state = self.state.lock();
-        while state.busy {
-            state.wait(&self.settled);
-        }
-        state
-    }
-
-    /// Returns whether someone here has the file open.
-    pub fn is_used(&self) -> bool {
-        let state = self.state.lock();
-        state.users > 0 || state.unclaimed
-    }
-
-    /// Returns whether the file was created, and its creator has not opened it yet.
-    pub fn is_unclaimed(&self) -> bool {
-        self.state.lock().unclaimed
-    }
-
-    /// Waits until no other thread sends LOCK or LOCKU, and keeps them waiting.
-    pub fn lock_turn(&self) -> LockTurn<'_> {
-        let mut state = self.state.lock();
-        while state.locking {
-            state.wait(&self.settled);
-        }
-        state.locking = true;
-        LockTurn(self)
-    }
-
-    /// Calls `f` with the byte-range locks of the file.
-    pub fn with_locks<T>(&self, f: impl FnOnce(&mut FileLocks) -> T) -> T {
-        f(&mut self.state.lock().locks)
-    }
-
-    /// Returns the stateid of the open, its access, and whose OPEN it was.
-    pub fn held(&self) -> Option<(StateId, u32, Cred)> {
-        let state = self.state.lock();
-        Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
-    }
-
-    /// Stores the stateid of the open after a restart of the server, or marks the open and its locks as lost.
-    /// Does nothing if another thread has stored a stateid in between.
-    pub fn reclaimed(&self, old: StateId, new: Option<StateId>) {
-        let mut state = self.state.lock();
-        match new {
-            _ if state.stateid != Some(old) => {}
-            Some(_) => state.stateid = new,
-            None => state.lose(),
-        }
-    }
-
-    /// Returns whose credentials writes have.
-    pub fn writer(&self) -> Cred {
-        self.state.lock().writer.clone().unwrap_or_else(Cred::system)
-    }
-
-    /// Returns the writes that may be lost.
-    pub fn with_unstable<T>(&self, f: impl FnOnce(&mut Unstable) -> T) -> T {
-        f(&mut self.state.lock().unstable)
-    }
-
-    /// Notes whether the newest write-back left bytes in the cache.
-    pub fn note_unsent(&self, unsent: bool) {
-        self.state.lock().unsent = unsent;
-    }
-
-    /// The file has this name until nobody has it open.
-    pub fn hide(&self, name: Hidden) {
-        self.state.lock().hidden.push(name);
-    }
-
-    /// Returns how many of the file's names are hidden.
-    pub fn hidden_names(&self) -> u32 {
-        self.state.lock().hidden.len() as u32
-    }
-}
-
-/// The right to send LOCK or LOCKU.
-pub struct LockTurn<'a>(&'a FileOpen);
-
-impl Drop for LockTurn<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().locking = false;
-        self.0.settled.notify_all();
-    }
-}
-
-/// Ends the time in which other threads wait.
-struct Busy<'a>(&'a FileOpen);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().busy = false;
-        self.0.settled.notify_all();
-    }
-}
+/// Is told of files of which a lock may be free. Must be quick.
+pub type LockListener = Box<dyn Fn(&FileHandle) + Send + Sync>;
 
 #[derive(Default)]
 struct Table {
@@ -206,34 +43,43 @@ struct Table {
     left: Vec<Arc<FileOpen>>,
 }
 
-/// The files that are open on the server.
+/// The files that are open on the server, or delegated.
 #[derive(Default)]
-pub struct OpenTable(RankedMutex<rank::Driver<8>, Table>);
+pub struct OpenTable {
+    files: RankedMutex<rank::Driver<8>, Table>,
+    pub(crate) returns: Returns,
+}
 
 impl OpenTable {
     /// Returns what a file has on the server.
     pub fn find(&self, handle: &FileHandle) -> Arc<FileOpen> {
-        self.0.lock().open.get(handle).cloned().unwrap_or_else(|| FileOpen::new(handle))
+        self.files.lock().open.get(handle).cloned().unwrap_or_else(|| FileOpen::new(handle))
     }
 
-    fn add(&self, file: &Arc<FileOpen>) {
-        self.0.lock().open.insert(file.handle.clone(), file.clone());
+    /// Returns a file, if it is in the table.
+    pub(crate) fn known(&self, handle: &FileHandle) -> Option<Arc<FileOpen>> {
+        self.files.lock().open.get(handle).cloned()
     }
 
-    fn remove_if_closed(&self, file: &FileOpen) {
-        let mut table = self.0.lock();
-        if file.state.lock().access == 0 {
+    pub(crate) fn add(&self, file: &Arc<FileOpen>) {
+        self.files.lock().open.insert(file.handle.clone(), file.clone());
+    }
+
+    pub(crate) fn remove_if_closed(&self, file: &FileOpen) {
+        let mut table = self.files.lock();
+        let state = file.state.lock();
+        if state.access == 0 && state.delegation.is_none() && state.local == 0 {
             table.open.remove(&file.handle);
         }
     }
 
     fn all(&self) -> Vec<Arc<FileOpen>> {
-        self.0.lock().open.values().cloned().collect()
+        self.files.lock().open.values().cloned().collect()
     }
 
     /// Returns whether so many files are open that closed ones must be committed at once.
     pub fn is_crowded(&self) -> bool {
-        self.0.lock().open.len() > CROWD
+        self.files.lock().open.len() > CROWD
     }
 
     /// The inode of a file leaves memory. Sends nothing.
@@ -244,8 +90,12 @@ impl OpenTable {
             state.unstable = Unstable::default();
             state.access == 0 && state.hidden.is_empty()
         };
+        // Nothing is cached of it.
+        if file.begin_return(None) == Some(true) {
+            self.returns.push(file);
+        }
         if !idle {
-            self.0.lock().left.push(file.clone());
+            self.files.lock().left.push(file.clone());
         }
     }
 }
@@ -254,14 +104,22 @@ impl OpenTable {
 pub struct Opens {
     /// The server.
     pub client: Arc<Client>,
-    table: Arc<OpenTable>,
+    pub(crate) table: Arc<OpenTable>,
+    /// Opens for reading ask for delegations.
+    pub(crate) delegates: bool,
+    pub(crate) lock_listener: OnceLock<LockListener>,
 }
 
-/// Returns the operation that opens a file.
+/// Returns the operation that opens a file, without a delegation.
 pub fn open_op(access: u32, how: OpenHow, claim: OpenClaim) -> Op {
+    open_op_wanting(share::WANT_NO_DELEG, access, how, claim)
+}
+
+/// Returns the operation that opens a file. `wants`: bits of [`share`].
+pub fn open_op_wanting(wants: u32, access: u32, how: OpenHow, claim: OpenClaim) -> Op {
     Op::Open(OpenArgs {
         seqid: 0,
-        share_access: access | share::WANT_NO_DELEG,
+        share_access: access | wants,
         share_deny: 0,
         // The session says which client it is.
         owner: Owner { clientid: 0, owner: Opaque(OWNER.to_vec()) },
@@ -279,15 +137,18 @@ pub fn is_lost(status: NfsStat) -> bool {
             | NfsStat::OldStateid
             | NfsStat::Expired
             | NfsStat::AdminRevoked
+            | NfsStat::DelegRevoked
     )
 }
 
 impl Opens {
     /// Nothing is open yet.
-    pub fn new(client: Arc<Client>, table: Arc<OpenTable>) -> Arc<Self> {
-        let opens = Arc::new(Self { client, table });
+    pub fn new(client: Arc<Client>, table: Arc<OpenTable>, delegates: bool) -> Arc<Self> {
+        let opens = Arc::new(Self { client, table, delegates, lock_listener: OnceLock::new() });
         let reclaim: Arc<dyn Reclaim> = opens.clone();
         opens.client.set_reclaim(Arc::downgrade(&reclaim));
+        let callee: Arc<dyn Callee> = opens.clone();
+        opens.client.set_callee(Arc::downgrade(&callee));
         opens
     }
 
@@ -308,6 +169,17 @@ impl Opens {
             if state.permits(access) {
                 state.users += 1;
                 state.unclaimed = false;
+                return Ok(None);
+            }
+            if access == share::READ && state.delegation.is_some_and(|it| self.is_usable(&it)) {
+                Counters::count(&self.client.counters().local_opens);
+                state.users += 1;
+                state.local |= access;
+                if state.access == 0 {
+                    state.opener = Some(caller.clone());
+                }
+                let used = self.table.returns.use_now();
+                state.delegation.iter_mut().for_each(|it| it.used = used);
                 return Ok(None);
             }
             state.busy = true;
@@ -333,10 +205,10 @@ impl Opens {
             state.writer = Some(caller.clone());
             state.unclaimed = true;
         }
-        self.return_delegation(file, &opened.delegation);
+        self.granted(file, &opened.delegation, false, 0);
         self.table.add(file);
         let oldest = {
-            let mut table = self.table.0.lock();
+            let mut table = self.table.files.lock();
             table.unclaimed.push_back(file.clone());
             if table.unclaimed.len() > UNCLAIMED_MAX { table.unclaimed.pop_front() } else { None }
         };
@@ -348,47 +220,65 @@ impl Opens {
 
     fn ask(
         &self,
-        file: &FileOpen,
+        file: &Arc<FileOpen>,
         caller: &Cred,
         access: u32,
     ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
-        let place = self.client.name();
-        let ops = [
-            Op::PutFh(file.handle.clone()),
-            open_op(access, OpenHow::NoCreate, OpenClaim::Fh),
-            Op::GetAttr(attributes::of_file()),
-        ];
-        let (mut results, sent) = self.client.call(caller, &ops)?.up_to(2, place)?;
-        results.skip();
-        let opened = take!(results, Open)?;
-        self.return_delegation(file, &opened.delegation);
-        let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
-        Ok((opened, attributes))
+        self.ask_within(file, caller, access, None)
     }
 
-    /// This client has no backchannel, and asks for no delegation. A server that gives one all the same gets
-    /// it back.
-    fn return_delegation(&self, file: &FileOpen, delegation: &OpenDelegation) {
-        let stateid = match delegation {
-            OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
-            OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => read.stateid,
-            OpenDelegation::Write(write) | OpenDelegation::WriteAttrs(write) => write.stateid,
+    /// Sends OPEN. With a time limit, it is a request that others may wait for.
+    pub(crate) fn ask_within(
+        &self,
+        file: &Arc<FileOpen>,
+        caller: &Cred,
+        access: u32,
+        time: Option<Duration>,
+    ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
+        let place = self.client.name();
+        let asking = self.table.returns.ask();
+        let reads = access == share::READ;
+        let (outcome, wants_one) = loop {
+            let delegation = file.state.lock().delegation.filter(|_| reads).map(|it| it.stateid);
+            let wants_one = reads && delegation.is_none() && self.takes_delegations();
+            let wants = if wants_one { share::WANT_READ_DELEG } else { share::WANT_NO_DELEG };
+            let claim = delegation.map_or(OpenClaim::Fh, OpenClaim::DelegCurFh);
+            let ops = [
+                Op::PutFh(file.handle.clone()),
+                open_op_wanting(wants, access, OpenHow::NoCreate, claim),
+                Op::GetAttr(attributes::of_file()),
+            ];
+            let outcome = match time {
+                Some(_) => self.client.call_urgently(caller, &ops, time)?,
+                None => self.client.call(caller, &ops)?,
+            };
+            match delegation {
+                Some(stateid) if is_lost(outcome.status) => self.lost(file, stateid, outcome.status),
+                _ => break (outcome, wants_one),
+            }
         };
-        let ops = [Op::PutFh(file.handle.clone()), Op::DelegReturn(stateid)];
-        if let Err(error) = self.client.call(&Cred::system(), &ops) {
-            log::info!("{}: cannot return a delegation: {error}", self.client.name());
-        }
+        let (mut results, sent) = outcome.up_to(2, place)?;
+        results.skip();
+        let opened = take!(results, Open)?;
+        self.granted(file, &opened.delegation, wants_one, sent);
+        drop(asking);
+        let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
+        Ok((opened, attributes))
     }
 
     /// Returns the stateid for reading or writing, and gets a lost open back. If all locks of the file have
     /// one owner, returns the stateid of the locks: the server may enforce them, and reports when it has lost
     /// them.
     pub fn stateid(&self, file: &Arc<FileOpen>, access: u32) -> StateId {
-        let of_locks = {
+        let known = {
             let state = file.state.lock();
-            state.locks.only_stateid().filter(|_| state.permits(access))
+            let of_locks = state.locks.only_stateid().filter(|_| state.permits(access));
+            of_locks.or_else(|| {
+                let delegation = state.delegation.filter(|it| access == share::READ && !it.returning)?;
+                (!state.permits(access)).then_some(delegation.stateid)
+            })
         };
-        let stateid = of_locks.or_else(|| self.open_stateid(file, access));
+        let stateid = known.or_else(|| self.open_stateid(file, access));
         stateid.map_or(StateId::ANONYMOUS, |stateid| StateId { seqid: 0, ..stateid })
     }
 
@@ -399,11 +289,13 @@ impl Opens {
             if let Some(stateid) = state.stateid.filter(|_| state.access & access == access) {
                 return Some(stateid);
             }
-            if state.access & access != access || state.stateid.is_some() || state.busy {
+            let wanted = state.access | state.local;
+            let lacks_nothing = state.stateid.is_some() && state.local & !state.access == 0;
+            if wanted & access != access || lacks_nothing || state.busy {
                 return None;
             }
             state.busy = true;
-            (state.opener.clone().unwrap_or_else(Cred::system), state.access)
+            (state.opener(), wanted)
         };
         let busy = Busy(file);
         let asked = self.ask(file, &caller, had);
@@ -412,7 +304,7 @@ impl Opens {
             Ok((opened, _)) => note_open(&mut state, &opened, had, &caller),
             Err(error) => {
                 log::warn!("{}: an open that the server lost: {error}", self.client.name());
-                state.access = 0;
+                (state.access, state.local) = (0, 0);
             }
         }
         let stateid = state.stateid.filter(|_| state.access & access == access);
@@ -422,9 +314,16 @@ impl Opens {
         stateid
     }
 
+    /// Programs that opened the file under a delegation get an open on the server.
+    pub fn open_for_programs(&self, file: &Arc<FileOpen>) {
+        if let Some((access, _)) = file.opened_locally() {
+            self.open_stateid(file, access);
+        }
+    }
+
     /// The server does not have a stateid that was used.
     pub fn lost(&self, file: &FileOpen, used: StateId, status: NfsStat) {
-        {
+        if !self.lost_delegation(file, used, status) {
             let mut state = file.state.lock();
             if state.stateid.is_some_and(|stateid| stateid.other == used.other) {
                 log::info!("{}: an open is lost: {}", self.client.name(), status.name());
@@ -433,10 +332,7 @@ impl Opens {
                 log::warn!("{}: locks of a file are lost: {}", self.client.name(), status.name());
             }
         }
-        if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked) {
-            // The server keeps it until then, to be able to say so.
-            let _ = self.client.call(&Cred::system(), &[Op::FreeStateId(used)]);
-        }
+        self.free(used, status);
     }
 
     /// One user closes the file.
@@ -444,6 +340,9 @@ impl Opens {
         {
             let mut state = file.state.lock();
             state.users = state.users.saturating_sub(1);
+            if state.users == 0 {
+                state.local = 0;
+            }
         }
         self.settle(file);
         self.close_left();
@@ -476,7 +375,7 @@ impl Opens {
         }
     }
 
-    fn call(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<crate::client::Outcome> {
+    fn call(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
         match time {
             Some(_) => self.client.call_within(caller, ops, time),
             None => self.client.call(caller, ops),
@@ -487,7 +386,12 @@ impl Opens {
     fn close_once(&self, file: &Arc<FileOpen>, time: Option<Duration>) -> bool {
         let (stateid, caller, locks) = {
             let mut state = file.at_rest();
-            if !state.is_idle() || state.access == 0 {
+            if !state.is_idle() {
+                return false;
+            }
+            if state.access == 0 {
+                drop(state);
+                self.table.remove_if_closed(file);
                 return false;
             }
             let Some(stateid) = state.stateid else {
@@ -498,7 +402,7 @@ impl Opens {
             };
             state.busy = true;
             let locks = state.locks.take();
-            (stateid, state.opener.clone().unwrap_or_else(Cred::system), locks)
+            (stateid, state.opener(), locks)
         };
         let busy = Busy(file);
         // Some servers do not close a file that is locked (18.2).
@@ -528,7 +432,7 @@ impl Opens {
 
     /// Closes files whose inodes have left memory.
     fn close_left(&self) {
-        let left = std::mem::take(&mut self.table.0.lock().left);
+        let left = std::mem::take(&mut self.table.files.lock().left);
         left.iter().for_each(|file| self.settle(file));
     }
 
@@ -539,7 +443,7 @@ impl Opens {
 
     /// Closes everything, until this time.
     pub fn close_all(&self, until: Instant) {
-        let left = std::mem::take(&mut self.table.0.lock().left);
+        let left = std::mem::take(&mut self.table.files.lock().left);
         for file in self.table.all().into_iter().chain(left) {
             file.state.lock().abandon();
             let time = until.saturating_duration_since(Instant::now());
@@ -549,14 +453,6 @@ impl Opens {
             self.settle_within(&file, Some(time));
         }
     }
-}
-
-/// Notes what OPEN returned.
-fn note_open(state: &mut State, opened: &Opened, access: u32, caller: &Cred) {
-    let same = state.stateid.is_some_and(|stateid| stateid.other == opened.stateid.other);
-    state.access = if same { state.access | access } else { access };
-    state.stateid = Some(opened.stateid);
-    state.opener = Some(caller.clone());
 }
 
 #[cfg(test)]
@@ -572,34 +468,6 @@ mod tests {
             attrset: Bitmap::default(),
             delegation: OpenDelegation::None,
         }
-    }
-
-    /// [`N12`]
-    #[test]
-    fn a_file_has_one_stateid_with_all_access() {
-        let mut state = State::default();
-        let user = Cred::user(1, 1);
-        note_open(&mut state, &opened(1, 1), share::READ, &user);
-        assert!(state.permits(share::READ) && !state.permits(share::BOTH));
-        note_open(&mut state, &opened(1, 2), share::WRITE, &user);
-        assert!(state.permits(share::BOTH) && state.stateid.is_some_and(|stateid| stateid.seqid == 2));
-        // The server had lost the first one.
-        note_open(&mut state, &opened(2, 1), share::READ, &user);
-        assert!(state.permits(share::READ) && !state.permits(share::WRITE));
-    }
-
-    #[test]
-    fn an_open_stays_as_long_as_anything_needs_it() {
-        let mut state = State::default();
-        assert!(state.is_idle());
-        state.users = 1;
-        assert!(!state.is_idle());
-        state.users = 0;
-        state.unstable.note(0..10, Some([1; 8]));
-        assert!(!state.is_idle(), "its writes may have to be sent again");
-        state.unstable.forget(0..10);
-        state.unclaimed = true;
-        assert!(!state.is_idle());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ivers_nfs4::ops::v40::{Locked, OpenClaim};
+use ivers_nfs4::ops::v40::{Locked, OpenClaim, OpenDelegation};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{OpenHow, StateId};
@@ -12,28 +12,48 @@ use ivers_vfs::{Cred, LockRequest};
 use crate::client::Reclaim;
 use crate::exchange::{SendOnce, Tried};
 use crate::file_locks::lock_op;
-use crate::opens::{FileOpen, Opens, open_op};
+use crate::file_open::{Delegation, FileOpen, note_open};
+use crate::opens::{Opens, open_op_wanting};
 use crate::reply::Compound;
 
 /// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
 const DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
 
+/// `open_delegation_type4`.
+const NO_DELEGATION: u32 = 0;
+const READ_DELEGATION: u32 = 1;
+
 impl Reclaim for Opens {
     fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
         for file in self.all() {
-            let Some((old, access, caller)) = file.held() else { continue };
-            let claim = OpenClaim::Previous(0);
-            let ops = [Op::PutFh(file.handle.clone()), open_op(access, OpenHow::NoCreate, claim)];
+            let delegation = file.state.lock().delegation;
+            let local = || file.opened_locally().map(|(access, caller)| (None, access, caller));
+            let held = file.held().map(|(old, access, caller)| (Some(old), access, caller));
+            let Some((old, access, caller)) = held.or_else(local) else {
+                // Nobody has it open: not worth a request.
+                self.reclaimed_delegation(&file, delegation, None);
+                continue;
+            };
+            let kind = delegation.map_or(NO_DELEGATION, |_| READ_DELEGATION);
+            let (claim, how) = (OpenClaim::Previous(kind), OpenHow::NoCreate);
+            let ops = [Op::PutFh(file.handle.clone()), open_op_wanting(0, access, how, claim)];
             let mut compound = self.patiently(send, &caller, &ops)?;
             let status = compound.status;
-            let new = match compound.results.pop() {
-                Some(OpResult::Open(Ok(opened))) if status == NfsStat::Ok => Some(opened.stateid),
+            let opened = match compound.results.pop() {
+                Some(OpResult::Open(Ok(opened))) if status == NfsStat::Ok => Some(opened),
                 _ => None,
             };
-            if new.is_none() {
+            if opened.is_none() {
                 log::info!("{}: an open cannot be reclaimed: {}", self.client.name(), status.name());
             }
-            file.reclaimed(old, new);
+            let new = opened.as_ref().map(|opened| opened.stateid);
+            match (old, &opened) {
+                (Some(old), _) => file.reclaimed(old, new),
+                (None, Some(opened)) => note_open(&mut file.state.lock(), opened, access, &caller),
+                // It is asked for when it is used.
+                (None, None) => {}
+            }
+            self.reclaimed_delegation(&file, delegation, opened.as_ref().map(|opened| &opened.delegation));
             if let Some(open) = new {
                 self.reclaim_locks(send, &file, open)?;
             }
@@ -43,6 +63,33 @@ impl Reclaim for Opens {
 }
 
 impl Opens {
+    /// Stores what became of a delegation.
+    fn reclaimed_delegation(
+        &self,
+        file: &Arc<FileOpen>,
+        old: Option<Delegation>,
+        new: Option<&OpenDelegation>,
+    ) {
+        let Some(old) = old else { return };
+        let read = match new {
+            Some(OpenDelegation::Read(read)) => Some(read),
+            _ => None,
+        };
+        // Attributes from before the restart do not count.
+        let since = self.client.requests() + 1;
+        file.delegation_reclaimed(old.stateid, read.map(|read| (read.stateid, since)));
+        match read {
+            None => {
+                self.table.returns.lost_one();
+                self.table.remove_if_closed(file);
+            }
+            Some(read) if read.recall && file.begin_return(Some(read.stateid)) == Some(true) => {
+                self.table.returns.push(file);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Sends a request, and again if the server asks for a pause.
     fn patiently(&self, send: &SendOnce<'_>, caller: &Cred, ops: &[Op]) -> Tried<Compound> {
         let mut compound = send(caller, ops)?;

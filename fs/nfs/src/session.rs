@@ -6,6 +6,8 @@ use ivers_nfs4::ops::v41::{SequenceArgs, SequenceOk};
 use ivers_nfs4::types::SessionId;
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
+use crate::callbacks::BackSlots;
+
 struct Slots {
     /// The last sequence ID that the server executed, by slot ID.
     sequences: Vec<u32>,
@@ -26,6 +28,8 @@ pub struct Session {
     pub reply_bytes_max: usize,
     /// The most operations in a request, SEQUENCE included.
     pub operations_max: usize,
+    /// The slots for callbacks, if there is a back channel.
+    pub back: Option<BackSlots>,
     slots: RankedMutex<rank::Driver<2>, Slots>,
     freed: Condvar,
 }
@@ -67,19 +71,21 @@ impl Session {
             request_bytes_max,
             reply_bytes_max,
             operations_max,
+            back: None,
             slots: RankedMutex::new(slots),
             freed: Condvar::new(),
         }
     }
 
-    /// Takes a free slot, the lowest one. Waits at most this long.
-    pub fn acquire(&self, wait: Duration) -> Acquired<'_> {
+    /// Takes a free slot, the lowest one. Waits at most this long. The last slot is for `urgent` requests:
+    /// others may wait for what these do.
+    pub fn acquire(&self, wait: Duration, urgent: bool) -> Acquired<'_> {
         let mut slots = self.slots.lock();
         for last in [false, true] {
             if slots.dead {
                 return Acquired::Dead;
             }
-            let usable = slots.usable;
+            let usable = if urgent || self.back.is_none() { slots.usable } else { (slots.usable - 1).max(1) };
             if let Some(id) = slots.in_use.iter().take(usable).position(|used| !used) {
                 slots.in_use[id] = true;
                 let sequence = slots.sequences[id].wrapping_add(1);
@@ -166,7 +172,7 @@ mod tests {
     }
 
     fn slot(session: &Session) -> Slot<'_> {
-        match session.acquire(NOW) {
+        match session.acquire(NOW, true) {
             Acquired::Slot(slot) => slot,
             Acquired::Busy => panic!("busy"),
             Acquired::Dead => panic!("dead"),
@@ -184,13 +190,24 @@ mod tests {
         let session = session(1);
         let first = slot(&session);
         assert_eq!(first.sequence(false).sequenceid, 1);
-        assert!(matches!(session.acquire(NOW), Acquired::Busy));
+        assert!(matches!(session.acquire(NOW, true), Acquired::Busy));
         first.finish(true);
         let second = slot(&session);
         assert_eq!(second.sequence(false).sequenceid, 2);
         second.finish(false);
         assert_eq!(slot(&session).sequence(false).sequenceid, 2);
-        assert!(matches!(session.acquire(NOW), Acquired::Dead), "a slot was abandoned");
+        assert!(matches!(session.acquire(NOW, true), Acquired::Dead), "a slot was abandoned");
+    }
+
+    #[test]
+    fn the_last_slot_is_for_urgent_requests() {
+        let session = Session { back: Some(BackSlots::default()), ..session(2) };
+        let first = slot(&session);
+        assert!(matches!(session.acquire(NOW, false), Acquired::Busy));
+        slot(&session).finish(true);
+        first.finish(true);
+        let only = Session { back: Some(BackSlots::default()), ..self::session(1) };
+        assert!(matches!(only.acquire(NOW, false), Acquired::Slot(_)), "there is no other");
     }
 
     #[test]
@@ -199,11 +216,11 @@ mod tests {
         let first = slot(&session);
         assert!(first.accepts(&reply(&first, 0)));
         assert!(!first.accepts(&SequenceOk { slotid: 1, ..reply(&first, 0) }));
-        assert!(matches!(session.acquire(NOW), Acquired::Busy));
+        assert!(matches!(session.acquire(NOW, true), Acquired::Busy));
         assert!(first.accepts(&reply(&first, u32::MAX)), "a server that lies");
         let (second, third) = (slot(&session), slot(&session));
         assert_eq!(third.sequence(false).highest_slotid, 2);
-        assert!(matches!(session.acquire(NOW), Acquired::Busy));
+        assert!(matches!(session.acquire(NOW, true), Acquired::Busy));
         [first, second, third].into_iter().for_each(|slot| slot.finish(true));
     }
 }

@@ -52,6 +52,10 @@ impl Nfs {
         if attrs.mask.is_empty() {
             return Ok(());
         }
+        if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
+            // Programs that opened the file under a delegation may read it afterwards, whatever this permits.
+            self.opens.open_for_programs(&node.open);
+        }
         let caller = if set.opened { node.open.writer() } else { caller.clone() };
         let ops = |stateid| {
             let set = SetAttrArgs { stateid, attrs: attrs.clone() };

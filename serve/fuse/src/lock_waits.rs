@@ -1,8 +1,8 @@
 //! Programs that wait for a byte-range lock which others have.
 //!
-//! The owner of a server's lock ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and no message
-//! says when the lock is free. So one thread asks again, with growing pauses, and at once when a program of
-//! this mount unlocks a part of the file. Programs that wait for one file are tried in the order in which
+//! The owner of a server's lock ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and a server need
+//! not say when the lock is free. So one thread asks again, with growing pauses, and at once when a program
+//! of this mount unlocks a part of the file, or the server says that the lock may be free. Programs that wait for one file are tried in the order in which
 //! they came.
 //!
 //! FUSE interrupt requests do not arrive here. Instead, the thread checks whether the waiting thread has a
@@ -78,12 +78,12 @@ impl LockWaits {
         self.wake.notify_one();
     }
 
-    /// A program of this mount has unlocked something of a file.
-    pub(crate) fn unlocked(&self, node: &Node) {
+    /// A lock of a file may be free: a program of this mount has unlocked something, or the server says so.
+    pub(crate) fn unlocked(&self, id: u64) {
         let mut state = self.state.lock();
         // Also if nobody is here: the thread may be asking for one at this moment.
-        if !state.unlocked.contains(&node.id) {
-            state.unlocked.push(node.id);
+        if !state.unlocked.contains(&id) {
+            state.unlocked.push(id);
         }
         self.wake.notify_one();
     }

@@ -135,6 +135,12 @@ pub fn serve(
     let _ = connection.kernel.set(session.notifier());
     let _ = connection.device.set(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
     if has_locks {
+        let waiting = Arc::downgrade(&connection);
+        connection.vfs.on_lock_available(Box::new(move |ino| {
+            if let Some(connection) = waiting.upgrade() {
+                connection.lock_waits.unlocked(connection.nodes.id(ino.0));
+            }
+        }));
         let waits = connection.clone();
         let thread = std::thread::Builder::new().name("ivers-locks".into());
         thread.spawn(move || waits.lock_waits.run(&waits)).map_err(MountError::Session)?;

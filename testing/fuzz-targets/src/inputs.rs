@@ -96,6 +96,7 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
         "measure" => inputs.extend(crate::measure::inputs()),
         "nfs_wire" => inputs.extend(crate::nfs::wire::inputs()),
         "nfs_client" => inputs.extend(crate::nfs::client::inputs()),
+        "nfs_callbacks" => inputs.extend(crate::nfs::callbacks::inputs()),
         "nfs_session" => inputs.extend(crate::nfs::session::inputs()),
         "nfs_compound" => inputs.extend(crate::nfs::compound::inputs()),
         _ => {}

@@ -85,6 +85,7 @@ pub const TARGETS: &[Target] = &[
     other("measure", 4096, measure::run),
     other("nfs_wire", 1200, nfs::wire::run),
     other("nfs_compound", 1200, nfs::compound::run),
+    other("nfs_callbacks", 2048, nfs::callbacks::run),
     other("nfs_session", 1200, nfs::session::run),
     other("nfs_client", 256, nfs::client::run),
 ];

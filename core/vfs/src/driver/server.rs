@@ -115,6 +115,13 @@ impl CacheHandle {
         }
     }
 
+    /// A byte-range lock of an inode may be free: programs that wait for one try again. Quick.
+    pub fn lock_available(&self, ino: Ino) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.lock_available(ino);
+        }
+    }
+
     /// Forgets what a directory has for a name.
     pub fn invalidate_name(&self, dir: Ino, name: &[u8]) {
         if let Some(vfs) = self.0.upgrade() {

@@ -194,3 +194,25 @@ fn a_lost_lock_stops_its_owner() {
     a.close();
     client.vfs.unmount().unwrap();
 }
+
+/// Clients that wait are told when a lock may be free, and ask less often.
+#[test]
+fn a_server_says_when_a_lock_may_be_free() {
+    let served = Served::new(mem());
+    let clients = [(); 2].map(|()| mount(served.address(), &options()).unwrap());
+    clients[0].put("f", b"contents").unwrap();
+    let [a, b] = [0, 1].map(|nth| Opened::new(&clients[nth], "/f"));
+    let (to, from) = std::sync::mpsc::channel();
+    clients[1].vfs.on_lock_available(Box::new(move |ino| to.send(ino).unwrap()));
+    a.lock(1, 0..100, true).unwrap();
+    let waits = LockRequest { waits: true, ..wanted(2, 50..60, true) };
+    assert!(is(clients[1].vfs.lock(&Cred::root(), &b.file, &waits), NameError::Busy));
+    assert!(from.try_recv().is_err());
+    a.unlock(1, 0..100).unwrap();
+    assert_eq!(from.recv_timeout(Duration::from_secs(20)), Ok(b.file.ino));
+    clients[1].vfs.lock(&Cred::root(), &b.file, &waits).unwrap();
+    assert_eq!(clients[1].count("server_callbacks"), 1);
+    for client in &clients {
+        client.vfs.unmount().unwrap();
+    }
+}

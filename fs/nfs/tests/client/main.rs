@@ -1,6 +1,8 @@
 //! The client against servers: ivers's own over a socket, the same behind a proxy that breaks connections,
 //! and one that lies.
 
+mod callbacks;
+mod delegations;
 mod faults;
 mod hostile;
 mod kept;
@@ -132,6 +134,11 @@ fn mount(address: SocketAddr, options: &NfsOptions) -> Result<Mounted> {
 }
 
 impl Mounted {
+    fn count(&self, name: &str) -> u64 {
+        let counters = self.vfs.counters();
+        counters.iter().find(|(found, _)| *found == name).unwrap().1
+    }
+
     fn find(&self, path: &str) -> Result<InodeRef> {
         self.vfs.resolve(&Cred::root(), path, false)
     }

@@ -110,7 +110,7 @@ impl Ops {
         }
         let node = s.node(ino)?;
         let unlocked = s.vfs.unlock(&Cred::system(), &node.inode, owner(of), WHOLE);
-        s.lock_waits.unlocked(&node);
+        s.lock_waits.unlocked(node.id);
         unlocked.or_errno()
     }
 }
@@ -136,7 +136,7 @@ impl Connection {
         let (connection, file) = (self.clone(), node.clone());
         let unlock = move || {
             let unlocked = connection.vfs.unlock(&cred, &file.inode, owner, range);
-            connection.lock_waits.unlocked(&file);
+            connection.lock_waits.unlocked(file.id);
             match unlocked {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),

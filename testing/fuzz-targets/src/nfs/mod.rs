@@ -1,5 +1,6 @@
-//! NFSv4: messages and requests to the server, and the client on a server that lies.
+//! NFSv4: messages and requests to the server, and the client on a server that lies and calls.
 
+pub mod callbacks;
 pub mod client;
 pub mod compound;
 pub mod session;

@@ -1,0 +1,435 @@
+//! Requests of the server: CB_COMPOUND (RFC 8881, 20), decoded step by step, executed and answered.
+//!
+//! All of it is hostile. Sizes are bounded, and nothing here waits for anything.
+
+use ivers_nfs4::callback::{
+    CALLBACK_PROGRAM, CbOp, CbResult, CbSequenceArgs, CbSequenceOk, PROC_CB_COMPOUND, PROC_CB_NULL,
+    recall_any,
+};
+use ivers_nfs4::rpc::{BadCall, CallHeader, Reply, Versions};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{FileHandle, SessionId, StateId};
+use ivers_nfs4::xdr::{Decoder, Encoder, Xdr, XdrError};
+use ivers_vfs::sync::{RankedMutex, rank};
+
+/// Callbacks that the server may have in flight.
+pub const BACK_SLOTS: u32 = 4;
+/// The longest callback, and the longest reply to one, in bytes.
+pub const BACK_BYTES: u32 = 4096;
+/// Operations in a callback.
+pub const BACK_OPERATIONS: u32 = 4;
+/// Longest tag. A reply repeats it, and a slot keeps the reply.
+const TAG_MAX: usize = 512;
+/// The versions of the program: RFC 8881 says 4, all servers say 1.
+const VERSIONS: [u32; 2] = [1, 4];
+/// `OP_CB_SEQUENCE`, and the operation that stands for unknown ones.
+const SEQUENCE: u32 = 11;
+const ILLEGAL: u32 = 10_044;
+/// The operations that the protocol knows.
+const KNOWN: std::ops::RangeInclusive<u32> = 3..=15;
+
+/// Who does what callbacks ask for. Must be quick, and wait for no request.
+pub trait Callee: Send + Sync {
+    /// CB_RECALL: the delegation must be returned.
+    fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat;
+    /// CB_RECALL_ANY: all delegations but so many must be returned.
+    fn recall_any(&self, keep: usize);
+    /// CB_NOTIFY_LOCK: a lock of the file may be free.
+    fn lock_available(&self, file: &FileHandle);
+    /// The server says that it has revoked state.
+    fn state_revoked(&self);
+    /// The server says that it cannot send callbacks.
+    fn path_down(&self);
+    /// The connection for callbacks is lost.
+    fn connection_lost(&self);
+}
+
+#[derive(Default)]
+struct BackSlot {
+    /// Of the last callback; 0: none.
+    sequence: u32,
+    /// What was answered; `None` while it is being executed.
+    answer: Option<Vec<u8>>,
+}
+
+/// The slots of a session for callbacks. Each keeps its last reply (2.10.6.1).
+pub struct BackSlots(RankedMutex<rank::Leaf, Vec<BackSlot>>);
+
+impl Default for BackSlots {
+    fn default() -> Self {
+        let slots = (0..BACK_SLOTS).map(|_| BackSlot::default()).collect();
+        Self(RankedMutex::new(slots))
+    }
+}
+
+/// What CB_SEQUENCE says.
+enum Turn {
+    /// Execute the callback.
+    New,
+    /// It was executed before: the reply to it.
+    Again(Vec<u8>),
+}
+
+impl BackSlots {
+    fn begin(&self, args: &CbSequenceArgs) -> Result<Turn, NfsStat> {
+        let mut slots = self.0.lock();
+        let slot = slots.get_mut(args.slotid as usize).ok_or(NfsStat::Badslot)?;
+        if args.sequenceid == slot.sequence.wrapping_add(1) {
+            (slot.sequence, slot.answer) = (args.sequenceid, None);
+            return Ok(Turn::New);
+        }
+        if args.sequenceid != slot.sequence || slot.sequence == 0 {
+            return Err(NfsStat::SeqMisordered);
+        }
+        slot.answer.clone().map(Turn::Again).ok_or(NfsStat::Delay)
+    }
+
+    fn end(&self, slot: u32, answer: &[u8]) {
+        if let Some(slot) = self.0.lock().get_mut(slot as usize) {
+            slot.answer = Some(answer.to_vec());
+        }
+    }
+}
+
+/// The session that callbacks belong to.
+pub struct BackChannel<'a> {
+    /// Its ID.
+    pub session: SessionId,
+    /// Its minor version.
+    pub minor: u32,
+    /// Its slots for callbacks.
+    pub slots: &'a BackSlots,
+}
+
+/// Executes a callback. Returns the record of the reply, with room for the record mark. `None` as the
+/// session: it is gone. An error: nothing can be answered.
+pub fn answer(
+    message: &[u8],
+    channel: Option<&BackChannel<'_>>,
+    callee: Option<&dyn Callee>,
+) -> Result<Vec<u8>, String> {
+    let mut from = Decoder::new(message);
+    let mut to = Encoder::with_capacity(256);
+    to.word(0);
+    let header = match CallHeader::take(&mut from) {
+        Ok(header) => header,
+        Err(BadCall::Unanswerable(why)) => return Err(format!("a call that cannot be decoded: {why}")),
+        Err(BadCall::RpcVersion { xid }) => {
+            Reply::RpcMismatch(Versions { low: 2, high: 2 }).put(xid, &mut to);
+            return Ok(to.into_bytes());
+        }
+        Err(BadCall::Auth { xid, why }) => {
+            Reply::AuthError(why).put(xid, &mut to);
+            return Ok(to.into_bytes());
+        }
+    };
+    let refused = if header.program != CALLBACK_PROGRAM {
+        Some(Reply::ProgramUnavailable)
+    } else if !VERSIONS.contains(&header.version) {
+        Some(Reply::ProgramMismatch(Versions { low: VERSIONS[0], high: VERSIONS[1] }))
+    } else if !matches!(header.procedure, PROC_CB_NULL | PROC_CB_COMPOUND) {
+        Some(Reply::ProcedureUnavailable)
+    } else {
+        None
+    };
+    if let Some(refused) = refused {
+        refused.put(header.xid, &mut to);
+        return Ok(to.into_bytes());
+    }
+    if header.procedure == PROC_CB_NULL {
+        Reply::SUCCESS.put(header.xid, &mut to);
+        return Ok(to.into_bytes());
+    }
+    match compound(&mut from, channel, callee) {
+        Ok(results) => {
+            Reply::SUCCESS.put(header.xid, &mut to);
+            to.fixed(&results);
+        }
+        Err(_) => Reply::GarbageArgs.put(header.xid, &mut to),
+    }
+    Ok(to.into_bytes())
+}
+
+/// Executes CB_COMPOUND. Returns `CB_COMPOUND4res`.
+fn compound(
+    from: &mut Decoder<'_>,
+    channel: Option<&BackChannel<'_>>,
+    callee: Option<&dyn Callee>,
+) -> Result<Vec<u8>, XdrError> {
+    let tag = from.opaque(TAG_MAX)?.to_vec();
+    let (minor, _ident) = (from.word()?, from.word()?);
+    let count = from.count(usize::MAX)?;
+    let failed = |op: u32, status: NfsStat| vec![CbResult::Failed { op, status }];
+    let Some(channel) = channel else {
+        return Ok(encode(NfsStat::Badsession, &tag, &failed(SEQUENCE, NfsStat::Badsession)));
+    };
+    if minor != channel.minor {
+        return Ok(encode(NfsStat::MinorVersMismatch, &tag, &[]));
+    }
+    if count == 0 {
+        return Ok(encode(NfsStat::Ok, &tag, &[]));
+    }
+    let args = match operation(from)? {
+        Ok(CbOp::Sequence(args)) => args,
+        Ok(other) => {
+            let status = NfsStat::OpNotInSession;
+            return Ok(encode(status, &tag, &failed(other.number(), status)));
+        }
+        Err((op, _)) => {
+            let status = NfsStat::OpNotInSession;
+            return Ok(encode(status, &tag, &failed(op, status)));
+        }
+    };
+    let begun = if args.sessionid != channel.session {
+        Err(NfsStat::Badsession)
+    } else if count > BACK_OPERATIONS as usize {
+        Err(NfsStat::TooManyOps)
+    } else {
+        channel.slots.begin(&args)
+    };
+    match begun {
+        Ok(Turn::New) => {}
+        Ok(Turn::Again(answer)) => return Ok(answer),
+        Err(status) => return Ok(encode(status, &tag, &failed(SEQUENCE, status))),
+    }
+    let mut results = vec![CbResult::Sequence(Ok(CbSequenceOk {
+        sessionid: args.sessionid,
+        sequenceid: args.sequenceid,
+        slotid: args.slotid,
+        highest_slotid: BACK_SLOTS - 1,
+        target_highest_slotid: BACK_SLOTS - 1,
+    }))];
+    let mut status = NfsStat::Ok;
+    for _ in 1..count {
+        let result = match operation(from) {
+            Ok(Ok(op)) => execute(&op, callee),
+            Ok(Err((op, status))) => CbResult::Failed { op, status },
+            // The slot is used: it needs an answer.
+            Err(_) => CbResult::Failed { op: ILLEGAL, status: NfsStat::Badxdr },
+        };
+        status = result.status();
+        results.push(result);
+        if status != NfsStat::Ok {
+            break;
+        }
+    }
+    let answer = encode(status, &tag, &results);
+    channel.slots.end(args.slotid, &answer);
+    Ok(answer)
+}
+
+/// Decodes an operation. Its arguments have no known end if this client does not know it: then returns the
+/// number for the result, and the status.
+fn operation(from: &mut Decoder<'_>) -> Result<Result<CbOp, (u32, NfsStat)>, XdrError> {
+    let at = from.clone();
+    let number = from.word()?;
+    let mut again = at;
+    match CbOp::take(&mut again) {
+        Ok(op) => {
+            *from = again;
+            Ok(Ok(op))
+        }
+        Err(XdrError::BadValue(value)) if value == number && !KNOWN.contains(&number) => {
+            Ok(Err((ILLEGAL, NfsStat::OpIllegal)))
+        }
+        Err(XdrError::BadValue(value)) if value == number => Ok(Err((number, NfsStat::Notsupp))),
+        Err(error) => Err(error),
+    }
+}
+
+fn execute(op: &CbOp, callee: Option<&dyn Callee>) -> CbResult {
+    let failed = |status| CbResult::Failed { op: op.number(), status };
+    let Some(callee) = callee else { return failed(NfsStat::Delay) };
+    match op {
+        CbOp::Recall(args) => match callee.recall(&args.file, args.stateid) {
+            NfsStat::Ok => CbResult::Recall(Ok(())),
+            status => failed(status),
+        },
+        CbOp::RecallAny(args) => {
+            if args.types.contains(recall_any::READ_DELEG) {
+                callee.recall_any(args.keep as usize);
+            }
+            CbResult::RecallAny(Ok(()))
+        }
+        CbOp::NotifyLock(args) => {
+            callee.lock_available(&args.file);
+            CbResult::NotifyLock(Ok(()))
+        }
+        // This client has no write delegation.
+        CbOp::GetAttr(_) => failed(NfsStat::Badhandle),
+        // The reply to the next request says how many slots to use.
+        CbOp::RecallSlot(_) => CbResult::RecallSlot(Ok(())),
+        CbOp::Sequence(_) => failed(NfsStat::SequencePos),
+        CbOp::Offload(_) => failed(NfsStat::Notsupp),
+    }
+}
+
+fn encode(status: NfsStat, tag: &[u8], results: &[CbResult]) -> Vec<u8> {
+    let mut to = Encoder::with_capacity(128);
+    status.put(&mut to);
+    to.opaque(tag);
+    to.word(results.len() as u32);
+    results.iter().for_each(|result| result.put(&mut to));
+    to.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_nfs4::callback::{
+        CALLBACK_VERSION, CbCompoundArgs, CbCompoundRes, CbGetAttrArgs, CbNotifyLockArgs, CbRecallAnyArgs,
+        CbRecallArgs,
+    };
+    use ivers_nfs4::rpc::OpaqueAuth;
+    use ivers_nfs4::types::{Bitmap, Opaque, Owner};
+    use ivers_nfs4::xdr::List;
+    use std::sync::Mutex;
+
+    const SESSION: SessionId = [3; 16];
+    const STATEID: StateId = StateId { seqid: 1, other: [7; 12] };
+
+    #[derive(Default)]
+    struct Noted(Mutex<Vec<String>>);
+
+    impl Callee for Noted {
+        fn recall(&self, _: &FileHandle, stateid: StateId) -> NfsStat {
+            self.0.lock().unwrap().push("recall".into());
+            if stateid == STATEID { NfsStat::Ok } else { NfsStat::BadStateid }
+        }
+        fn recall_any(&self, keep: usize) {
+            self.0.lock().unwrap().push(format!("keep {keep}"));
+        }
+        fn lock_available(&self, _: &FileHandle) {
+            self.0.lock().unwrap().push("lock".into());
+        }
+        fn state_revoked(&self) {}
+        fn path_down(&self) {}
+        fn connection_lost(&self) {}
+    }
+
+    struct Test {
+        slots: BackSlots,
+        noted: Noted,
+    }
+
+    fn handle() -> FileHandle {
+        Opaque(b"f".to_vec())
+    }
+
+    fn sequence(slotid: u32, sequenceid: u32) -> CbOp {
+        CbOp::Sequence(CbSequenceArgs {
+            sessionid: SESSION,
+            sequenceid,
+            slotid,
+            highest_slotid: 0,
+            cache_this: false,
+            referring: List(Vec::new()),
+        })
+    }
+
+    fn recall(stateid: StateId) -> CbOp {
+        CbOp::Recall(CbRecallArgs { stateid, truncate: false, file: handle() })
+    }
+
+    fn call(body: &[u8]) -> Vec<u8> {
+        let mut to = Encoder::default();
+        let (program, version, procedure) = (CALLBACK_PROGRAM, CALLBACK_VERSION, PROC_CB_COMPOUND);
+        let (cred, verf) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+        CallHeader { xid: 9, program, version, procedure, cred, verf }.put(&mut to);
+        to.fixed(body);
+        to.into_bytes()
+    }
+
+    fn arguments(minor_version: u32, ops: Vec<CbOp>) -> Vec<u8> {
+        CbCompoundArgs { tag: b"t".to_vec(), minor_version, ident: 0, ops: List(ops) }.to_bytes()
+    }
+
+    impl Test {
+        fn new() -> Self {
+            Self { slots: BackSlots::default(), noted: Noted::default() }
+        }
+
+        fn raw(&self, message: &[u8]) -> Result<Vec<u8>, String> {
+            let channel = BackChannel { session: SESSION, minor: 2, slots: &self.slots };
+            answer(message, Some(&channel), Some(&self.noted))
+        }
+
+        fn results(&self, message: &[u8]) -> CbCompoundRes {
+            let record = self.raw(message).unwrap();
+            let mut from = Decoder::new(&record[4..]);
+            assert!(matches!(Reply::take(&mut from), Ok((9, Reply::Success { .. }))));
+            CbCompoundRes::take(&mut from).unwrap()
+        }
+
+        fn run(&self, ops: Vec<CbOp>) -> (NfsStat, usize) {
+            let res = self.results(&call(&arguments(2, ops)));
+            assert_eq!(res.tag, b"t");
+            (res.status, res.results.0.len())
+        }
+
+        fn noted(&self) -> Vec<String> {
+            std::mem::take(&mut *self.noted.0.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn a_callback_is_executed_once() {
+        let test = Test::new();
+        assert_eq!(test.run(vec![sequence(0, 0), recall(STATEID)]), (NfsStat::SeqMisordered, 1));
+        for _ in 0..3 {
+            assert_eq!(test.run(vec![sequence(0, 1), recall(STATEID)]), (NfsStat::Ok, 2));
+        }
+        assert_eq!(test.noted(), ["recall"], "the last reply is kept");
+        assert_eq!(test.run(vec![sequence(0, 3), recall(STATEID)]), (NfsStat::SeqMisordered, 1));
+        let other = StateId { seqid: 1, other: [8; 12] };
+        assert_eq!(test.run(vec![sequence(0, 2), recall(other), recall(STATEID)]), (NfsStat::BadStateid, 2));
+        assert_eq!(test.run(vec![sequence(BACK_SLOTS, 1)]), (NfsStat::Badslot, 1));
+        assert_eq!(test.run(vec![sequence(BACK_SLOTS - 1, 1)]), (NfsStat::Ok, 1));
+    }
+
+    #[test]
+    fn each_operation_has_its_answer() {
+        let test = Test::new();
+        let any = |bit| CbOp::RecallAny(CbRecallAnyArgs { keep: 5, types: Bitmap::of([bit]) });
+        let owner = Owner { clientid: 1, owner: Opaque(b"o".to_vec()) };
+        let lock = CbOp::NotifyLock(CbNotifyLockArgs { file: handle(), owner });
+        assert_eq!(test.run(vec![sequence(0, 1), any(0), any(1), lock]), (NfsStat::Ok, 4));
+        assert_eq!(test.noted(), ["keep 5", "lock"]);
+        let attrs = CbOp::GetAttr(CbGetAttrArgs { file: handle(), attrs: Bitmap::default() });
+        assert_eq!(test.run(vec![sequence(0, 2), attrs]), (NfsStat::Badhandle, 2));
+        assert_eq!(test.run(vec![sequence(0, 3), sequence(0, 3)]), (NfsStat::SequencePos, 2));
+        assert_eq!(test.run(vec![recall(STATEID)]), (NfsStat::OpNotInSession, 1));
+        let many = std::iter::once(sequence(0, 4)).chain((0..BACK_OPERATIONS).map(|_| recall(STATEID)));
+        assert_eq!(test.run(many.collect()), (NfsStat::TooManyOps, 1));
+        assert_eq!(test.run(Vec::new()), (NfsStat::Ok, 0));
+        let res = test.results(&call(&arguments(1, vec![sequence(0, 4)])));
+        assert_eq!(res.status, NfsStat::MinorVersMismatch);
+        // Operations that this client does not know.
+        for (sequenceid, number, expected) in [(4, 5, NfsStat::Notsupp), (5, 77, NfsStat::OpIllegal)] {
+            let mut body = arguments(2, vec![sequence(0, sequenceid), CbOp::RecallSlot(1)]);
+            let at = body.len() - 8;
+            body[at..at + 4].copy_from_slice(&u32::to_be_bytes(number));
+            let res = test.results(&call(&body));
+            assert_eq!((res.status, res.results.0.len()), (expected, 2));
+        }
+        assert!(test.noted().is_empty());
+    }
+
+    #[test]
+    fn damaged_callbacks_are_answered_or_refused() {
+        let ops = vec![sequence(0, 1), recall(STATEID), recall(STATEID)];
+        let whole = call(&arguments(2, ops));
+        for at in 0..whole.len() {
+            let test = Test::new();
+            let _ = test.raw(&whole[..at]);
+            for bit in 0..8 {
+                let mut damaged = whole.clone();
+                damaged[at] ^= 1 << bit;
+                if let Ok(record) = test.raw(&damaged) {
+                    assert!(record.len() <= 4 + BACK_BYTES as usize);
+                }
+            }
+        }
+        assert!(answer(&whole, None, None).is_ok(), "without a session");
+    }
+}

@@ -1,0 +1,496 @@
+//! Read delegations (RFC 8881, 10.2 to 10.4): granted, used, recalled, returned, lost.
+//!
+//! Callbacks only mark a delegation and queue it; one thread returns them. That thread waits for no other
+//! one: an OPEN of the file may be on its way that the server answers after the return.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::ops::v40::{OpenDelegation, ReadDelegation};
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{FileHandle, StateId};
+use ivers_nfs4::xdr::{List, Xdr};
+use ivers_vfs::sync::{Condvar, RankedMutex, rank, thread::Builder};
+use ivers_vfs::{Cred, Error, Result};
+
+use crate::callbacks::Callee;
+use crate::counters::Counters;
+use crate::file_open::{Delegation, FileOpen, note_open};
+use crate::opens::{Opens, is_lost};
+use crate::reply::take;
+
+/// Delegations that are kept.
+const DELEGATIONS_MAX: usize = 1000;
+/// Recalls of delegations that no reply has brought yet.
+const EARLY_MAX: usize = 64;
+/// Delegations that one request returns, and stateids that one request tests, at most.
+const BATCH: usize = 5;
+const TESTS: usize = 64;
+/// How long a request of the thread may take before it is tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause before something is tried again, and between two attempts to get a path for callbacks.
+const PAUSE: Duration = Duration::from_millis(200);
+const BIND_PAUSE: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct Queue {
+    /// Files whose delegation must be returned.
+    files: VecDeque<Arc<FileOpen>>,
+    /// Recalls that came before their delegation (D4).
+    early: Vec<StateId>,
+    /// OPENs in flight that may bring a delegation.
+    asking: usize,
+    /// Delegations of this client.
+    held: usize,
+    /// So many may be kept; the others must be returned.
+    keep: Option<usize>,
+    /// The server has revoked state.
+    test: bool,
+    /// The server cannot send callbacks.
+    bind: bool,
+    bound_at: Option<Instant>,
+    /// Rises with each use of a delegation.
+    uses: u64,
+    stop: bool,
+    ended: bool,
+}
+
+impl Queue {
+    fn has_work(&self) -> bool {
+        self.stop || self.test || self.bind || self.keep.is_some() || !self.files.is_empty()
+    }
+}
+
+/// What is to be done with delegations.
+#[derive(Default)]
+pub struct Returns {
+    queue: RankedMutex<rank::Leaf, Queue>,
+    changed: Condvar,
+}
+
+/// An OPEN is in flight that may bring a delegation.
+pub(crate) struct Asking<'a>(&'a Returns);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        queue.asking -= 1;
+        if queue.asking == 0 {
+            queue.early.clear();
+        }
+    }
+}
+
+impl Returns {
+    fn change(&self, f: impl FnOnce(&mut Queue)) {
+        f(&mut self.queue.lock());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn ask(&self) -> Asking<'_> {
+        self.queue.lock().asking += 1;
+        Asking(self)
+    }
+
+    /// The delegation of a file must be returned. Its file is marked.
+    pub(crate) fn push(&self, file: &Arc<FileOpen>) {
+        self.change(|queue| queue.files.push_back(file.clone()));
+    }
+
+    pub(crate) fn lost_one(&self) {
+        let mut queue = self.queue.lock();
+        queue.held = queue.held.saturating_sub(1);
+    }
+
+    /// Returns the time of a use.
+    pub(crate) fn use_now(&self) -> u64 {
+        let mut queue = self.queue.lock();
+        queue.uses += 1;
+        queue.uses
+    }
+
+    /// The thread ends after what it is doing.
+    pub(crate) fn stop(&self) {
+        self.change(|queue| queue.stop = true);
+    }
+
+    fn wait_for_end(&self, until: Instant) {
+        let mut queue = self.queue.lock();
+        while !queue.ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue.wait_for(&self.changed, left);
+        }
+    }
+
+    /// Waits, unless the thread must end.
+    fn rest(&self, time: Duration) {
+        let end = Instant::now() + time;
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue.wait_for(&self.changed, left);
+        }
+    }
+
+    /// Waits for work. `None`: the thread must end.
+    fn next(&self) -> Option<Queue> {
+        let mut queue = self.queue.lock();
+        while !queue.has_work() {
+            queue.wait(&self.changed);
+        }
+        if queue.stop {
+            return None;
+        }
+        Some(Queue {
+            files: std::mem::take(&mut queue.files),
+            keep: queue.keep.take(),
+            test: std::mem::take(&mut queue.test),
+            bind: std::mem::take(&mut queue.bind),
+            ..Queue::default()
+        })
+    }
+}
+
+impl Opens {
+    /// Starts the thread that returns delegations.
+    pub(crate) fn start_returns(self: &Arc<Self>) -> Result<()> {
+        let (opens, table) = (Arc::downgrade(self), self.table.clone());
+        let thread = Builder::new().name("ivers-nfs-delegations".into());
+        let run = move || {
+            while let Some(work) = table.returns.next() {
+                let Some(opens) = Weak::upgrade(&opens) else { break };
+                opens.work(work);
+            }
+            table.returns.change(|queue| queue.ended = true);
+        };
+        thread.spawn(run).map(drop).map_err(Error::io)
+    }
+
+    /// Returns whether opens for reading ask for a delegation.
+    pub(crate) fn takes_delegations(&self) -> bool {
+        self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
+    }
+
+    /// OPEN brought this delegation; its request was `sent`. One that was not asked for is returned.
+    pub(crate) fn granted(&self, file: &Arc<FileOpen>, granted: &OpenDelegation, asked: bool, sent: u64) {
+        let held = file.state.lock().delegation.map(|it| it.stateid);
+        let ReadDelegation { stateid, recall, .. } = match granted {
+            OpenDelegation::Read(read) if asked => read,
+            // The server repeats it.
+            OpenDelegation::Read(read) if held.is_some_and(|held| held.other == read.stateid.other) => return,
+            OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
+            OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => {
+                return self.give_back(file, read.stateid);
+            }
+            OpenDelegation::Write(write) | OpenDelegation::WriteAttrs(write) => {
+                return self.give_back(file, write.stateid);
+            }
+        };
+        Counters::count(&self.client.counters().delegations);
+        let returns = &self.table.returns;
+        let used = returns.use_now();
+        let delegation = Delegation { stateid: *stateid, since: sent, returning: false, used };
+        let replaced = file.state.lock().delegation.replace(delegation);
+        self.table.add(file);
+        let mut queue = returns.queue.lock();
+        queue.held += usize::from(replaced.is_none());
+        if queue.held > DELEGATIONS_MAX {
+            queue.keep = Some(DELEGATIONS_MAX - DELEGATIONS_MAX / 8);
+        }
+        let recalled = *recall || queue.early.iter().any(|early| early.other == stateid.other);
+        drop(queue);
+        if recalled {
+            Counters::count(&self.client.counters().recalls);
+            file.begin_return(Some(*stateid));
+            returns.push(file);
+        }
+        returns.changed.notify_all();
+    }
+
+    fn give_back(&self, file: &FileOpen, stateid: StateId) {
+        let ops = [Op::PutFh(file.handle.clone()), Op::DelegReturn(stateid)];
+        if let Err(error) = self.client.call_urgently(&Cred::system(), &ops, None) {
+            log::info!("{}: cannot return a delegation: {error}", self.client.name());
+        }
+    }
+
+    /// The server no longer has a delegation.
+    pub(crate) fn ended(&self, file: &FileOpen, stateid: StateId) -> bool {
+        let ended = file.delegation_ended(stateid);
+        if ended {
+            self.table.returns.lost_one();
+        }
+        ended
+    }
+
+    fn work(&self, work: Queue) {
+        if work.bind {
+            self.bind();
+        }
+        if work.test {
+            self.search_revoked();
+        }
+        if let Some(keep) = work.keep {
+            self.shrink(keep);
+        }
+        let left = self.return_files(work.files.into(), Instant::now() + PATIENCE);
+        if !left.is_empty() {
+            self.table.returns.rest(PAUSE);
+            left.iter().for_each(|file| self.table.returns.push(file));
+        }
+    }
+
+    fn bind(&self) {
+        let (returns, now) = (&self.table.returns, Instant::now());
+        let is_due = {
+            let mut queue = returns.queue.lock();
+            let is_due = queue.bound_at.is_none_or(|at| now.duration_since(at) >= BIND_PAUSE);
+            if is_due {
+                queue.bound_at = Some(now);
+            }
+            is_due
+        };
+        if is_due && let Err(error) = self.client.bind_again(PATIENCE) {
+            log::info!("{}: no path for callbacks: {error}", self.client.name());
+        }
+    }
+
+    /// Returns all delegations but so many, first those of files that nobody has open, the newest last.
+    fn shrink(&self, keep: usize) {
+        let mut all: Vec<_> = self
+            .all()
+            .into_iter()
+            .filter_map(|file| {
+                let it = file.delegation()?;
+                Some((file.is_used(), it.used, file))
+            })
+            .collect();
+        all.sort_by_key(|(is_open, used, _)| (*is_open, *used));
+        let surplus = all.len().saturating_sub(keep);
+        for (.., file) in all.into_iter().take(surplus) {
+            if file.begin_return(None) == Some(true) {
+                self.table.returns.push(&file);
+            }
+        }
+    }
+
+    /// Returns the delegations of files. Returns those for which that could not be done.
+    fn return_files(&self, files: Vec<Arc<FileOpen>>, until: Instant) -> Vec<Arc<FileOpen>> {
+        let (mut ready, mut left) = (Vec::new(), Vec::new());
+        for file in files {
+            match self.open_for_readers(&file, until) {
+                Ok(()) => ready.push(file),
+                Err(error) => {
+                    log::info!("{}: a recalled delegation waits: {error}", self.client.name());
+                    left.push(file);
+                }
+            }
+        }
+        while !ready.is_empty() {
+            let some = ready.split_off(ready.len().saturating_sub(BATCH));
+            if let Err((error, unsent)) = self.return_some(some, until) {
+                log::info!("{}: DELEGRETURN: {error}", self.client.name());
+                left.extend(unsent);
+                left.append(&mut ready);
+            }
+        }
+        left
+    }
+
+    /// Programs that opened a file under its delegation get an open on the server (D7).
+    fn open_for_readers(&self, file: &Arc<FileOpen>, until: Instant) -> Result<()> {
+        let Some((access, caller)) = file.opened_locally() else { return Ok(()) };
+        let time = until.saturating_duration_since(Instant::now());
+        match self.ask_within(file, &caller, access, Some(time)) {
+            Ok((opened, _)) => note_open(&mut file.state.lock(), &opened, access, &caller),
+            Err(error @ Error::Server(_)) => return Err(error),
+            // As with an open that the server lost: it is asked for again when it is used.
+            Err(error) => log::warn!("{}: an open under a delegation: {error}", self.client.name()),
+        }
+        self.table.add(file);
+        // The last program may have closed it meanwhile.
+        self.settle(file);
+        Ok(())
+    }
+
+    /// Sends DELEGRETURN for several files. An error comes with the files whose delegation was not returned.
+    fn return_some(
+        &self,
+        files: Vec<Arc<FileOpen>>,
+        until: Instant,
+    ) -> std::result::Result<(), (Error, Vec<Arc<FileOpen>>)> {
+        let stateid = |file: Arc<FileOpen>| {
+            let delegation = file.state.lock().delegation?;
+            Some((file, delegation.stateid))
+        };
+        let mut files: VecDeque<_> = files.into_iter().filter_map(stateid).collect();
+        while !files.is_empty() {
+            let each = |(file, stateid): &(Arc<FileOpen>, StateId)| {
+                [Op::PutFh(file.handle.clone()), Op::DelegReturn(*stateid)]
+            };
+            let ops: Vec<Op> = files.iter().flat_map(each).collect();
+            let time = until.saturating_duration_since(Instant::now());
+            let outcome = match self.client.call_urgently(&Cred::system(), &ops, Some(time)) {
+                Ok(outcome) => outcome,
+                Err(error) => return Err((error, files.into_iter().map(|(file, _)| file).collect())),
+            };
+            let returned = |result: &&OpResult| matches!(result, OpResult::DelegReturn(Ok(())));
+            let count = outcome.results.iter().filter(returned).count();
+            for (file, stateid) in files.drain(..count.min(files.len())) {
+                self.forget_delegation(&file, stateid);
+            }
+            match outcome.status {
+                NfsStat::Ok => {}
+                NfsStat::Delay | NfsStat::Grace => self.table.returns.rest(PAUSE),
+                // It has no such delegation, or no such file.
+                status => {
+                    if let Some((file, stateid)) = files.pop_front() {
+                        log::info!("{}: DELEGRETURN: {}", self.client.name(), status.name());
+                        self.free(stateid, status);
+                        self.forget_delegation(&file, stateid);
+                    }
+                }
+            }
+            if until <= Instant::now() {
+                let error = ivers_vfs::ServerError::Timeout.into();
+                return Err((error, files.into_iter().map(|(file, _)| file).collect()));
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_delegation(&self, file: &FileOpen, stateid: StateId) {
+        self.ended(file, stateid);
+        self.table.remove_if_closed(file);
+    }
+
+    /// The server keeps a revoked stateid until it is freed, to be able to say that it is revoked.
+    pub(crate) fn free(&self, stateid: StateId, status: NfsStat) {
+        if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked) {
+            let _ = self.client.call_urgently(&Cred::system(), &[Op::FreeStateId(stateid)], Some(PATIENCE));
+        }
+    }
+
+    /// The server has revoked state: finds out which delegations are left.
+    fn search_revoked(&self) {
+        let revocations = self.client.revocations();
+        let stateid = |file: Arc<FileOpen>| {
+            let delegation = file.state.lock().delegation?;
+            Some((file, delegation.stateid))
+        };
+        let all: Vec<_> = self.all().into_iter().filter_map(stateid).collect();
+        for some in all.chunks(TESTS) {
+            if let Err(error) = self.test(some) {
+                log::info!("{}: TEST_STATEID: {error}", self.client.name());
+                self.table.returns.rest(PAUSE);
+                return self.state_revoked();
+            }
+        }
+        self.client.state_was_searched(revocations);
+        if self.client.revocations() != revocations {
+            // As long as the server says so. A server that never stops must not be asked all the time.
+            self.table.returns.rest(PAUSE);
+        }
+    }
+
+    fn test(&self, files: &[(Arc<FileOpen>, StateId)]) -> Result<()> {
+        let stateids = files.iter().map(|(_, stateid)| *stateid).collect();
+        let ops = [Op::TestStateId(List(stateids))];
+        let outcome = self.client.call_urgently(&Cred::system(), &ops, Some(PATIENCE))?;
+        let states = take!(outcome.ok(self.client.name())?.0, TestStateId)?;
+        for (nth, (file, stateid)) in files.iter().enumerate() {
+            let status = states.0.get(nth).and_then(|status| NfsStat::from_bytes(&status.to_be_bytes()).ok());
+            let status = status.unwrap_or(NfsStat::BadStateid);
+            if status != NfsStat::Ok {
+                log::warn!("{}: the server has ended a delegation: {}", self.client.name(), status.name());
+                self.forget_delegation(file, *stateid);
+                self.free(*stateid, status);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the thread, and returns all delegations, until this time.
+    pub(crate) fn return_all(&self, until: Instant) {
+        let returns = &self.table.returns;
+        returns.stop();
+        returns.wait_for_end(until);
+        let files = self.all().into_iter().filter(|file| file.begin_return(None).is_some()).collect();
+        if !self.client.is_stopped() {
+            self.return_files(files, until);
+        }
+    }
+
+    /// Returns whether READ may use the delegation of a file.
+    pub(crate) fn is_usable(&self, delegation: &Delegation) -> bool {
+        !delegation.returning && self.client.vouches()
+    }
+
+    /// Drops a delegation that the server does not have. Returns whether it was one.
+    pub(crate) fn lost_delegation(&self, file: &FileOpen, used: StateId, status: NfsStat) -> bool {
+        let ended = self.ended(file, used);
+        if ended {
+            log::info!("{}: a delegation is lost: {}", self.client.name(), status.name());
+            debug_assert!(is_lost(status));
+        }
+        ended
+    }
+}
+
+impl Callee for Opens {
+    fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat {
+        let returns = &self.table.returns;
+        // First: the reply that brings the delegation may be handled at this moment.
+        let is_early = {
+            let mut queue = returns.queue.lock();
+            let is_early = queue.asking > 0 && queue.early.len() < EARLY_MAX;
+            if is_early {
+                queue.early.push(stateid);
+            }
+            is_early
+        };
+        let known = self.table.known(file);
+        match known.as_ref().and_then(|file| file.begin_return(Some(stateid))) {
+            Some(is_new) => {
+                if let Some(file) = known.filter(|_| is_new) {
+                    Counters::count(&self.client.counters().recalls);
+                    returns.push(&file);
+                }
+                NfsStat::Ok
+            }
+            None if is_early => NfsStat::Ok,
+            None => NfsStat::BadStateid,
+        }
+    }
+
+    fn recall_any(&self, keep: usize) {
+        self.table.returns.change(|queue| queue.keep = Some(queue.keep.unwrap_or(keep).min(keep)));
+    }
+
+    fn lock_available(&self, file: &FileHandle) {
+        if let Some(listener) = self.lock_listener.get() {
+            listener(file);
+        }
+    }
+
+    fn state_revoked(&self) {
+        self.table.returns.change(|queue| queue.test = true);
+    }
+
+    fn path_down(&self) {
+        self.table.returns.change(|queue| queue.bind = true);
+    }
+
+    /// A recall must not wait until the next request makes a connection.
+    fn connection_lost(&self) {
+        self.table.returns.change(|queue| queue.bind |= queue.held > 0);
+    }
+}

@@ -1,0 +1,295 @@
+//! What a file has on the server: an open, a delegation, locks, and writes that are not committed.
+
+use std::sync::Arc;
+
+use ivers_nfs4::ops::v40::Opened;
+use ivers_nfs4::types::{FileHandle, StateId};
+use ivers_vfs::Cred;
+use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
+
+use crate::file_locks::FileLocks;
+use crate::unstable::Unstable;
+
+/// A read delegation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delegation {
+    /// Its stateid.
+    pub stateid: StateId,
+    /// Requests that were sent before this one have replies that may be older than the delegation.
+    pub since: u64,
+    /// Nobody counts on it: it is being returned (D1).
+    pub returning: bool,
+    /// When it was used last: larger is later.
+    pub used: u64,
+}
+
+/// The name of a removed file that is still open.
+#[derive(Debug, Clone)]
+pub struct Hidden {
+    /// The directory.
+    pub dir: FileHandle,
+    /// The name.
+    pub name: Vec<u8>,
+    /// Who removed the file.
+    pub caller: Cred,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// `None` with an `access`: the server lost the open.
+    pub(crate) stateid: Option<StateId>,
+    /// What the open permits: bits of [`share`](ivers_nfs4::ops::v40::share). 0: not open.
+    pub(crate) access: u32,
+    /// Whose OPEN it was.
+    pub(crate) opener: Option<Cred>,
+    /// The newest opener for writing.
+    pub(crate) writer: Option<Cred>,
+    /// Users of this client that have the file open.
+    pub(crate) users: u32,
+    /// The file was created, and its creator has not opened it yet.
+    pub(crate) unclaimed: bool,
+    /// A thread sends OPEN or CLOSE.
+    pub(crate) busy: bool,
+    /// What programs have opened the file for while a delegation permitted it: the server has no such open.
+    pub(crate) local: u32,
+    pub(crate) delegation: Option<Delegation>,
+    pub(crate) unstable: Unstable,
+    /// The last write-back failed, and the bytes are still cached.
+    pub(crate) unsent: bool,
+    pub(crate) hidden: Vec<Hidden>,
+    pub(crate) locks: FileLocks,
+    /// A thread sends LOCK or LOCKU.
+    pub(crate) locking: bool,
+}
+
+impl State {
+    /// Marks the open as unused, and forgets the writes that are not committed.
+    pub(crate) fn abandon(&mut self) {
+        (self.users, self.local, self.unclaimed, self.unsent) = (0, 0, false, false);
+        self.unstable = Unstable::default();
+    }
+
+    /// Marks the open and the locks under it as lost.
+    pub(crate) fn lose(&mut self) {
+        self.stateid = None;
+        self.locks.lose_all();
+    }
+
+    /// Returns whose OPEN it was.
+    pub(crate) fn opener(&self) -> Cred {
+        self.opener.clone().unwrap_or_else(Cred::system)
+    }
+
+    /// Nobody needs the open.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
+    }
+
+    pub(crate) fn permits(&self, access: u32) -> bool {
+        self.stateid.is_some() && self.access & access == access
+    }
+}
+
+/// What a file has on the server: an open, and writes that are not committed.
+pub struct FileOpen {
+    /// The file.
+    pub handle: FileHandle,
+    pub(crate) state: RankedMutex<rank::Driver<9>, State>,
+    settled: Condvar,
+}
+
+impl FileOpen {
+    pub(crate) fn new(handle: &FileHandle) -> Arc<Self> {
+        let (state, settled) = (RankedMutex::default(), Condvar::new());
+        Arc::new(Self { handle: handle.clone(), state, settled })
+    }
+
+    /// Waits until no thread sends OPEN or CLOSE.
+    pub(crate) fn at_rest(&self) -> RankedMutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        while state.busy {
+            state.wait(&self.settled);
+        }
+        state
+    }
+
+    /// Returns whether someone here has the file open.
+    pub fn is_used(&self) -> bool {
+        let state = self.state.lock();
+        state.users > 0 || state.unclaimed
+    }
+
+    /// Returns whether the file was created, and its creator has not opened it yet.
+    pub fn is_unclaimed(&self) -> bool {
+        self.state.lock().unclaimed
+    }
+
+    /// Waits until no other thread sends LOCK or LOCKU, and keeps them waiting.
+    pub fn lock_turn(&self) -> LockTurn<'_> {
+        let mut state = self.state.lock();
+        while state.locking {
+            state.wait(&self.settled);
+        }
+        state.locking = true;
+        LockTurn(self)
+    }
+
+    /// Calls `f` with the byte-range locks of the file.
+    pub fn with_locks<T>(&self, f: impl FnOnce(&mut FileLocks) -> T) -> T {
+        f(&mut self.state.lock().locks)
+    }
+
+    /// Returns the stateid of the open, its access, and whose OPEN it was.
+    pub fn held(&self) -> Option<(StateId, u32, Cred)> {
+        let state = self.state.lock();
+        Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
+    }
+
+    /// Returns what programs have opened the file for without an open on the server, and who did last.
+    pub fn opened_locally(&self) -> Option<(u32, Cred)> {
+        let state = self.state.lock();
+        let local = state.local & !state.access;
+        (state.users > 0 && local != 0).then(|| (local, state.opener()))
+    }
+
+    /// Returns the delegation, unless it is being returned.
+    pub fn delegation(&self) -> Option<Delegation> {
+        self.state.lock().delegation.filter(|it| !it.returning)
+    }
+
+    /// Marks the delegation as being returned, if it has this stateid. Returns whether it was not before;
+    /// `None`: there is no such delegation.
+    pub fn begin_return(&self, stateid: Option<StateId>) -> Option<bool> {
+        let mut state = self.state.lock();
+        let wanted = |it: &&mut Delegation| stateid.is_none_or(|stateid| it.stateid.other == stateid.other);
+        state.delegation.as_mut().filter(wanted).map(|it| !std::mem::replace(&mut it.returning, true))
+    }
+
+    /// The server no longer has a delegation. Returns whether the file had it.
+    pub fn delegation_ended(&self, stateid: StateId) -> bool {
+        let mut state = self.state.lock();
+        state.delegation.take_if(|it| it.stateid.other == stateid.other).is_some()
+    }
+
+    /// Stores what the server granted again after a restart, if anything.
+    pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
+        let mut state = self.state.lock();
+        if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
+            state.delegation = new.map(|(stateid, since)| Delegation { stateid, since, ..delegation });
+        }
+    }
+
+    /// Stores the stateid of the open after a restart of the server, or marks the open and its locks as lost.
+    /// Does nothing if another thread has stored a stateid in between.
+    pub fn reclaimed(&self, old: StateId, new: Option<StateId>) {
+        let mut state = self.state.lock();
+        match new {
+            _ if state.stateid != Some(old) => {}
+            Some(_) => state.stateid = new,
+            None => state.lose(),
+        }
+    }
+
+    /// Returns whose credentials writes have.
+    pub fn writer(&self) -> Cred {
+        self.state.lock().writer.clone().unwrap_or_else(Cred::system)
+    }
+
+    /// Returns the writes that may be lost.
+    pub fn with_unstable<T>(&self, f: impl FnOnce(&mut Unstable) -> T) -> T {
+        f(&mut self.state.lock().unstable)
+    }
+
+    /// Notes whether the newest write-back left bytes in the cache.
+    pub fn note_unsent(&self, unsent: bool) {
+        self.state.lock().unsent = unsent;
+    }
+
+    /// The file has this name until nobody has it open.
+    pub fn hide(&self, name: Hidden) {
+        self.state.lock().hidden.push(name);
+    }
+
+    /// Returns how many of the file's names are hidden.
+    pub fn hidden_names(&self) -> u32 {
+        self.state.lock().hidden.len() as u32
+    }
+}
+
+/// The right to send LOCK or LOCKU.
+pub struct LockTurn<'a>(&'a FileOpen);
+
+impl Drop for LockTurn<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().locking = false;
+        self.0.settled.notify_all();
+    }
+}
+
+/// Ends the time in which other threads wait.
+pub(crate) struct Busy<'a>(pub(crate) &'a FileOpen);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().busy = false;
+        self.0.settled.notify_all();
+    }
+}
+
+/// Notes what OPEN returned.
+pub(crate) fn note_open(state: &mut State, opened: &Opened, access: u32, caller: &Cred) {
+    let same = state.stateid.filter(|stateid| stateid.other == opened.stateid.other);
+    state.access = if same.is_some() { state.access | access } else { access };
+    state.local &= !state.access;
+    // Two OPENs may be on their way while a delegation is returned. Their replies have no order.
+    let is_older = |now: StateId| (opened.stateid.seqid.wrapping_sub(now.seqid) as i32) < 0;
+    state.stateid = Some(same.filter(|now| is_older(*now)).unwrap_or(opened.stateid));
+    state.opener = Some(caller.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_nfs4::ops::v40::{OpenDelegation, share};
+    use ivers_nfs4::types::{Bitmap, ChangeInfo};
+
+    fn opened(other: u8, seqid: u32) -> Opened {
+        Opened {
+            stateid: StateId { seqid, other: [other; 12] },
+            cinfo: ChangeInfo { atomic: false, before: 0, after: 0 },
+            rflags: 0,
+            attrset: Bitmap::default(),
+            delegation: OpenDelegation::None,
+        }
+    }
+
+    /// [`N12`]
+    #[test]
+    fn a_file_has_one_stateid_with_all_access() {
+        let mut state = State::default();
+        let user = Cred::user(1, 1);
+        note_open(&mut state, &opened(1, 1), share::READ, &user);
+        assert!(state.permits(share::READ) && !state.permits(share::BOTH));
+        note_open(&mut state, &opened(1, 2), share::WRITE, &user);
+        assert!(state.permits(share::BOTH) && state.stateid.is_some_and(|stateid| stateid.seqid == 2));
+        note_open(&mut state, &opened(1, 1), share::READ, &user);
+        assert!(state.stateid.is_some_and(|stateid| stateid.seqid == 2), "an older reply that came later");
+        // The server had lost the first one.
+        note_open(&mut state, &opened(2, 1), share::READ, &user);
+        assert!(state.permits(share::READ) && !state.permits(share::WRITE));
+    }
+
+    #[test]
+    fn an_open_stays_as_long_as_anything_needs_it() {
+        let mut state = State::default();
+        assert!(state.is_idle());
+        state.users = 1;
+        assert!(!state.is_idle());
+        state.users = 0;
+        state.unstable.note(0..10, Some([1; 8]));
+        assert!(!state.is_idle(), "its writes may have to be sent again");
+        state.unstable.forget(0..10);
+        state.unclaimed = true;
+        assert!(!state.is_idle());
+    }
+}

@@ -1,0 +1,350 @@
+//! Delegations: what they save, and what becomes of them.
+
+use super::faults::proxy;
+use super::recovery::{Crashing, READ_WRITE, patient};
+use super::*;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use ivers_vfs::{Error, OpenMode, ServerError, access};
+
+/// A client that has a file open only now and then.
+struct Holder {
+    client: Mounted,
+    file: InodeRef,
+}
+
+impl Holder {
+    /// Opens and closes the file once: it is delegated.
+    fn new(client: Mounted, path: &str) -> Self {
+        let file = client.find(path).unwrap();
+        let holder = Self { client, file };
+        let before = holder.client.count("server_delegations");
+        holder.open();
+        holder.close();
+        assert_eq!(holder.client.count("server_delegations"), before + 1);
+        holder
+    }
+
+    fn open(&self) {
+        self.client.vfs.open(&Cred::root(), &self.file, OpenMode::READ).unwrap();
+    }
+
+    fn close(&self) {
+        self.client.vfs.close(&self.file, OpenMode::READ);
+    }
+
+    fn read(&self) -> Result<Vec<u8>> {
+        let size = self.client.vfs.get_attr(&Cred::root(), &self.file)?.size as usize;
+        let mut bytes = vec![0; size];
+        let read = self.client.vfs.read(&Cred::root(), &self.file, 0, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(bytes)
+    }
+
+    fn change(&self) -> u64 {
+        self.client.vfs.change(&self.file).unwrap()
+    }
+
+    fn requests(&self) -> u64 {
+        self.client.nfs.requests()
+    }
+}
+
+fn write(client: &Mounted, path: &str, bytes: &[u8]) {
+    let file = client.find(path).unwrap();
+    client.vfs.open(&Cred::root(), &file, READ_WRITE).unwrap();
+    client.vfs.write(&Cred::root(), &file, 0, bytes, WriteFlags::empty()).unwrap();
+    client.vfs.close(&file, READ_WRITE);
+}
+
+/// Waits until something is so, which must not take long.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_delegated_file_is_used_without_requests() {
+    let served = Served::new(mem());
+    served.file(&served.root(), b"f", b"contents");
+    let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
+    assert_eq!(a.read().unwrap(), b"contents");
+    a.client.vfs.access(&Cred::root(), &a.file, access::READ).unwrap();
+    let before = a.requests();
+    let change = a.change();
+    for _ in 0..10 {
+        a.client.vfs.access(&Cred::root(), &a.file, access::READ).unwrap();
+        a.open();
+        assert_eq!((a.read().unwrap(), a.change()), (b"contents".to_vec(), change));
+        a.close();
+    }
+    assert_eq!(a.requests(), before, "not even attributes, whose timeout is 0");
+    assert_eq!(a.client.count("server_local_opens"), 10);
+    a.client.vfs.unmount().unwrap();
+    assert_eq!(a.client.count("server_delegreturn"), 1);
+    served.server.stop().unwrap();
+}
+
+/// [`D1`]
+#[test]
+fn a_writer_elsewhere_recalls_and_the_holder_sees_its_bytes() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
+    let b = mount(served.address(), &options()).unwrap();
+    assert_eq!(a.read().unwrap(), b"contents");
+    let change = a.change();
+    write(&b, "/f", b"CON");
+    assert_eq!(a.client.count("server_recalls"), 1);
+    assert!(a.change() > change);
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    let before = a.requests();
+    a.open();
+    a.close();
+    assert!(a.requests() > before, "it is delegated no more");
+    for client in [a.client, b] {
+        client.vfs.unmount().unwrap();
+    }
+}
+
+/// [`D7`] Requests are counted: the open under the delegation costs none, the recall costs two.
+#[test]
+fn a_recall_keeps_the_files_of_its_readers_open() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
+    let b = mount(served.address(), &options()).unwrap();
+    a.open();
+    assert_eq!(a.client.count("server_open"), 1);
+    write(&b, "/f", b"CON");
+    assert_eq!((a.client.count("server_open"), a.client.count("server_delegreturn")), (2, 1));
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    let close = a.client.count("server_close");
+    a.close();
+    assert_eq!(a.client.count("server_close"), close + 1, "the server had the open");
+    a.client.vfs.unmount().unwrap();
+}
+
+#[test]
+fn readers_share_and_an_attribute_recalls_them_all() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let holders = [(); 3].map(|()| Holder::new(mount(served.address(), &options()).unwrap(), "/f"));
+    let other = mount(served.address(), &options()).unwrap();
+    let set = ivers_vfs::SetAttr { perm: Some(0o600), ..ivers_vfs::SetAttr::default() };
+    let file = other.find("/f").unwrap();
+    holders.iter().for_each(|it| assert_eq!(it.read().unwrap(), b"contents"));
+    other.vfs.set_attr(&Cred::root(), &file, &set).unwrap();
+    for holder in holders {
+        assert_eq!(holder.client.count("server_recalls"), 1);
+        let attr = holder.client.vfs.get_attr(&Cred::root(), &holder.file).unwrap();
+        assert_eq!(attr.perm, 0o600);
+        holder.client.vfs.unmount().unwrap();
+    }
+}
+
+/// Own changes under a read delegation are seen at once, also those of names.
+#[test]
+fn own_changes_are_seen_under_a_delegation() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
+    let (cred, root) = (Cred::root(), a.client.vfs.root().unwrap());
+    let mut last = a.change();
+    let mut moved = |what: &str| {
+        let change = a.change();
+        assert!(change > last, "{what}");
+        last = change;
+    };
+    let set = ivers_vfs::SetAttr { perm: Some(0o600), ..ivers_vfs::SetAttr::default() };
+    a.client.vfs.set_attr(&cred, &a.file, &set).unwrap();
+    moved("mode");
+    assert_eq!(a.client.vfs.get_attr(&cred, &a.file).unwrap().perm, 0o600);
+    a.client.vfs.link(&cred, &a.file, &root, b"g", false).unwrap();
+    moved("link");
+    assert_eq!(a.client.vfs.get_attr(&cred, &a.file).unwrap().nlink, 2);
+    write(&a.client, "/g", b"CON");
+    moved("write");
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    a.client.vfs.unlink(&cred, &root, b"g", false).unwrap();
+    moved("unlink");
+    let none = ivers_vfs::RenameFlags::empty();
+    a.client.vfs.rename(&cred, &root, b"f", &root, b"h", none, false).unwrap();
+    a.change();
+    a.client.vfs.unlink(&cred, &root, b"h", false).unwrap();
+    assert!(served.vfs.resolve(&cred, "/h", false).is_err());
+    a.client.vfs.unmount().unwrap();
+}
+
+/// [`D3`]
+#[test]
+fn a_client_that_is_cut_off_does_not_count_on_delegations() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let (address, plan) = proxy(served.address());
+    let patience = Patience { reply: Duration::from_millis(500), request: Some(Duration::from_secs(1)) };
+    let a = Holder::new(mount(address, &NfsOptions { patience, ..options() }).unwrap(), "/f");
+    assert_eq!(a.read().unwrap(), b"contents");
+    plan.swallow.store(true, Relaxed);
+    assert_eq!(a.read().unwrap(), b"contents", "the delegation counts");
+    // The lease is 3 s.
+    std::thread::sleep(Duration::from_millis(3500));
+    let read = a.read();
+    assert!(matches!(read, Err(Error::Server(ServerError::Timeout))), "{read:?}");
+    let b = mount(served.address(), &options()).unwrap();
+    write(&b, "/f", b"CON");
+    plan.swallow.store(false, Relaxed);
+    until("it connects again", || a.read().is_ok());
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    b.vfs.unmount().unwrap();
+    a.client.vfs.unmount().unwrap();
+}
+
+/// [`D4`] The connection breaks when the recall comes over it, and the client is idle.
+#[test]
+fn a_recall_over_a_connection_that_breaks_comes_again() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let (address, plan) = proxy(served.address());
+    let a = Holder::new(mount(address, &patient()).unwrap(), "/f");
+    a.open();
+    let b = mount(served.address(), &options()).unwrap();
+    let sessions = a.client.count("server_sessions");
+    plan.cut_after.store(1, Relaxed);
+    write(&b, "/f", b"CON");
+    assert_eq!(plan.cuts.load(Relaxed), 1);
+    assert_eq!(a.client.count("server_sessions"), sessions, "the session is the same");
+    assert_eq!(a.client.count("server_recalls"), 1);
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    a.close();
+    a.client.vfs.unmount().unwrap();
+}
+
+#[test]
+fn delegations_of_open_files_are_reclaimed_after_a_restart() {
+    let mut crashing = Crashing::new();
+    let client = mount(crashing.address, &patient()).unwrap();
+    for name in ["open", "closed"] {
+        let file = client.put(name, b"contents").unwrap();
+        client.vfs.fsync(&file, false).unwrap();
+    }
+    client.vfs.unmount().unwrap();
+    let a = Holder::new(mount(crashing.address, &patient()).unwrap(), "/open");
+    let closed = a.client.find("/closed").unwrap();
+    a.client.vfs.open(&Cred::root(), &closed, OpenMode::READ).unwrap();
+    a.client.vfs.close(&closed, OpenMode::READ);
+    a.open();
+    crashing.crash();
+    crashing.start();
+    assert_eq!(a.read().unwrap(), b"contents");
+    assert_eq!(a.read().unwrap(), b"contents", "the first request was older than what was reclaimed");
+    let (opens, requests) = (a.client.count("server_open"), a.requests());
+    a.client.vfs.open(&Cred::root(), &a.file, OpenMode::READ).unwrap();
+    a.close();
+    assert_eq!((a.client.count("server_open"), a.requests()), (opens, requests), "still delegated");
+    a.client.vfs.open(&Cred::root(), &closed, OpenMode::READ).unwrap();
+    assert_eq!(a.client.count("server_open"), opens + 1, "dropped");
+    a.client.vfs.close(&closed, OpenMode::READ);
+    // The new server recalls it.
+    let b = mount(crashing.address, &patient()).unwrap();
+    write(&b, "/open", b"CON");
+    assert_eq!(a.read().unwrap(), b"CONtents");
+    a.close();
+    a.client.vfs.unmount().unwrap();
+}
+
+#[test]
+fn an_unmount_with_a_recall_pending_ends() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let (address, plan) = proxy(served.address());
+    let a = Holder::new(mount(address, &patient()).unwrap(), "/f");
+    a.open();
+    let b = mount(served.address(), &options()).unwrap();
+    plan.swallow.store(true, Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(&b, "/f", b"CON"));
+        std::thread::sleep(Duration::from_millis(500));
+        a.close();
+        let started = Instant::now();
+        let Holder { client, file } = a;
+        drop(file);
+        let _ = client.vfs.unmount();
+        assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn there_are_not_too_many_delegations() {
+    const FILES: usize = 1300;
+    let served = Served::new(mem());
+    let dir = served.directory(&served.root(), b"d");
+    let names: Vec<_> = (0..FILES).map(|nth| format!("n{nth}")).collect();
+    names.iter().for_each(|name| drop(served.file(&dir, name.as_bytes(), b"x")));
+    let client = mount(served.address(), &options()).unwrap();
+    let here = client.find("/d").unwrap();
+    let mut files = Vec::new();
+    for name in &names {
+        let file = client.vfs.lookup(&Cred::root(), &here, name.as_bytes()).unwrap();
+        client.vfs.open(&Cred::root(), &file, OpenMode::READ).unwrap();
+        client.vfs.close(&file, OpenMode::READ);
+        files.push(file);
+    }
+    let returned = || client.count("server_delegreturn");
+    until("some are returned", || FILES as u64 - returned() <= 1000);
+    let before = client.nfs.requests();
+    client.vfs.open(&Cred::root(), &files[FILES - 1], OpenMode::READ).unwrap();
+    assert_eq!(client.nfs.requests(), before, "the newest stay");
+    client.vfs.close(&files[FILES - 1], OpenMode::READ);
+    drop(files);
+    client.vfs.unmount().unwrap();
+    assert_eq!(client.count("server_delegations"), returned(), "all of them in the end");
+}
+
+/// Four clients read, write and query one file at once. What a query vouches for is what is read (C6).
+#[test]
+fn what_is_read_between_two_equal_queries_is_current() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"00000000");
+    let clients = [(); 4].map(|()| mount(served.address(), &options()).unwrap());
+    std::thread::scope(|scope| {
+        for (nth, client) in clients.iter().enumerate() {
+            scope.spawn(move || {
+                let file = client.find("/f").unwrap();
+                let cred = Cred::root();
+                for round in 0..40_u64 {
+                    if nth == 0 {
+                        write(client, "/f", format!("{round:08}").as_bytes());
+                        std::thread::sleep(Duration::from_millis(30));
+                        continue;
+                    }
+                    client.vfs.open(&cred, &file, OpenMode::READ).unwrap();
+                    let read = || {
+                        let mut bytes = [0; 8];
+                        client.vfs.read(&cred, &file, 0, &mut bytes).unwrap();
+                        bytes
+                    };
+                    let first = client.vfs.change(&file).unwrap();
+                    let bytes = read();
+                    let second = client.vfs.change(&file).unwrap();
+                    client.vfs.close(&file, OpenMode::READ);
+                    assert!(second >= first);
+                    if first == second {
+                        assert!(bytes.iter().all(u8::is_ascii_digit));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+        }
+    });
+    let last = served.vfs.resolve(&Cred::root(), "/f", false).unwrap();
+    for client in clients {
+        assert_eq!(client.contents("/f").unwrap(), b"00000039");
+        assert_eq!(client.vfs.change(&client.find("/f").unwrap()), served.vfs.change(&last));
+        client.vfs.unmount().unwrap();
+    }
+}
