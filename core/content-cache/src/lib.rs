@@ -9,8 +9,8 @@
 //! | `place` | the directory and the file: whose they are, and who uses them |
 //! | `cache` | reading and storing |
 //!
-//! The cache is one file of a fixed size. The process that uses it needs no other file: it may enter a sandbox
-//! after [`ContentCache::open`].
+//! The cache is one file of a fixed size. The process that uses it needs no other file: it may enter a
+//! sandbox after [`ContentCache::open`].
 
 #![forbid(unsafe_code)]
 

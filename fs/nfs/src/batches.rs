@@ -1,7 +1,7 @@
 //! Attributes of many files in few requests.
 //!
-//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails: its file
-//! has that error, and the next request continues after it.
+//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails: its
+//! file has that error, and the next request continues after it.
 
 use std::sync::Arc;
 

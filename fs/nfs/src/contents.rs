@@ -1,42 +1,23 @@
 //! Contents of files on local disk, which outlive the mount: what is kept, and when it is served.
 //! `docs/nfs.md` has the rules (P1 to P8).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use ivers_content_cache::{BLOCK_BYTES, ContentCache, FileKey, Found};
+use ivers_content_cache::{BLOCK_BYTES, FileKey, Found};
 use ivers_nfs4::attr::{self, Fattr};
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, share};
 use ivers_nfs4::types::{Bitmap, Verifier};
-use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Cred, Error, Result};
 
 use crate::attributes;
 use crate::driver::Nfs;
+use crate::kept::{Contents, Run};
 use crate::nodes::Node;
 use crate::reply::take;
 
 /// How many files are tried for the verifier: some cannot be committed by this user.
 const ATTEMPTS_MAX: u32 = 16;
-
-/// The run of the server that a session belongs to.
-#[derive(Default, Clone, Copy)]
-struct Run {
-    /// The number of sessions that were made until then.
-    sessions: u64,
-    /// The write verifier: another one means that the server may have lost changes (P3).
-    verifier: Option<Verifier>,
-    attempts: u32,
-}
-
-/// The contents that are kept.
-pub(crate) struct Contents {
-    cache: Arc<ContentCache>,
-    run: RankedMutex<rank::Leaf, Run>,
-    /// Reads that needed no READ.
-    unasked: AtomicU64,
-}
 
 /// The bytes that READ brought.
 struct Arrived {
@@ -45,25 +26,6 @@ struct Arrived {
     ends: bool,
     /// The change attribute that the file had before and after each READ.
     change: Option<u64>,
-}
-
-impl Contents {
-    pub(crate) fn new(cache: Arc<ContentCache>) -> Self {
-        Self { cache, run: RankedMutex::default(), unasked: AtomicU64::new(0) }
-    }
-
-    /// Returns the counters.
-    pub(crate) fn counters(&self) -> [(&'static str, u64); 6] {
-        let counts = self.cache.counts();
-        [
-            ("disk_cache_reads", self.unasked.load(Relaxed)),
-            ("disk_cache_hits", counts.hits),
-            ("disk_cache_misses", counts.misses),
-            ("disk_cache_stored", counts.stored),
-            ("disk_cache_damaged", counts.damaged),
-            ("disk_cache_refused", counts.refused),
-        ]
-    }
 }
 
 fn change_of(fattr: &Fattr, place: &str) -> Result<Option<u64>> {

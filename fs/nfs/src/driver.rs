@@ -14,8 +14,8 @@ use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
-use crate::contents::Contents;
 use crate::counters::Counters;
+use crate::kept::Contents;
 use crate::lease::Lease;
 use crate::listing::Listings;
 use crate::nodes::{Held, Node, Nodes};

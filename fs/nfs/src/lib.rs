@@ -32,7 +32,7 @@
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `space`, `copies` | space of files, copies on the server |
 //! | `batches` | attributes of many files in few requests |
-//! | `contents` | contents of files on local disk |
+//! | `kept`, `contents` | contents of files on local disk |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
@@ -58,6 +58,7 @@ mod file_locks;
 mod file_open;
 mod holes;
 pub mod identity;
+mod kept;
 mod lease;
 mod listing;
 mod locks;

@@ -195,7 +195,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
                 "image",
                 "open_options formats foreign_formats partitions mount_options sandbox unmount_status \
                  image_lock cycle_guard sorted_names directory glob channel server process open \
-                 inode_handle filler",
+                 images inode_handle filler",
             ),
             (
                 "commands",
@@ -241,7 +241,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[(
             "",
             "target identity owners counters status attributes reply unstable file_locks wire connection \
-             tls session exchange establish spares client lease opens reclaim nodes listing open driver \
+             tls session exchange establish spares client lease opens reclaim nodes listing open kept driver \
              batches contents directory names data settings xattrs holes locks space copies",
         )],
     ),
