@@ -226,6 +226,7 @@ impl Opens {
     pub(crate) fn ended(&self, file: &FileOpen, stateid: StateId) -> bool {
         let ended = file.delegation_ended(stateid);
         if ended {
+            file.void_before(self.client.requests() + 1);
             self.table.returns.lost_one();
         }
         ended
@@ -332,6 +333,8 @@ impl Opens {
             Some((file, delegation.stateid))
         };
         let mut files: VecDeque<_> = files.into_iter().filter_map(stateid).collect();
+        // Another client may change them as soon as the server has this request.
+        files.iter().for_each(|(file, _)| file.void_before(self.client.requests() + 1));
         while !files.is_empty() {
             let each = |(file, stateid): &(Arc<FileOpen>, StateId)| {
                 [Op::PutFh(file.handle.clone()), Op::DelegReturn(*stateid)]

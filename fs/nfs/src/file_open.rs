@@ -1,6 +1,7 @@
 //! What a file has on the server: an open, a delegation, locks, and writes that are not committed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use ivers_nfs4::ops::v40::Opened;
 use ivers_nfs4::types::{FileHandle, StateId};
@@ -96,12 +97,24 @@ pub struct FileOpen {
     pub handle: FileHandle,
     pub(crate) state: RankedMutex<rank::Driver<9>, State>,
     settled: Condvar,
+    /// Replies to requests that were sent before this one are void: a delegation vouched for them.
+    void_before: AtomicU64,
 }
 
 impl FileOpen {
     pub(crate) fn new(handle: &FileHandle) -> Arc<Self> {
         let (state, settled) = (RankedMutex::default(), Condvar::new());
-        Arc::new(Self { handle: handle.clone(), state, settled })
+        Arc::new(Self { handle: handle.clone(), state, settled, void_before: AtomicU64::new(0) })
+    }
+
+    /// A delegation ends before the request `sent`: what was known until then does not count any longer.
+    pub fn void_before(&self, sent: u64) {
+        self.void_before.fetch_max(sent, AcqRel);
+    }
+
+    /// Returns the first request whose reply can count.
+    pub fn first_valid(&self) -> u64 {
+        self.void_before.load(Acquire)
     }
 
     /// Waits until no thread sends OPEN or CLOSE.

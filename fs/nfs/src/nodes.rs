@@ -291,7 +291,8 @@ impl Node {
 
     /// Returns whether the attributes count as current.
     pub fn is_fresh(&self) -> bool {
-        self.known.lock().fresh_until.is_some_and(|until| Instant::now() < until)
+        let known = self.known.lock();
+        known.sent >= self.open.first_valid() && known.fresh_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Returns the change attribute of the newest reply.
@@ -320,7 +321,8 @@ impl Node {
     pub fn access_of(&self, caller: &AuthSys, covered: Option<u64>) -> Option<u32> {
         let known = self.known.lock();
         let found = known.access.iter().find(|granted| granted.caller == *caller)?;
-        let counts = Instant::now() < found.until || covered.is_some_and(|since| found.sent >= since);
+        let is_fresh = Instant::now() < found.until && found.sent >= self.open.first_valid();
+        let counts = is_fresh || covered.is_some_and(|since| found.sent >= since);
         counts.then_some(found.rights)
     }
 

@@ -111,6 +111,22 @@ fn a_writer_elsewhere_recalls_and_the_holder_sees_its_bytes() {
     }
 }
 
+/// A recall voids what is known, however long attributes count otherwise.
+#[test]
+fn attributes_do_not_outlive_their_delegation() {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    let long = NfsOptions { attribute_timeout: Duration::from_secs(1000), ..options() };
+    let a = Holder::new(mount(served.address(), &long).unwrap(), "/f");
+    let b = mount(served.address(), &options()).unwrap();
+    a.open();
+    assert_eq!(a.read().unwrap(), b"contents");
+    write(&b, "/f", b"CONTENTS, more");
+    assert_eq!(a.read().unwrap(), b"CONTENTS, more");
+    a.close();
+    a.client.vfs.unmount().unwrap();
+}
+
 /// [`D7`] Requests are counted: the open under the delegation costs none, the recall costs two.
 #[test]
 fn a_recall_keeps_the_files_of_its_readers_open() {
