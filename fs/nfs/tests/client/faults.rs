@@ -184,7 +184,15 @@ fn several_connections_carry_one_session() {
     let count = |name: &str| client.vfs.counters().iter().find(|(found, _)| *found == name).unwrap().1;
     assert_eq!(client.contents("/f0").unwrap().len(), 100_000);
     assert_eq!(plan.connections.load(Relaxed), 1, "one program needs one connection");
-    read_in_threads(&client, 20, || {});
+    // Replies that come late make requests of all threads wait at once.
+    plan.delay_ms.store(30, Relaxed);
+    plan.late.store(120, Relaxed);
+    for _ in 0..20 {
+        if plan.connections.load(Relaxed) < 4 {
+            read_in_threads(&client, 20, || {});
+        }
+    }
+    plan.late.store(0, Relaxed);
     assert_eq!(plan.connections.load(Relaxed), 4);
     read_in_threads(&client, 40, || {
         for _ in 0..12 {
@@ -208,6 +216,8 @@ fn refused_connections_do_not_stop_a_mount() {
     let (address, plan) = proxy(served.address());
     plan.refused_from.store(1, Relaxed);
     let client = connected(address, 8);
+    plan.delay_ms.store(30, Relaxed);
+    plan.late.store(60, Relaxed);
     read_in_threads(&client, 20, || {});
     let tried = plan.connections.load(Relaxed);
     assert!((2..200).contains(&tried), "{tried}");
