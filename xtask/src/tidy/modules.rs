@@ -241,8 +241,9 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[(
             "",
             "target identity owners counters status attributes reply unstable file_locks callbacks \
-             connection session exchange establish client back_channel lease file_open returns opens delegations \
-             reclaim nodes listing open driver directory names data settings xattrs holes locks space copies",
+             connection session exchange establish client back_channel lease file_open returns opens \
+             delegations reclaim nodes listing open driver directory names data settings xattrs holes \
+             locks space copies",
         )],
     ),
     (
