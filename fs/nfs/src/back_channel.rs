@@ -1,7 +1,7 @@
 //! The back channel of a client: who executes callbacks, and how long the server keeps what it has promised.
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ivers_nfs4::ops::v41::seq4_status;
@@ -22,22 +22,6 @@ const REVOKED: u32 = seq4_status::RECALLABLE_STATE_REVOKED
     | seq4_status::EXPIRED_ALL_STATE_REVOKED;
 /// The server says that it cannot send callbacks.
 const PATH_DOWN: u32 = seq4_status::CB_PATH_DOWN | seq4_status::CB_PATH_DOWN_SESSION;
-
-/// What a client keeps for its back channel.
-#[derive(Default)]
-pub(crate) struct BackState {
-    callee: OnceLock<Weak<dyn Callee>>,
-    /// How long the server keeps state without hearing of this client, in milliseconds; 0: unknown.
-    lease_ms: AtomicU64,
-    /// When the newest of the requests was sent that were answered, in milliseconds since `started`.
-    renewed_ms: AtomicU64,
-    /// How often the server has said that it has revoked state, and how often that was when the state that it
-    /// still has was found last.
-    revocations: AtomicU64,
-    searched: AtomicU64,
-    /// Changes of which nobody knows whether they were executed.
-    pub(crate) unknown_changes: AtomicU64,
-}
 
 impl Client {
     /// Sets who does what callbacks ask for. Before anything is opened.

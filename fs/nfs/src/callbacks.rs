@@ -2,6 +2,9 @@
 //!
 //! All of it is hostile. Sizes are bounded, and nothing here waits for anything.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::{OnceLock, Weak};
+
 use ivers_nfs4::callback::{
     CALLBACK_PROGRAM, CbOp, CbResult, CbSequenceArgs, CbSequenceOk, PROC_CB_COMPOUND, PROC_CB_NULL,
     recall_any,
@@ -42,6 +45,22 @@ pub trait Callee: Send + Sync {
     fn path_down(&self);
     /// The connection for callbacks is lost.
     fn connection_lost(&self);
+}
+
+/// What a client keeps for its back channel.
+#[derive(Default)]
+pub(crate) struct BackState {
+    pub(crate) callee: OnceLock<Weak<dyn Callee>>,
+    /// How long the server keeps state without hearing of this client, in milliseconds; 0: unknown.
+    pub(crate) lease_ms: AtomicU64,
+    /// When the newest of the requests was sent that were answered, in milliseconds since `started`.
+    pub(crate) renewed_ms: AtomicU64,
+    /// How often the server has said that it has revoked state, and how often that was when the state that it
+    /// still has was found last.
+    pub(crate) revocations: AtomicU64,
+    pub(crate) searched: AtomicU64,
+    /// Changes of which nobody knows whether they were executed.
+    pub(crate) unknown_changes: AtomicU64,
 }
 
 #[derive(Default)]

@@ -17,7 +17,7 @@ use ivers_nfs4::types::{ClientId, Opaque, SessionId};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{Cred, Result, ServerError};
 
-use crate::back_channel::BackState;
+use crate::callbacks::BackState;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
 use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};

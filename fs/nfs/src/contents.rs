@@ -79,7 +79,7 @@ impl Nfs {
 
     /// Returns the change attribute of a file, if the known one is current.
     fn current_change(&self, caller: &Cred, node: &Node) -> Result<Option<u64>> {
-        if node.is_fresh() {
+        if node.is_fresh() || self.covered_since(node).is_some() {
             return Ok(Some(node.change()));
         }
         // The reply is not given to the VFS, which waits for bytes here.

@@ -12,7 +12,7 @@ use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, StateId};
 use ivers_nfs4::xdr::{List, Xdr};
-use ivers_vfs::sync::{Condvar, RankedMutex, rank, thread::Builder};
+use ivers_vfs::sync::thread::Builder;
 use ivers_vfs::{Cred, Error, Result};
 
 use crate::callbacks::Callee;
@@ -20,6 +20,7 @@ use crate::counters::Counters;
 use crate::file_open::{Delegation, FileOpen, note_open};
 use crate::opens::{Opens, is_lost};
 use crate::reply::take;
+use crate::returns::Queue;
 
 /// Delegations that are kept.
 const DELEGATIONS_MAX: usize = 1000;
@@ -33,131 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before something is tried again, and between two attempts to get a path for callbacks.
 const PAUSE: Duration = Duration::from_millis(200);
 const BIND_PAUSE: Duration = Duration::from_secs(5);
-
-#[derive(Default)]
-struct Queue {
-    /// Files whose delegation must be returned.
-    files: VecDeque<Arc<FileOpen>>,
-    /// Recalls that came before their delegation (D4).
-    early: Vec<StateId>,
-    /// OPENs in flight that may bring a delegation.
-    asking: usize,
-    /// Delegations of this client.
-    held: usize,
-    /// So many may be kept; the others must be returned.
-    keep: Option<usize>,
-    /// The server has revoked state.
-    test: bool,
-    /// The server cannot send callbacks.
-    bind: bool,
-    bound_at: Option<Instant>,
-    /// Rises with each use of a delegation.
-    uses: u64,
-    stop: bool,
-    ended: bool,
-}
-
-impl Queue {
-    fn has_work(&self) -> bool {
-        self.stop || self.test || self.bind || self.keep.is_some() || !self.files.is_empty()
-    }
-}
-
-/// What is to be done with delegations.
-#[derive(Default)]
-pub struct Returns {
-    queue: RankedMutex<rank::Leaf, Queue>,
-    changed: Condvar,
-}
-
-/// An OPEN is in flight that may bring a delegation.
-pub(crate) struct Asking<'a>(&'a Returns);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        let mut queue = self.0.queue.lock();
-        queue.asking -= 1;
-        if queue.asking == 0 {
-            queue.early.clear();
-        }
-    }
-}
-
-impl Returns {
-    fn change(&self, f: impl FnOnce(&mut Queue)) {
-        f(&mut self.queue.lock());
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn ask(&self) -> Asking<'_> {
-        self.queue.lock().asking += 1;
-        Asking(self)
-    }
-
-    /// The delegation of a file must be returned. Its file is marked.
-    pub(crate) fn push(&self, file: &Arc<FileOpen>) {
-        self.change(|queue| queue.files.push_back(file.clone()));
-    }
-
-    pub(crate) fn lost_one(&self) {
-        let mut queue = self.queue.lock();
-        queue.held = queue.held.saturating_sub(1);
-    }
-
-    /// Returns the time of a use.
-    pub(crate) fn use_now(&self) -> u64 {
-        let mut queue = self.queue.lock();
-        queue.uses += 1;
-        queue.uses
-    }
-
-    /// The thread ends after what it is doing.
-    pub(crate) fn stop(&self) {
-        self.change(|queue| queue.stop = true);
-    }
-
-    fn wait_for_end(&self, until: Instant) {
-        let mut queue = self.queue.lock();
-        while !queue.ended {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            queue.wait_for(&self.changed, left);
-        }
-    }
-
-    /// Waits, unless the thread must end.
-    fn rest(&self, time: Duration) {
-        let end = Instant::now() + time;
-        let mut queue = self.queue.lock();
-        while !queue.stop {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            queue.wait_for(&self.changed, left);
-        }
-    }
-
-    /// Waits for work. `None`: the thread must end.
-    fn next(&self) -> Option<Queue> {
-        let mut queue = self.queue.lock();
-        while !queue.has_work() {
-            queue.wait(&self.changed);
-        }
-        if queue.stop {
-            return None;
-        }
-        Some(Queue {
-            files: std::mem::take(&mut queue.files),
-            keep: queue.keep.take(),
-            test: std::mem::take(&mut queue.test),
-            bind: std::mem::take(&mut queue.bind),
-            ..Queue::default()
-        })
-    }
-}
 
 impl Opens {
     /// Starts the thread that returns delegations.

@@ -195,6 +195,11 @@ impl Nfs {
         node.is_covered(delegation.since, unknown_changes).then_some(delegation.since)
     }
 
+    /// Whether the attributes of a file count as current for this caller.
+    fn is_current(&self, caller: &Cred, node: &Node) -> bool {
+        !caller.system && node.is_fresh() || self.covered_since(node).is_some()
+    }
+
     /// `at`: the change attribute in the same reply, and when its request was sent.
     pub(crate) fn granted(&self, node: &Node, auth: AuthSys, ok: &AccessOk, at: (u64, u64)) -> u32 {
         // A right that the server did not check is checked when it is used.
@@ -407,7 +412,7 @@ impl ServerOps for Nfs {
     /// vouches for the newest reply.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {
         let node = self.node(inode);
-        if !caller.system && node.is_fresh() || self.covered_since(node).is_some() {
+        if self.is_current(caller, node) {
             Counters::count(&self.client.counters().attribute_hits);
             return Ok(());
         }
@@ -415,7 +420,7 @@ impl ServerOps for Nfs {
     }
 
     fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
-        let is_asked = |inode: &&&Inode| caller.system || !self.node(inode).is_fresh();
+        let is_asked = |inode: &&&Inode| !self.is_current(caller, self.node(inode));
         let asked: Vec<_> = inodes.iter().filter(is_asked).map(|inode| self.node(inode)).collect();
         let mut answers = self.ask_many(caller, &asked).into_iter();
         let mut next = asked.iter().peekable();

@@ -23,6 +23,7 @@
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
 //! | `file_open` | what a file has on the server |
+//! | `returns` | what must be done with delegations |
 //! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; getting both back |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
@@ -69,6 +70,7 @@ mod opens;
 pub mod owners;
 mod reclaim;
 mod reply;
+mod returns;
 mod session;
 mod settings;
 mod space;

@@ -19,10 +19,10 @@ use crate::attributes::{self, FileAttributes};
 use crate::callbacks::Callee;
 use crate::client::{Client, Outcome, Reclaim};
 use crate::counters::Counters;
-use crate::delegations::Returns;
 use crate::file_locks::unlock_op;
 use crate::file_open::{Busy, FileOpen, Hidden, note_open};
 use crate::reply::take;
+use crate::returns::Returns;
 use crate::unstable::Unstable;
 
 /// The name of the open-owner.

@@ -163,7 +163,7 @@ fn a_recall_before_its_delegation() {
             }
             Op::DelegReturn(stateid) => {
                 returned.send(*stateid).unwrap();
-                // Nobody knows it any more.
+                // It is gone.
                 call(line, 2, recall());
             }
             _ => {}

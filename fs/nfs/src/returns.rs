@@ -1,0 +1,135 @@
+//! What must be done with delegations, and the thread that waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::types::StateId;
+use ivers_vfs::sync::{Condvar, RankedMutex, rank};
+
+use crate::file_open::FileOpen;
+
+#[derive(Default)]
+pub(crate) struct Queue {
+    /// Files whose delegation must be returned.
+    pub(crate) files: VecDeque<Arc<FileOpen>>,
+    /// Recalls that came before their delegation (D4).
+    pub(crate) early: Vec<StateId>,
+    /// OPENs in flight that may bring a delegation.
+    pub(crate) asking: usize,
+    /// Delegations of this client.
+    pub(crate) held: usize,
+    /// So many may be kept; the others must be returned.
+    pub(crate) keep: Option<usize>,
+    /// The server has revoked state.
+    pub(crate) test: bool,
+    /// The server cannot send callbacks.
+    pub(crate) bind: bool,
+    pub(crate) bound_at: Option<Instant>,
+    /// Rises with each use of a delegation.
+    pub(crate) uses: u64,
+    pub(crate) stop: bool,
+    pub(crate) ended: bool,
+}
+
+impl Queue {
+    fn has_work(&self) -> bool {
+        self.stop || self.test || self.bind || self.keep.is_some() || !self.files.is_empty()
+    }
+}
+
+/// What must be done with delegations.
+#[derive(Default)]
+pub struct Returns {
+    pub(crate) queue: RankedMutex<rank::Leaf, Queue>,
+    pub(crate) changed: Condvar,
+}
+
+/// An OPEN is in flight that may bring a delegation.
+pub(crate) struct Asking<'a>(&'a Returns);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        queue.asking -= 1;
+        if queue.asking == 0 {
+            queue.early.clear();
+        }
+    }
+}
+
+impl Returns {
+    pub(crate) fn change(&self, f: impl FnOnce(&mut Queue)) {
+        f(&mut self.queue.lock());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn ask(&self) -> Asking<'_> {
+        self.queue.lock().asking += 1;
+        Asking(self)
+    }
+
+    /// The delegation of a file must be returned. Its file is marked.
+    pub(crate) fn push(&self, file: &Arc<FileOpen>) {
+        self.change(|queue| queue.files.push_back(file.clone()));
+    }
+
+    pub(crate) fn lost_one(&self) {
+        let mut queue = self.queue.lock();
+        queue.held = queue.held.saturating_sub(1);
+    }
+
+    /// Returns the time of a use.
+    pub(crate) fn use_now(&self) -> u64 {
+        let mut queue = self.queue.lock();
+        queue.uses += 1;
+        queue.uses
+    }
+
+    /// The thread ends after what it is doing.
+    pub(crate) fn stop(&self) {
+        self.change(|queue| queue.stop = true);
+    }
+
+    pub(crate) fn wait_for_end(&self, until: Instant) {
+        let mut queue = self.queue.lock();
+        while !queue.ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue.wait_for(&self.changed, left);
+        }
+    }
+
+    /// Waits, unless the thread must end.
+    pub(crate) fn rest(&self, time: Duration) {
+        let end = Instant::now() + time;
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue.wait_for(&self.changed, left);
+        }
+    }
+
+    /// Waits for work. `None`: the thread must end.
+    pub(crate) fn next(&self) -> Option<Queue> {
+        let mut queue = self.queue.lock();
+        while !queue.has_work() {
+            queue.wait(&self.changed);
+        }
+        if queue.stop {
+            return None;
+        }
+        Some(Queue {
+            files: std::mem::take(&mut queue.files),
+            keep: queue.keep.take(),
+            test: std::mem::take(&mut queue.test),
+            bind: std::mem::take(&mut queue.bind),
+            ..Queue::default()
+        })
+    }
+}
