@@ -33,7 +33,7 @@ pub trait Sink: Send + Sync {
 /// their next open.
 const IDLE_MAX: usize = 1 << 20;
 
-/// How long an open waits for the close of the last writer, or reader. A front end may be told of a close only
+/// How long an open waits for the close of the last writer or reader. A front end may be told of a close only
 /// after close(2) has returned (FUSE).
 const CLOSE_LAG: Duration = Duration::from_millis(50);
 

@@ -28,9 +28,8 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction whose buffers take
-    /// as much commits. So does one whose objects take a quarter of it, or which writes so many bytes to the
-    /// log.
+    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits when its
+    /// buffers take as much, or when its objects, or its bytes in the log, take a quarter of it.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,

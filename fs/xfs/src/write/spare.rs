@@ -32,7 +32,7 @@ impl Spare {
         }
     }
 
-    /// Keeps the memory of former contents, unless somebody still reads them.
+    /// Keeps the memory of former contents, unless another thread still reads them.
     pub fn keep(&self, contents: BufferRead) {
         if contents.len() != self.block_bytes {
             return;
