@@ -280,8 +280,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
                 "write",
                 "extent owner hashes node tree_block busy spare windows works space counters credits \
                  intents deferred tx finish parent_intents found_intents group tree inode unlinked \
-                 free_space free_list refcount rmap alloc inodes hash_tree bmbt fork runs map_intents dir attr \
-                 symlink names",
+                 free_space free_list refcount rmap alloc inodes hash_tree bmbt fork runs map_intents dir \
+                 attr symlink names",
             ),
             ("layout", "bytes features raw dinode owner checksum superblock chunk directory tree attribute"),
             ("dir", "entry names data short"),
