@@ -1,4 +1,4 @@
-//! Which objects lie in which unit.
+//! The objects that lie in each unit.
 
 use std::collections::HashMap;
 
