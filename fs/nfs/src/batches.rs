@@ -1,7 +1,7 @@
 //! Attributes of many files in few requests.
 //!
-//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails. Its file
-//! gets this error, and the next request continues with the file after it.
+//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails. Its
+//! file gets this error, and the next request continues with the file after it.
 
 use std::sync::Arc;
 

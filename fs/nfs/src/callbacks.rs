@@ -101,8 +101,8 @@ pub struct BackChannel<'a> {
     pub slots: &'a BackSlots,
 }
 
-/// Executes a callback. Returns the record of the reply, with four free bytes for the record mark. `channel` is
-/// `None` if the session is gone. Fails if the message has no valid header, so that no reply is possible.
+/// Executes a callback. Returns the record of the reply, with four free bytes for the record mark. `channel`
+/// is `None` if the session is gone. Fails if the message has no valid header, so that no reply is possible.
 pub fn answer(
     message: &[u8],
     channel: Option<&BackChannel<'_>>,

@@ -1,5 +1,5 @@
-//! The persistent cache of contents: what is stored, and when it is served. `docs/nfs.md` has the rules (P1 to
-//! P9).
+//! The persistent cache of contents: what is stored, and when it is served. `docs/nfs.md` has the rules (P1
+//! to P9).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -169,8 +169,8 @@ impl Nfs {
         self.receive(caller, node, offset, buf, false).map(drop)
     }
 
-    /// Sends READ until the buffer is full or the file ends. Zeroes the rest of the buffer. With `observes` it
-    /// also asks for the change attribute before and after each READ (P1).
+    /// Sends READ until the buffer is full or the file ends. Zeroes the rest of the buffer. With `observes`
+    /// it also asks for the change attribute before and after each READ (P1).
     fn receive(
         &self,
         caller: &Cred,

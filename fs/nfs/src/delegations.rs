@@ -1,7 +1,8 @@
 //! Read delegations (RFC 8881, 10.2 to 10.4): grant, recall, return, loss.
 //!
-//! Callbacks only mark a delegation and queue its file; the return thread returns it. This thread must not wait
-//! for other threads: one may wait for an OPEN of the file, which the server answers only after the return.
+//! Callbacks only mark a delegation and queue its file; the return thread returns it. This thread must not
+//! wait for other threads: one may wait for an OPEN of the file, which the server answers only after the
+//! return.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -181,8 +182,8 @@ impl Opens {
         self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
     }
 
-    /// Stores the delegation that an OPEN granted. `sent` is the number of its request. Returns the delegation
-    /// to the server if this client did not ask for it.
+    /// Stores the delegation that an OPEN granted. `sent` is the number of its request. Returns the
+    /// delegation to the server if this client did not ask for it.
     pub(crate) fn granted(&self, file: &Arc<FileOpen>, granted: &OpenDelegation, asked: bool, sent: u64) {
         let held = file.state.lock().delegation.map(|it| it.stateid);
         let ReadDelegation { stateid, recall, .. } = match granted {
@@ -266,8 +267,8 @@ impl Opens {
         }
     }
 
-    /// Queues returns until `keep` delegations are left: first those of files that no program has open, and of
-    /// these the least recently used first.
+    /// Queues returns until `keep` delegations are left: first those of files that no program has open, and
+    /// of these the least recently used first.
     fn shrink(&self, keep: usize) {
         let mut all: Vec<_> = self
             .all()
@@ -376,7 +377,7 @@ impl Opens {
         self.table.remove_if_closed(file);
     }
 
-    /// Frees a stateid if this status says that the server revoked it. Until then the server must remember it.
+    /// Frees a stateid if this status says that the server revoked it. Until then the server remembers it.
     pub(crate) fn free(&self, stateid: StateId, status: NfsStat) {
         if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked) {
             let _ = self.client.call_urgently(&Cred::system(), &[Op::FreeStateId(stateid)], Some(PATIENCE));

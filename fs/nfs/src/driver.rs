@@ -66,7 +66,7 @@ impl Nfs {
         let client = Client::connect(name.to_owned(), dial, identity, patience, connections, tls)?;
         let root = find_root(&client, options)?;
         if let Some(why) = root.facts.cannot_keep().filter(|_| options.contents.is_some()) {
-            let so = "so a persistent cache could return old bytes; mount without cache-dir=";
+            let so = "so a persistent cache could return old bytes; mount without it";
             return Err(Error::Incompatible(format!("{name}: {why}, {so}")));
         }
         let nodes = Arc::new(Nodes::default());
@@ -405,8 +405,8 @@ impl InodeOps for Nfs {
 }
 
 impl ServerOps for Nfs {
-    /// A query of the change attribute comes with [`Cred::system`]. It always asks the server (N9), unless the
-    /// newest reply is current under a delegation.
+    /// A query of the change attribute comes with [`Cred::system`]. It always asks the server (N9), unless
+    /// the newest reply is current under a delegation.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {
         let node = self.node(inode);
         if !caller.system && node.is_fresh() || self.covered_since(node).is_some() {

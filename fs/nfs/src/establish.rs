@@ -196,8 +196,8 @@ fn send_first(
     Ok(Compound { status: answer.status, results: results.collect() })
 }
 
-/// Binds a connection to a session for requests. With `callbacks` it is bound for callbacks, too, if the session
-/// has a back channel. Set `callbacks` only for a connection that has a callback thread.
+/// Binds a connection to a session for requests. With `callbacks` it is bound for callbacks, too, if the
+/// session has a back channel. Set `callbacks` only for a connection that gets a callback thread.
 pub fn bind(
     exchange: &Exchange,
     connection: &Connection,

@@ -15,7 +15,7 @@ use crate::unstable::Unstable;
 pub struct Delegation {
     /// Its stateid.
     pub stateid: StateId,
-    /// The number of the request that granted it. Replies to earlier requests may be out of date.
+    /// The number of the first request whose reply is current under it: replies to earlier ones may be older.
     pub since: u64,
     /// Whether it is being returned, so that nothing may rely on it (D1).
     pub returning: bool,
@@ -145,7 +145,7 @@ impl FileOpen {
         Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
     }
 
-    /// Returns the access that opens under a delegation need and the open on the server lacks, and the opener.
+    /// Returns the access of opens under a delegation that the open on the server lacks, and the opener.
     pub fn opened_locally(&self) -> Option<(u32, Cred)> {
         let state = self.state.lock();
         let local = state.local & !state.access;
@@ -157,8 +157,8 @@ impl FileOpen {
         self.state.lock().delegation.filter(|it| !it.returning)
     }
 
-    /// Marks the delegation as being returned, if it has this stateid or none is given. Returns whether it was
-    /// not marked before, or `None` if there is no such delegation.
+    /// Marks the delegation as being returned, if it has this stateid or none is given. Returns whether it
+    /// was not marked before, or `None` if there is no such delegation.
     pub fn begin_return(&self, stateid: Option<StateId>) -> Option<bool> {
         let mut state = self.state.lock();
         let wanted = |it: &&mut Delegation| stateid.is_none_or(|stateid| it.stateid.other == stateid.other);
@@ -171,7 +171,7 @@ impl FileOpen {
         state.delegation.take_if(|it| it.stateid.other == stateid.other).is_some()
     }
 
-    /// Replaces the delegation by the one that the server granted after a restart, or drops it if there is none.
+    /// Replaces the delegation by the one that the server granted after a restart. Drops it if there is none.
     pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
         let mut state = self.state.lock();
         if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
