@@ -215,7 +215,7 @@ fn files_of_a_server_are_measured() {
         (numbers, sums["unvouched"].to_string())
     };
     let (numbers, unvouched) = measure(&exported.name("/sub"));
-    // The first entry of a list stands for the start of the machine.
+    // The first entry of a list is `boot_aggregate`.
     assert_eq!(numbers, [301, 301, 302]);
     assert!(unvouched.contains("nfs://"), "{unvouched}");
     assert_eq!(measure(&exported.name("/sub")).0, [301, 301, 302], "the same digests");
@@ -283,14 +283,14 @@ fn connections_are_encrypted() {
         assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
         assert!(said(&output).contains(has), "{options}: {}", said(&output));
     };
-    refused("xprtsec=none", 4, "other security");
-    refused(&only_tls, 4, "other security");
+    refused("xprtsec=none", 4, "requires TLS");
+    refused(&only_tls, 4, "requires TLS");
     refused("xprtsec=tls,tls_authorities=/none.pem", 3, "/none.pem");
     refused(&format!("xprtsec=tls,tls_authorities={key}"), 1, "not PEM with certificates");
-    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "only with xprtsec=mtls");
+    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "require xprtsec=mtls");
     refused("xprtsec=mtls", 2, "requires tls_certificate=FILE");
     refused("xprtsec=gss", 2, "takes none, tls or mtls");
-    refused(&format!("tls_key={key}"), 2, "only with xprtsec=tls");
+    refused(&format!("tls_key={key}"), 2, "require xprtsec=tls");
     let image = exported.image.path().to_str().unwrap();
     let output = ivers(["ls", "-o", "xprtsec=tls", image]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
@@ -471,7 +471,7 @@ fn contents_are_kept_for_the_next_mount() {
     refused(&options, 6, "another mount uses it");
     refused(&format!("cache-dir={}", exported.tree.display()), 4, "no other user may enter it");
     refused("cache-dir=/none/none", 1, "cannot open the directory");
-    refused("cache-size=1G", 2, "only with cache-dir");
+    refused("cache-size=1G", 2, "requires cache-dir");
     refused("cache-size=1K,cache-dir=x", 2, "cache-size 1M or more");
     unmount(&first);
 
@@ -503,7 +503,7 @@ fn a_killed_mount_leaves_no_old_bytes() {
             for nth in 0..4_u8 {
                 let dir = &mounted.0;
                 scope.spawn(move || {
-                    // Until the mount is gone.
+                    // Writes and reads until the mount is killed.
                     for turn in 0..u8::MAX {
                         let file = dir.join(format!("w{nth}"));
                         let bytes = vec![turn ^ round; 60_000 + usize::from(turn) * 100];

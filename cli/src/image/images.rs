@@ -59,7 +59,7 @@ pub struct Images {
 enum State {
     Opened(Option<Source>),
     Parsed(Arc<Vfs>),
-    /// It could not be parsed. Has the exit code.
+    /// The image could not be parsed: the command ends with this exit code.
     Refused(u8),
 }
 
@@ -91,7 +91,7 @@ impl Images {
         }
     }
 
-    /// Parses operands that must name files of images, opens the images, and expands patterns.
+    /// Parses operands that must name files of images or servers, opens these, and expands patterns.
     pub fn of_operands(words: &[PathBuf], args: &ImageArgs) -> Result<(Vec<ImagePath>, Self)> {
         let paths: Vec<_> = words.iter().map(|word| parse_image_path(word)).collect::<Result<_>>()?;
         let mut images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
@@ -113,8 +113,8 @@ impl Images {
         Ok((expanded, images))
     }
 
-    /// Returns the partition table of one of the images. `None` if it contains a filesystem of its own, or
-    /// if a partition of it was named.
+    /// Returns the partition table of one of the images. `None` if the image contains a filesystem itself, or
+    /// if the user named a partition.
     pub fn disk(&self, image: &Path) -> Result<Option<Disk>> {
         let opened = self.images.iter().find(|(other, _)| other == image);
         let Some((_, State::Opened(Some(Source::Image(file))))) = opened else { return Ok(None) };

@@ -217,7 +217,7 @@ pub struct ServerOptions {
     pub rsize: Option<u32>,
     /// The longest WRITE in bytes.
     pub wsize: Option<u32>,
-    /// How many connections carry requests.
+    /// The most connections that carry requests.
     pub nconnect: Option<u32>,
     /// How long attributes count as current, in seconds.
     pub actimeo: Option<u32>,

@@ -82,7 +82,7 @@ const CACHE_BYTES: u64 = 1 << 30;
 fn contents(wanted: &ServerOptions) -> Result<Option<Arc<ContentCache>>> {
     let Some(dir) = &wanted.cache_dir else {
         return match wanted.cache_size {
-            Some(_) => Err(usage("option cache-size: only with cache-dir=DIR")),
+            Some(_) => Err(usage("option cache-size: requires cache-dir=DIR")),
             None => Ok(None),
         };
     };
@@ -105,12 +105,12 @@ fn tls(target: &Target, wanted: &ServerOptions) -> Result<Option<Tls>> {
     let TlsFiles { authorities, certificate, key } = &wanted.tls;
     let own = match (wanted.xprtsec, certificate, key) {
         (TransportSecurity::None, ..) if wanted.tls != TlsFiles::default() => {
-            return Err(usage("options tls_*: only with xprtsec=tls or xprtsec=mtls"));
+            return Err(usage("options tls_*: require xprtsec=tls or xprtsec=mtls"));
         }
         (TransportSecurity::None, ..) => return Ok(None),
         (TransportSecurity::Tls, None, None) => None,
         (TransportSecurity::Tls, ..) => {
-            return Err(usage("options tls_certificate and tls_key: only with xprtsec=mtls"));
+            return Err(usage("options tls_certificate and tls_key: require xprtsec=mtls"));
         }
         (TransportSecurity::Mtls, Some(certificate), Some(key)) => Some((certificate, key)),
         (TransportSecurity::Mtls, ..) => {

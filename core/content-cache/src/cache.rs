@@ -44,7 +44,7 @@ pub struct Found {
     pub ends: bool,
 }
 
-/// Contents of files on local disk.
+/// A persistent cache of the contents of files.
 pub struct ContentCache {
     file: File,
     geometry: Geometry,

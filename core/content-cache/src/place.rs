@@ -24,7 +24,7 @@ pub enum OpenError {
     #[error("cannot open the directory: {0}")]
     Directory(std::io::Error),
     /// Another user owns the directory, or may enter it.
-    #[error("the directory must belong to this user, and no other user may enter it; chmod 700 it")]
+    #[error("the directory must belong to this user, and no other user may enter it; set mode 700")]
     Shared,
     /// The file is not a regular, private file of this user with one name.
     #[error("{FILE:?} in it is not a private file of this user; remove it")]

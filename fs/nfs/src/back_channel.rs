@@ -86,7 +86,7 @@ impl Client {
         let (client, served) = (self.me.clone(), Arc::downgrade(connection));
         let thread = Builder::new().name("ivers-nfs-callbacks".into());
         if let Err(error) = thread.spawn(move || serve_callbacks(&client, &served)) {
-            log::warn!("{}: no thread for callbacks: {error}", self.name());
+            log::warn!("{}: cannot start the thread for callbacks: {error}", self.name());
         }
     }
 

@@ -59,7 +59,7 @@ impl Nfs {
                     results.resize_with(nodes.len(), || Err(ServerError::Timeout.into()));
                 }
                 Err(error) if alone => results.push(Err(error)),
-                // Perhaps the reply was too long.
+                // The reply may have been too long: ask for one file at a time.
                 Err(_) => alone = true,
             }
         }

@@ -468,7 +468,7 @@ impl Client {
                     self.spares.fail(STOPPED);
                 }
                 made.unwrap_or_else(|Broken(why)| {
-                    log::info!("{}: no further connection: {why}", self.name());
+                    log::info!("{}: cannot make a further connection: {why}", self.name());
                     first
                 })
             }
@@ -496,7 +496,7 @@ impl Client {
         match establish::bind(&self.exchange, &connection, session, false, Some(limit)) {
             Err(error) => Err(connection.fail(error.to_string())),
             Ok(()) if connection.is_usable() => Ok(connection),
-            Ok(()) => Err(connection.fail("it cannot be bound to the session")),
+            Ok(()) => Err(connection.fail("the connection cannot be bound to the session")),
         }
     }
 

@@ -260,7 +260,7 @@ fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), Stri
             }
             Ok(Kind::Call) if receiving.calls.len() >= CALLS_MAX => return Err("too many callbacks".into()),
             Ok(Kind::Call) => receiving.calls.push(message),
-            Err(_) => return Err("a message that is no reply".into()),
+            Err(_) => return Err("a message that is neither a reply nor a callback".into()),
         }
     }
     Ok(())

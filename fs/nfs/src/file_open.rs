@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) opener: Option<Cred>,
     /// The newest opener for writing.
     pub(crate) writer: Option<Cred>,
-    /// Users of this client that have the file open.
+    /// The number of opens of this client's programs.
     pub(crate) users: u32,
     /// The file was created, and its creator has not opened it yet.
     pub(crate) unclaimed: bool,
@@ -241,7 +241,7 @@ pub(crate) fn note_open(state: &mut State, opened: &Opened, access: u32, caller:
     let same = state.stateid.filter(|stateid| stateid.other == opened.stateid.other);
     state.access = if same.is_some() { state.access | access } else { access };
     state.local &= !state.access;
-    // While a delegation is returned, two OPENs may be in flight. Their replies may come in any order.
+    // While a delegation is returned, two OPENs may be in flight, and their replies come in any order.
     let is_older = |now: StateId| (opened.stateid.seqid.wrapping_sub(now.seqid) as i32) < 0;
     state.stateid = Some(same.filter(|now| is_older(*now)).unwrap_or(opened.stateid));
     state.opener = Some(caller.clone());

@@ -43,7 +43,7 @@ struct Known {
     place: Option<(Fsid, u64)>,
     /// How many changes had an unknown outcome when the reply was taken over.
     unknown_changes: u64,
-    /// The attributes count as current until then. `None`: they were changed, and no reply said how.
+    /// The attributes count as current until then. `None`: they were changed, and no reply had the new ones.
     fresh_until: Option<Instant>,
     /// A thread passes a reply to the cache.
     applying: bool,

@@ -75,7 +75,7 @@ impl Opens {
             Some(OpenDelegation::Read(read)) => Some(read),
             _ => None,
         };
-        // Attributes from before the restart do not count.
+        // Attributes from before the restart may be out of date.
         let since = self.client.requests() + 1;
         file.delegation_reclaimed(old.stateid, read.map(|read| (read.stateid, since)));
         match read {

@@ -63,7 +63,7 @@ impl Spares {
             let Some(place) = places.get(nth).filter(|place| !place.busy) else { return Choice::First };
             (nth, place.connection.clone(), place.session)
         };
-        // Not under the lock: a connection has its own.
+        // Not under the lock of the places, because `is_usable` takes the lock of the connection.
         let connection = connection.filter(|connection| connection.is_usable());
         if let Some(connection) = &connection
             && bound_to == session

@@ -157,8 +157,8 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// Whether a removal should continue in another change, because storing the delayed references may take
-    /// half of the free blocks. Copies of blocks that snapshots share add many references.
+    /// Returns whether a removal must continue in another change, because storing the delayed references may
+    /// take half of the free blocks. Copies of blocks that snapshots share add many references.
     pub(super) fn has_many_refs(&self) -> bool {
         self.live.refs.len() as u64 * BLOCKS_A_REF * 2 > self.free_blocks()
     }

@@ -264,7 +264,7 @@ fn a_revoked_delegation_is_found_and_freed() {
     client.vfs.stat_fs().unwrap();
     let attributes = client.count("server_getattr");
     client.vfs.get_attr(&Cred::root(), &file).unwrap();
-    assert_eq!(client.count("server_getattr"), attributes + 1, "no longer counted on");
+    assert_eq!(client.count("server_getattr"), attributes + 1, "no longer relied on");
     let start = std::time::Instant::now();
     while !freed.load(Relaxed) {
         assert!(start.elapsed() < SOON);

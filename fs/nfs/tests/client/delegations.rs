@@ -190,7 +190,7 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     let a = Holder::new(mount(address, &NfsOptions { patience, ..options() }).unwrap(), "/f");
     assert_eq!(a.read().unwrap(), b"contents");
     plan.swallow.store(true, Relaxed);
-    assert_eq!(a.read().unwrap(), b"contents", "the delegation counts");
+    assert_eq!(a.read().unwrap(), b"contents", "the delegation is still valid");
     // The lease is 3 s.
     std::thread::sleep(Duration::from_millis(3500));
     let read = a.read();

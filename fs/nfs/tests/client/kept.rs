@@ -221,7 +221,7 @@ fn a_value_that_a_crash_brings_back_finds_nothing() {
     drop(vfs);
 
     let (_vfs, server, again) = history(&image, &other, state.path());
-    assert_eq!(change, again, "the test tests something");
+    assert_eq!(change, again, "the change attribute repeats");
     let client = place.mount(server.addresses()[0]);
     assert!(opened(&client, "/f") == other, "old bytes");
     client.vfs.unmount().unwrap();
