@@ -162,7 +162,7 @@ fn commands_change_files_of_a_server() {
     works(&["check", image]);
 }
 
-/// The number of calls that a server has answered.
+/// Returns how many calls a server has answered.
 fn answered(exported: &Exported) -> u64 {
     let state = exported.image.dir().join("state");
     let stats = works(&["stats", "--json", state.to_str().unwrap()]);
@@ -198,7 +198,7 @@ fn archives_are_made_of_and_unpacked_on_a_server() {
     works(&["check", image.path().to_str().unwrap()]);
 }
 
-/// What a server promises does not hold after its crash, so a second run reads the files again.
+/// A change attribute of a server may repeat after its crash, so a second run reads the files again.
 #[test]
 fn files_of_a_server_are_measured() {
     if !can_serve() {
@@ -215,7 +215,7 @@ fn files_of_a_server_are_measured() {
         (numbers, sums["unvouched"].to_string())
     };
     let (numbers, unvouched) = measure(&exported.name("/sub"));
-    // The first entry of a list stands for the start of the machine.
+    // The first entry of a list is `boot_aggregate`.
     assert_eq!(numbers, [301, 301, 302]);
     assert!(unvouched.contains("nfs://"), "{unvouched}");
     assert_eq!(measure(&exported.name("/sub")).0, [301, 301, 302], "the same digests");
@@ -223,7 +223,7 @@ fn files_of_a_server_are_measured() {
     assert_eq!(measure(&exported.name("/sub")).0, [302, 302, 303]);
 }
 
-/// `changed` asks for the change attributes of many files at once.
+/// `changed` queries the change attributes of many files in one request.
 #[test]
 fn a_comparison_costs_few_round_trips() {
     if !can_serve() {
@@ -236,11 +236,11 @@ fn a_comparison_costs_few_round_trips() {
     let before = answered(&exported);
     assert_eq!(works(&["changed", &exported.name(""), "--since", &state]), "C sub/deeper/n7\n");
     let calls = answered(&exported) - before;
-    // 305 files in 31 a request, and to connect, to list four directories and to leave.
+    // 305 files at 31 in a request; more requests connect, list four directories and leave.
     assert!((11..50).contains(&calls), "{calls} round trips");
 }
 
-/// Writes an authority, and certificates and keys of server and client that it signed.
+/// Writes the certificate of an authority, and certificates that it signed with keys for server and client.
 fn make_certificates(dir: &Path) {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -283,14 +283,14 @@ fn connections_are_encrypted() {
         assert_eq!(output.status.code(), Some(code), "{options}: {}", said(&output));
         assert!(said(&output).contains(has), "{options}: {}", said(&output));
     };
-    refused("xprtsec=none", 4, "other security");
-    refused(&only_tls, 4, "other security");
+    refused("xprtsec=none", 4, "requires TLS");
+    refused(&only_tls, 4, "requires TLS");
     refused("xprtsec=tls,tls_authorities=/none.pem", 3, "/none.pem");
     refused(&format!("xprtsec=tls,tls_authorities={key}"), 1, "not PEM with certificates");
-    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "only with xprtsec=mtls");
+    refused(&format!("xprtsec=tls,tls_key={key}"), 2, "require xprtsec=mtls");
     refused("xprtsec=mtls", 2, "requires tls_certificate=FILE");
     refused("xprtsec=gss", 2, "takes none, tls or mtls");
-    refused(&format!("tls_key={key}"), 2, "only with xprtsec=tls");
+    refused(&format!("tls_key={key}"), 2, "require xprtsec=tls");
     let image = exported.image.path().to_str().unwrap();
     let output = ivers(["ls", "-o", "xprtsec=tls", image]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
@@ -417,7 +417,7 @@ fn two_mounts_share_locks_and_count_what_they_ask() {
     unmount(&other);
 }
 
-/// The supervisor makes several connections, if programs in parallel need them.
+/// The supervisor makes several connections if programs send requests in parallel.
 #[test]
 fn a_mount_uses_several_connections() {
     if !can_serve() || !can_mount() {
@@ -444,7 +444,7 @@ fn a_mount_uses_several_connections() {
     }
 }
 
-/// A later mount sends no READ for files that did not change. The cache has one mount at a time.
+/// A later mount sends no READ for files that did not change. One mount at a time uses the cache.
 #[test]
 fn contents_are_kept_for_the_next_mount() {
     if !can_serve() || !can_mount() {
@@ -471,7 +471,7 @@ fn contents_are_kept_for_the_next_mount() {
     refused(&options, 6, "another mount uses it");
     refused(&format!("cache-dir={}", exported.tree.display()), 4, "no other user may enter it");
     refused("cache-dir=/none/none", 1, "cannot open the directory");
-    refused("cache-size=1G", 2, "only with cache-dir");
+    refused("cache-size=1G", 2, "requires cache-dir");
     refused("cache-size=1K,cache-dir=x", 2, "cache-size 1M or more");
     unmount(&first);
 
@@ -488,7 +488,7 @@ fn contents_are_kept_for_the_next_mount() {
     unmount(&third);
 }
 
-/// [`P4`] A mount that is killed among writers leaves a cache that is right.
+/// [`P4`] If a mount is killed while programs write, its cache returns no old bytes.
 #[test]
 fn a_killed_mount_leaves_no_old_bytes() {
     if !can_serve() || !can_mount() {
@@ -503,7 +503,7 @@ fn a_killed_mount_leaves_no_old_bytes() {
             for nth in 0..4_u8 {
                 let dir = &mounted.0;
                 scope.spawn(move || {
-                    // Until the mount is gone.
+                    // Writes and reads until the mount is killed.
                     for turn in 0..u8::MAX {
                         let file = dir.join(format!("w{nth}"));
                         let bytes = vec![turn ^ round; 60_000 + usize::from(turn) * 100];

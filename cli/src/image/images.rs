@@ -1,4 +1,4 @@
-//! What commands work on: images and servers, which are opened before the sandbox and parsed in it.
+//! The images and servers that commands work on. They are opened before the sandbox and parsed in it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::arguments::{is_server, partition_of};
 use crate::output::failure::{NOT_FOUND, code, failure};
 use crate::output::format::Shown;
 
-/// An image that is open and locked, or a server that is connected. The sandbox comes before it is parsed.
+/// An image that is open and locked, or a server that is connected. Enter the sandbox before you parse it.
 pub enum Source {
     /// An image.
     Image(FileDevice),
-    /// A server. What is said of the change attribute holds for the filesystem of this path on it.
+    /// A server, and a path on it. The filesystem of this path decides what the change attributes promise.
     Server(Box<ServerConnection>, Vec<u8>),
 }
 
 impl Source {
-    /// Opens and locks an image, or connects to a server. `path` is a file that the command works on.
+    /// Opens and locks an image, or connects to a server. `path` is that of a file that the command works on.
     pub fn open(image: &Path, path: &[u8], options: &ImageOptions) -> Result<Self> {
         Ok(if is_server(image) {
             Self::Server(Box::new(ServerConnection::open(image, options)?), path.to_vec())
@@ -35,7 +35,7 @@ impl Source {
         })
     }
 
-    /// Opens the filesystem. Opens no file, so it works in the sandbox.
+    /// Opens the filesystem. It opens no file, so it works in the sandbox.
     pub fn parse(
         self,
         image: &Path,
@@ -49,8 +49,8 @@ impl Source {
     }
 }
 
-/// The images of a command that only reads them. All are opened before the first is parsed: the sandbox comes
-/// in between.
+/// The images of a command that only reads them. All are opened before the process enters the sandbox and
+/// parses the first.
 pub struct Images {
     options: ImageOptions,
     images: Vec<(PathBuf, State)>,
@@ -59,7 +59,7 @@ pub struct Images {
 enum State {
     Opened(Option<Source>),
     Parsed(Arc<Vfs>),
-    /// It could not be parsed; the exit code.
+    /// The image could not be parsed: the command ends with this exit code.
     Refused(u8),
 }
 
@@ -79,7 +79,7 @@ impl Images {
         Ok(all)
     }
 
-    /// The command looks at this file: see [`Source::Server`]. Only the first one of a server counts.
+    /// Notes a file that the command works on: see [`Source::Server`]. Only the first one of a server counts.
     pub fn note_path(&mut self, image: &Path, path: &[u8]) {
         for (other, state) in &mut self.images {
             if let State::Opened(Some(Source::Server(_, noted))) = state
@@ -91,7 +91,7 @@ impl Images {
         }
     }
 
-    /// Parses operands that must name files of images, opens the images, and expands patterns.
+    /// Parses operands that must name files of images or servers, opens these, and expands patterns.
     pub fn of_operands(words: &[PathBuf], args: &ImageArgs) -> Result<(Vec<ImagePath>, Self)> {
         let paths: Vec<_> = words.iter().map(|word| parse_image_path(word)).collect::<Result<_>>()?;
         let mut images = Self::open(paths.iter().map(|(image, _)| image.as_path()), &args.options()?)?;
@@ -101,7 +101,7 @@ impl Images {
             if glob::is_pattern(&path) {
                 let vfs = images.get(&image)?;
                 let found = match glob::expand(&vfs, &image, &path) {
-                    // The command names it, and continues with the next operand.
+                    // The command reports the name, and continues with the next operand.
                     Err(error) if code(&error) == NOT_FOUND => vec![path],
                     found => found?,
                 };
@@ -113,8 +113,8 @@ impl Images {
         Ok((expanded, images))
     }
 
-    /// Returns the partition table of one of the images. `None` if it contains a filesystem of its own, or
-    /// if a partition of it was named.
+    /// Returns the partition table of one of the images. `None` if the image contains a filesystem itself, or
+    /// if the user named a partition.
     pub fn disk(&self, image: &Path) -> Result<Option<Disk>> {
         let opened = self.images.iter().find(|(other, _)| other == image);
         let Some((_, State::Opened(Some(Source::Image(file))))) = opened else { return Ok(None) };
@@ -151,14 +151,14 @@ impl Images {
     }
 }
 
-/// A server is told that the client leaves. Images that were only read need no end.
+/// Tells servers that the client leaves. Images that were only read need no unmount.
 impl Drop for Images {
     fn drop(&mut self) {
         for (image, state) in &self.images {
             if let State::Parsed(vfs) = state
                 && is_server(image)
             {
-                // It logs its errors, and the command has done what it was asked for.
+                // `unmount` logs its errors, and the command has done its work.
                 let _ = vfs.unmount();
             }
         }

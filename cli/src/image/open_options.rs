@@ -187,26 +187,26 @@ impl BtrfsOptions {
     }
 }
 
-/// Whether connections to a server are encrypted, by the names of nfs(5).
+/// How connections to a server are secured, with the names of nfs(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportSecurity {
-    /// They are not.
+    /// No encryption.
     #[default]
     None,
-    /// They are, and the server has a certificate.
+    /// TLS with a certificate of the server.
     Tls,
-    /// They are, and server and client have certificates.
+    /// TLS with certificates of the server and the client.
     Mtls,
 }
 
-/// The files of TLS, in PEM.
+/// The files that TLS needs, in PEM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TlsFiles {
-    /// Certificates of the authorities that sign those of servers.
+    /// The certificate authorities to trust.
     pub authorities: Option<String>,
-    /// The certificate of this client.
+    /// The client's certificate.
     pub certificate: Option<String>,
-    /// Its private key.
+    /// The client's private key.
     pub key: Option<String>,
 }
 
@@ -217,7 +217,7 @@ pub struct ServerOptions {
     pub rsize: Option<u32>,
     /// The longest WRITE in bytes.
     pub wsize: Option<u32>,
-    /// How many connections carry requests.
+    /// The most connections that carry requests.
     pub nconnect: Option<u32>,
     /// How long attributes count as current, in seconds.
     pub actimeo: Option<u32>,
@@ -231,11 +231,11 @@ pub struct ServerOptions {
     pub domain: Option<String>,
     /// The directory of the persistent cache.
     pub cache_dir: Option<String>,
-    /// Its size in bytes.
+    /// The size of the persistent cache in bytes.
     pub cache_size: Option<u64>,
-    /// Whether connections are encrypted.
+    /// How connections are secured.
     pub xprtsec: TransportSecurity,
-    /// The files of TLS.
+    /// The files that TLS needs.
     pub tls: TlsFiles,
 }
 
@@ -260,7 +260,7 @@ impl ServerOptions {
         "domain",
     ];
 
-    /// Those that commands take, too.
+    /// Those of [`ServerOptions::OPTIONS`] that other commands take, too.
     pub const OF_COMMANDS: [&str; 4] = ["xprtsec", "tls_authorities", "tls_certificate", "tls_key"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.

@@ -44,7 +44,7 @@ pub enum Request {
         options: Box<ImageOptions>,
         /// The partition that the device is limited to: see [`sent_range`].
         range: Option<(u64, u64)>,
-        /// The path of a file of the server. Its filesystem decides what the change attributes promise.
+        /// A path on the server. The filesystem of this path decides what the change attributes promise.
         facts_of: Vec<u8>,
         /// Show no progress.
         quiet: bool,

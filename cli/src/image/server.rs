@@ -75,14 +75,14 @@ pub struct ServerConnection {
     contents: Option<Arc<ContentCache>>,
 }
 
-/// The size of a persistent cache in bytes, if none is given.
+/// The default size of a persistent cache in bytes.
 const CACHE_BYTES: u64 = 1 << 30;
 
-/// Opens the persistent cache of a mount, for the process that uses it.
+/// Opens the persistent cache of a mount. Called in the process that uses it.
 fn contents(wanted: &ServerOptions) -> Result<Option<Arc<ContentCache>>> {
     let Some(dir) = &wanted.cache_dir else {
         return match wanted.cache_size {
-            Some(_) => Err(usage("option cache-size: only with cache-dir=DIR")),
+            Some(_) => Err(usage("option cache-size: requires cache-dir=DIR")),
             None => Ok(None),
         };
     };
@@ -97,20 +97,20 @@ fn contents(wanted: &ServerOptions) -> Result<Option<Arc<ContentCache>>> {
     })
 }
 
-/// The authorities that most systems trust.
+/// The file with the certificate authorities that a system trusts, on most distributions.
 const SYSTEM_AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Reads the files of TLS. `None`: connections are not encrypted.
+/// Reads the files that TLS needs. Returns `None` if connections are not encrypted.
 fn tls(target: &Target, wanted: &ServerOptions) -> Result<Option<Tls>> {
     let TlsFiles { authorities, certificate, key } = &wanted.tls;
     let own = match (wanted.xprtsec, certificate, key) {
         (TransportSecurity::None, ..) if wanted.tls != TlsFiles::default() => {
-            return Err(usage("options tls_*: only with xprtsec=tls or xprtsec=mtls"));
+            return Err(usage("options tls_*: require xprtsec=tls or xprtsec=mtls"));
         }
         (TransportSecurity::None, ..) => return Ok(None),
         (TransportSecurity::Tls, None, None) => None,
         (TransportSecurity::Tls, ..) => {
-            return Err(usage("options tls_certificate and tls_key: only with xprtsec=mtls"));
+            return Err(usage("options tls_certificate and tls_key: require xprtsec=mtls"));
         }
         (TransportSecurity::Mtls, Some(certificate), Some(key)) => Some((certificate, key)),
         (TransportSecurity::Mtls, ..) => {
@@ -119,7 +119,8 @@ fn tls(target: &Target, wanted: &ServerOptions) -> Result<Option<Tls>> {
     };
     let read = |path: &str| std::fs::read(path).with_context(|| format!("cannot read {path}"));
     let authorities = authorities.as_deref().unwrap_or(SYSTEM_AUTHORITIES);
-    let trusted = read(authorities).context("option tls_authorities names the authorities to trust")?;
+    let trusted = read(authorities)
+        .context("option tls_authorities=FILE names the certificate authorities to trust")?;
     let pem = own.map(|(certificate, key)| Ok::<_, anyhow::Error>((read(certificate)?, read(key)?)));
     let pem = pem.transpose()?;
     let identity = pem.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
@@ -185,7 +186,7 @@ impl ServerConnection {
             first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
         });
         let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
-        // A command uses most files once: a delegation would only have to be returned.
+        // A command uses most files once, so a delegation would save nothing and have to be returned.
         let nfs = NfsOptions {
             patience,
             delegations: false,

@@ -37,7 +37,7 @@ pub struct Buffer {
 pub struct BufferRead(Contents);
 
 impl BufferRead {
-    /// The memory of contents that nobody else has, for a new use.
+    /// Returns the memory, so that the caller can reuse it. `None` if there are other clones.
     pub fn into_bytes(self) -> Option<Box<[u8]>> {
         self.0.into_bytes()
     }

@@ -64,7 +64,8 @@ impl Contents {
         &mut Arc::make_mut(&mut self.0).bytes
     }
 
-    /// The bytes, for a new use. `None`: there are other clones.
+    /// Returns the memory, so that the caller can reuse it, and ends its charge. `None` if there are other
+    /// clones.
     pub(crate) fn into_bytes(self) -> Option<Box<[u8]>> {
         let mut charged = Arc::into_inner(self.0)?;
         if let Some(budget) = charged.budget.take() {

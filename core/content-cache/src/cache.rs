@@ -1,8 +1,8 @@
 //! Reading and storing.
 //!
-//! The block is written first and its entry after it, and neither is synced. A crash can leave any mixture of
-//! old and new bytes: the checksum of the entry covers the entry, the block and the salt of the file, so a
-//! mixture is no hit. Nothing that is read from the disk is trusted.
+//! A block is written before its entry, and neither is synced. A crash can leave any mixture of old and new
+//! bytes. The checksum of an entry covers the entry, the block and the salt of the file, so a mixture is a
+//! miss. Nothing that is read from the disk is trusted.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,44 +15,44 @@ use parking_lot::Mutex;
 use crate::layout::{BLOCK_BYTES, ENTRY_BYTES, Entry, FileKey, Geometry, SET_BYTES};
 use crate::place::{self, OpenError};
 
-/// Locks of the sets.
+/// The number of locks that the sets share.
 const LOCKS: usize = 64;
-/// How long nothing is stored after the disk refused bytes.
+/// How long nothing is stored after a write failed.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What a cache did.
+/// Counters of a cache, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Blocks that were found.
     pub hits: u64,
-    /// Blocks that were not.
+    /// Blocks that were not found.
     pub misses: u64,
-    /// Blocks that were found, and damaged. They are misses too.
+    /// Blocks that were found damaged. They are misses, too.
     pub damaged: u64,
     /// Blocks that were stored.
     pub stored: u64,
-    /// Blocks that the disk refused.
+    /// Blocks whose write failed.
     pub refused: u64,
 }
 
-/// The beginning of a range that a cache has.
+/// How much of a range the cache has, from its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Found {
     /// Bytes that were found.
     pub bytes: usize,
-    /// The file ends after them.
+    /// Whether the file ends after these bytes.
     pub ends: bool,
 }
 
-/// Contents of files on local disk.
+/// A persistent cache of the contents of files.
 pub struct ContentCache {
     file: File,
     geometry: Geometry,
-    /// Set S is read and written under lock S modulo [`LOCKS`].
+    /// Set S is read and written under lock S mod [`LOCKS`].
     locks: [Mutex<()>; LOCKS],
-    /// The next [`Entry::stored`].
+    /// The value of [`Entry::stored`] for the next block.
     next: AtomicU64,
-    /// Nothing is stored until then.
+    /// Nothing is stored before this time.
     pause_until: Mutex<Option<Instant>>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -66,10 +66,10 @@ fn count(counter: &AtomicU64) {
 }
 
 impl ContentCache {
-    /// Opens the cache in a directory, and keeps it from other mounts. `bytes` bounds the file.
+    /// Opens the cache in a directory, and locks it against other mounts. `bytes` bounds the file's size.
     pub fn open(dir: &Path, bytes: u64) -> Result<Self, OpenError> {
         let (file, geometry) = place::open(dir, bytes)?;
-        // It only decides what makes room. So a clock that goes back costs no more than a block too early.
+        // `next` only decides which block is replaced: after a clock went back, some are replaced too early.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             file,
@@ -85,7 +85,7 @@ impl ContentCache {
         })
     }
 
-    /// Reads bytes of a version of a file, as far as they are here without a gap.
+    /// Reads bytes of a version of a file, up to the first block that the cache does not have.
     pub fn read(&self, file: &FileKey, version: u64, offset: u64, buf: &mut [u8]) -> Found {
         let mut found = Found::default();
         let mut block = vec![0; BLOCK_BYTES];
@@ -101,14 +101,14 @@ impl ContentCache {
             let taken = have.len().min(left.len());
             left[..taken].copy_from_slice(&have[..taken]);
             found.bytes += taken;
-            // A read that ends within the block says nothing of the end of the file.
+            // A read that ends within the block does not reach the end of the file.
             found.ends = len < BLOCK_BYTES && taken == have.len();
         }
         found
     }
 
-    /// Stores bytes of a version of a file: the whole blocks in them, and the last one if the file `ends`
-    /// after them. `offset` is a multiple of [`BLOCK_BYTES`].
+    /// Stores the whole blocks in `bytes` of a version of a file. Also stores the incomplete last block if
+    /// the file `ends` after `bytes`. Does nothing unless `offset` is a multiple of [`BLOCK_BYTES`].
     pub fn store(&self, file: &FileKey, version: u64, offset: u64, bytes: &[u8], ends: bool) {
         if !offset.is_multiple_of(BLOCK_BYTES as u64) || self.is_paused() {
             return;
@@ -117,13 +117,13 @@ impl ContentCache {
         let mut blocks = bytes.chunks_exact(BLOCK_BYTES);
         let whole = blocks.len() as u64;
         let kept = (first..).zip(&mut blocks).all(|(block, bytes)| self.put(file, version, block, bytes));
-        // Empty if the file ends with a whole block: a read at its end finds that.
+        // An empty block if the file ends with a whole block, so that a read at the end finds the end.
         if kept && ends {
             self.put(file, version, first + whole, blocks.remainder());
         }
     }
 
-    /// Returns what the cache did since it was opened.
+    /// Returns the counters since the cache was opened.
     pub fn counts(&self) -> Counts {
         Counts {
             hits: self.hits.load(Relaxed),
@@ -141,7 +141,8 @@ impl ContentCache {
         Some(entries.iter().map(Entry::decode).collect())
     }
 
-    /// Reads a block into a buffer of [`BLOCK_BYTES`]. Returns its length.
+    /// Reads a block into a buffer of [`BLOCK_BYTES`]. Returns its length. `None` if the cache does not have
+    /// it.
     fn block(&self, file: &FileKey, version: u64, block: u64, buffer: &mut [u8]) -> Option<usize> {
         let set = self.geometry.set(file, block);
         let _set = self.locks[set as usize % LOCKS].lock();
@@ -157,7 +158,7 @@ impl ContentCache {
         });
         if len.is_none() {
             count(&self.damaged);
-            // The slot is free. If it stays, it is found damaged again.
+            // Frees the slot. If that fails, the block is found damaged again.
             let _ = self.file.write_all_at(&[0; ENTRY_BYTES], self.entry_at(set, way));
         }
         len
@@ -167,7 +168,7 @@ impl ContentCache {
         self.geometry.entries_at(set) + (way * ENTRY_BYTES) as u64
     }
 
-    /// Writes a block. Returns whether the disk took it.
+    /// Writes a block. Returns whether that succeeded.
     fn put(&self, file: &FileKey, version: u64, block: u64, bytes: &[u8]) -> bool {
         let set = self.geometry.set(file, block);
         let _set = self.locks[set as usize % LOCKS].lock();

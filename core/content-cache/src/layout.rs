@@ -1,13 +1,13 @@
-//! Places and records in the file.
+//! The layout of the file.
 //!
 //! | part | bytes | contents |
 //! |---|---|---|
 //! | header | 4096 | magic, geometry, salt, checksum |
-//! | entries | 64 for each slot | what the slot has, and the checksum of both |
+//! | entries | 64 for each slot | the description of the slot's block, and a checksum of both |
 //! | data | [`BLOCK_BYTES`] for each slot | a block of a file |
 //!
-//! A block of a file can be in [`WAYS`] slots, which its key and number choose. All integers are
-//! little-endian.
+//! The key of the file and the block number select a set of [`WAYS`] slots that may hold a block. All
+//! integers are little-endian.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -17,25 +17,25 @@ use twox_hash::XxHash64;
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 16 << 10;
-/// Slots that a block can be in.
+/// Slots that may hold a block.
 pub const WAYS: usize = 8;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 64;
-/// Bytes of the entries of a block's slots.
+/// Bytes of the entries of a set.
 pub const SET_BYTES: usize = WAYS * ENTRY_BYTES;
-/// What the header starts with. Another layout has another number.
+/// The start of the header. Another layout must have another number.
 const MAGIC: &[u8; 32] = b"ivers content cache, layout 1\n\0\0";
 /// Bytes of a key in an entry.
 const KEY_BYTES: usize = 24;
 
-/// A file: everything that distinguishes it from other files, forever.
+/// The key of a file: a digest of everything that distinguishes it from all other files, past and future.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileKey([u8; KEY_BYTES]);
 
 impl FileKey {
-    /// A digest of what distinguishes the file.
+    /// Computes the key from what distinguishes the file.
     pub fn new(parts: &[&[u8]]) -> Self {
         let mut hasher = Sha256::new();
         for part in parts {
@@ -48,17 +48,17 @@ impl FileKey {
     }
 }
 
-/// Where things are in the file.
+/// The positions of entries and blocks in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// The number of sets of [`WAYS`] slots.
     pub sets: u64,
-    /// A random number of this file: what another cache left on the disk does not fit.
+    /// A random number of this file, so that what another cache left on the disk does not match.
     pub salt: u64,
 }
 
 impl Geometry {
-    /// The largest that has room in so many bytes.
+    /// Returns the largest geometry that fits in this many bytes, with at least one set.
     pub fn of_size(bytes: u64, salt: u64) -> Self {
         let set = (SET_BYTES + WAYS * BLOCK_BYTES) as u64;
         Self { sets: (bytes.saturating_sub(2 * HEADER_BYTES as u64) / set).max(1), salt }
@@ -68,7 +68,7 @@ impl Geometry {
         (HEADER_BYTES as u64 + self.sets * SET_BYTES as u64).next_multiple_of(HEADER_BYTES as u64)
     }
 
-    /// Returns the bytes of the whole file.
+    /// Returns the size of the whole file in bytes.
     pub fn file_bytes(self) -> u64 {
         self.data_start() + self.sets * (WAYS * BLOCK_BYTES) as u64
     }
@@ -81,12 +81,12 @@ impl Geometry {
         hasher.finish() % self.sets
     }
 
-    /// Returns where the entries of a set are.
+    /// Returns the position of the entries of a set.
     pub fn entries_at(self, set: u64) -> u64 {
         HEADER_BYTES as u64 + set * SET_BYTES as u64
     }
 
-    /// Returns where the block of a slot is.
+    /// Returns the position of the block of a slot.
     pub fn block_at(self, set: u64, way: usize) -> u64 {
         self.data_start() + (set * WAYS as u64 + way as u64) * BLOCK_BYTES as u64
     }
@@ -102,7 +102,7 @@ impl Geometry {
         header
     }
 
-    /// Decodes the header of a file with this size. `None`: it is another one, or damaged.
+    /// Decodes the header of a file with this size. `None` if it is damaged, or not of this layout or size.
     pub fn decode(header: &[u8], file_bytes: u64) -> Option<Self> {
         let number = |at: usize| Some(u64::from_le_bytes(*header.get(at..)?.first_chunk()?));
         let geometry = Self { sets: number(MAGIC.len())?, salt: number(MAGIC.len() + 8)? };
@@ -112,7 +112,7 @@ impl Geometry {
     }
 }
 
-/// What a slot has.
+/// The description of the block in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The file.
@@ -121,9 +121,9 @@ pub struct Entry {
     pub version: u64,
     /// The number of the block.
     pub block: u64,
-    /// When it was stored: later ones have a larger number. 0: the slot is empty.
+    /// When the block was stored: a later block has a larger number. 0: the slot is empty.
     pub stored: u64,
-    /// Bytes of the block. Fewer than [`BLOCK_BYTES`]: the file ends there.
+    /// Bytes of the block. If they are fewer than [`BLOCK_BYTES`], the file ends there.
     pub len: u32,
     /// See [`Entry::checksum_of`].
     pub checksum: u64,
@@ -162,7 +162,7 @@ impl Entry {
         }
     }
 
-    /// Returns the checksum of the entry with these bytes.
+    /// Returns the checksum over the entry and the `bytes` of its block.
     pub fn checksum_of(&self, salt: u64, bytes: &[u8]) -> u64 {
         let mut hasher = XxHash64::with_seed(salt);
         hasher.write(&Self { checksum: 0, ..*self }.encode());

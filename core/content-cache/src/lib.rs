@@ -1,16 +1,17 @@
-//! Contents of remote files on local disk, which outlive the mount. See `docs/nfs.md`, "Persistent cache".
+//! A persistent cache: contents of remote files on local disk, which outlive the mount. See `docs/nfs.md`,
+//! "Persistent cache".
 //!
 //! A driver stores bytes under a [`FileKey`] and a version of the file, and finds them again under the same
-//! two. It promises that a version stands for one content forever; this crate knows nothing else of it.
+//! two. A key and a version must stand for one content forever.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `layout` | places and records in the file |
-//! | `place` | the directory and the file: whose they are, and who uses them |
+//! | `layout` | the layout of the file |
+//! | `place` | opening the directory and the file: ownership, permissions, the lock |
 //! | `cache` | reading and storing |
 //!
-//! The cache is one file of a fixed size. The process that uses it needs no other file: it may enter a
-//! sandbox after [`ContentCache::open`].
+//! The cache is one file of a fixed size. After [`ContentCache::open`] a process may enter a sandbox: the
+//! cache opens no further file.
 
 #![forbid(unsafe_code)]
 

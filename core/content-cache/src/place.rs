@@ -1,4 +1,4 @@
-//! The directory and the file of a cache: whose they are, and who uses them.
+//! Opening the directory and the file of a cache: ownership, permissions, the lock.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,29 +14,29 @@ use crate::layout::{Geometry, HEADER_BYTES};
 pub const BYTES_MIN: u64 = 1 << 20;
 /// The name of the file in the directory.
 const FILE: &str = "contents";
-/// Rights of anyone but the owner.
+/// The permission bits of everyone but the owner.
 const OTHERS: u32 = 0o077;
 
 /// Why a cache cannot be used.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The directory cannot be opened or made.
+    /// The directory cannot be opened or created.
     #[error("cannot open the directory: {0}")]
     Directory(std::io::Error),
-    /// Other users own the directory or may look into it.
-    #[error("the directory must belong to this user, and no other user may enter it; chmod 700 it")]
+    /// Another user owns the directory, or may enter it.
+    #[error("the directory must belong to this user, and no other user may enter it; set mode 700")]
     Shared,
-    /// The file in it is not one that this crate made.
+    /// The file is not a regular, private file of this user with one name.
     #[error("{FILE:?} in it is not a private file of this user; remove it")]
     Strange,
     /// The file cannot be opened, read or written.
     #[error("cannot use {FILE:?} in it: {0}")]
     File(std::io::Error),
-    /// A mount uses it.
+    /// Another mount uses the cache.
     #[error("another mount uses it; name another directory")]
     InUse,
-    /// Too few bytes.
-    #[error("a cache has at least {BYTES_MIN} bytes")]
+    /// The size is less than [`BYTES_MIN`].
+    #[error("a cache must have at least {BYTES_MIN} bytes")]
     TooSmall,
 }
 
@@ -44,8 +44,8 @@ fn is_private(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & OTHERS == 0
 }
 
-/// Opens the file of a cache in a directory, and locks it. Makes both if they do not exist. A file of another
-/// size or layout is emptied.
+/// Opens the file of a cache in a directory, and locks it. Creates both if they do not exist. Empties a file
+/// of another size or layout.
 pub fn open(dir: &Path, bytes: u64) -> Result<(File, Geometry), OpenError> {
     if bytes < BYTES_MIN {
         return Err(OpenError::TooSmall);
@@ -79,7 +79,7 @@ pub fn open(dir: &Path, bytes: u64) -> Result<(File, Geometry), OpenError> {
     Ok((file, geometry))
 }
 
-/// Returns the geometry of the file, after emptying it if it is not one of this size.
+/// Returns the geometry of the file. Empties the file first if it does not have this size and a valid header.
 fn prepare(file: &File, bytes: u64) -> std::io::Result<Geometry> {
     let new = Geometry::of_size(bytes, rand::random());
     let mut header = vec![0; HEADER_BYTES];

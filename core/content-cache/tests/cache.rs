@@ -1,4 +1,4 @@
-//! What the cache finds is what was stored, whatever happened to its file.
+//! The cache returns only bytes that were stored, whatever happened to its file.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -20,7 +20,7 @@ fn key(name: &str) -> FileKey {
     FileKey::new(&[b"server", name.as_bytes()])
 }
 
-/// Bytes that differ with the seed, and between blocks.
+/// Returns bytes that differ with the seed, and between blocks.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at * 31 + at / 97 + seed * 7) % 251) as u8).collect()
 }
@@ -45,7 +45,7 @@ fn what_was_stored_is_found_by_file_and_version() {
         cache.store(&key("empty"), 1, 0, b"", true);
         cache.store(&key("unaligned"), 1, 5, &contents, true);
     }
-    // A second mount.
+    // As a second mount.
     let cache = open(&dir(&place));
     assert_eq!(read(&cache, "f", 7, 0, contents.len() + 50), (contents.clone(), true));
     assert_eq!(read(&cache, "f", 7, 33, 20_000), (contents[33..20_033].to_vec(), false));
@@ -62,7 +62,7 @@ fn what_was_stored_is_found_by_file_and_version() {
     assert_eq!(read(&cache, "part", 1, BLOCK, 1 << 20), (part, false), "only whole blocks");
     assert_eq!(read(&cache, "empty", 1, 0, 10), (Vec::new(), true));
     assert_eq!(read(&cache, "unaligned", 1, BLOCK, 10), (Vec::new(), false));
-    // A new version takes the place of the old one.
+    // A new version replaces the old one.
     cache.store(&key("f"), 8, 0, &bytes(2, BLOCK_BYTES), false);
     assert_eq!(read(&cache, "f", 8, 0, BLOCK_BYTES).0, bytes(2, BLOCK_BYTES));
     assert_eq!(read(&cache, "f", 7, 0, BLOCK_BYTES).0, b"");
@@ -71,7 +71,7 @@ fn what_was_stored_is_found_by_file_and_version() {
     assert!(counts.hits > 10 && counts.misses > 5 && counts.damaged == 0 && counts.stored == 1, "{counts:?}");
 }
 
-/// The size bounds the file, and the oldest blocks make room.
+/// The size bounds the file, and new blocks replace the oldest ones.
 #[test]
 fn the_size_is_a_bound() {
     let place = tempfile::tempdir().unwrap();
@@ -91,13 +91,13 @@ fn the_size_is_a_bound() {
     assert!(found.len() <= 56 && found.len() > 40, "{found:?}");
     assert!(found.iter().all(|nth| *nth > 300), "the newest are left: {found:?}");
     drop(cache);
-    // Another size is another cache.
+    // Another size empties the cache.
     let cache = ContentCache::open(&dir(&place), 2 * BYTES_MIN).unwrap();
     assert_eq!(read(&cache, "499", 499, 0, 10).0, b"");
     assert!(fs::metadata(&file).unwrap().len() > BYTES_MIN);
 }
 
-/// No byte of the file can be flipped without being noticed. What is damaged can be stored again.
+/// Every flipped bit is detected. A damaged block can be stored again.
 #[test]
 fn a_flipped_byte_is_never_served() {
     let place = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn a_flipped_byte_is_never_served() {
     let file = File::options().read(true).write(true).open(&path).unwrap();
     cache.store(&key("f"), 7, 0, &contents, true);
     let all = fs::read(&path).unwrap();
-    // Holes of the file do not matter: nothing was ever there.
+    // Holes of the file are skipped: nothing is stored there.
     let used: Vec<usize> = (4096..all.len()).filter(|at| all[*at] != 0).collect();
     assert!(used.len() > BLOCK_BYTES, "{}", used.len());
     for at in &used {
@@ -117,14 +117,14 @@ fn a_flipped_byte_is_never_served() {
             assert!(contents.starts_with(&found), "byte {at}");
             assert!(!ends || found == contents, "byte {at}");
             noticed += usize::from(found != contents);
-            // What is damaged is removed: the entries come back, too.
+            // The read removed the entry of a damaged block: restore the entries, too.
             file.write_all_at(&[all[*at]], *at as u64).unwrap();
             file.write_all_at(&all[4096..8192], 4096).unwrap();
         }
     }
     assert_eq!(noticed, 2 * used.len(), "every flip");
     assert_eq!(read(&cache, "f", 7, 0, 1 << 16).0, contents);
-    // The header: the cache is another one then.
+    // A damaged header empties the cache.
     drop(cache);
     for at in 0..64 {
         let byte = fs::read(&path).unwrap()[at];
@@ -155,7 +155,7 @@ fn torn_writes_are_never_served() {
         let mut torn = images[0].clone();
         for sector in torn.chunks_mut(512).enumerate() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Often the same image, so that some blocks are whole.
+            // In every second round mostly the same image, so that some blocks are whole.
             let image = if round % 2 == 0 { random >> 62 } else { (random >> 40) % 64 / 62 + 1 };
             let from = sector.0 * 512;
             sector.1.copy_from_slice(&images[image as usize][from..from + sector.1.len()]);
@@ -185,12 +185,12 @@ fn a_truncated_file_is_empty() {
     for len in [0, 1, 4095, 4096, 4097, 9000, 100_000, BYTES_MIN / 2] {
         let cache = open(&dir(&place));
         cache.store(&key("f"), 7, 0, &contents, true);
-        // While it is used.
+        // While the cache is in use.
         File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
         let (found, ends) = read(&cache, "f", 7, 0, 40_000);
         assert!(contents.starts_with(&found) && (!ends || found == contents), "cut to {len}");
         drop(cache);
-        // And before the next mount.
+        // Before the next mount.
         let cache = open(&dir(&place));
         assert_eq!(read(&cache, "f", 7, 0, 40_000).0, b"", "cut to {len}");
         cache.store(&key("f"), 7, 0, &contents, true);

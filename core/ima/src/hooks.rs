@@ -33,8 +33,8 @@ pub trait Sink: Send + Sync {
 /// their next open.
 const IDLE_MAX: usize = 1 << 20;
 
-/// How long an open waits for the close of the last writer or reader. A front end may be told of a close only
-/// after close(2) has returned (FUSE).
+/// How long an open waits for the close of the last writer or reader. FUSE reports a close to the front end
+/// only after close(2) has returned.
 const CLOSE_LAG: Duration = Duration::from_millis(50);
 
 /// The observer of a mount's opens and closes.
@@ -223,7 +223,8 @@ impl Hooks {
         })
     }
 
-    /// Waits until `is_open` is false: the last close may arrive late (see [`CLOSE_LAG`]).
+    /// Waits up to [`CLOSE_LAG`] until `is_open` is false, because the last close may arrive late. One open
+    /// at a time waits: others return at once.
     fn wait_for_closes(
         &self,
         tracked: &TrackedFile,

@@ -28,8 +28,9 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits when its
-    /// buffers take as much, or when its objects, or its bytes in the log, take a quarter of it.
+    /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits if its
+    /// buffers take as much, if its objects take a quarter of it, or, in a log of ranges, if it would write
+    /// more than a quarter of it to the log.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -148,8 +149,8 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// The part of [`JournalOptions::checkpoint_bytes`] that the objects of a transaction may take, and its bytes
-/// in the log.
+/// The objects of a transaction may take one in `MEMORY_PART` of [`JournalOptions::checkpoint_bytes`]. In a
+/// log of ranges, so may its bytes in the log.
 const MEMORY_PART: u64 = 4;
 
 /// A buffer with more changed ranges than this is logged from its first changed byte to its last.
@@ -219,7 +220,7 @@ pub(crate) struct Running {
     pub locked: bool,
     pub started: Instant,
     pub items: HashMap<Unit, Item>,
-    /// Blocks of `items`.
+    /// The number of blocks in `items`.
     pub item_blocks: u64,
     pub revokes: BTreeSet<Unit>,
     /// Units freed by this transaction. The cache drops them after the commit.
@@ -254,7 +255,7 @@ impl Running {
         }
     }
 
-    /// Notes that an object which was at `from` is now at `to`.
+    /// Notes that an object moved from the unit of `from` to that of `to`.
     pub fn move_place(&mut self, id: ObjectId, from: Option<&Patch>, to: Option<&Patch>) {
         let (from, to) = (from.map(|patch| &patch.unit), to.map(|patch| &patch.unit));
         if from == to {

@@ -1,4 +1,4 @@
-//! Which objects lie in which unit.
+//! The objects that lie in each unit.
 
 use std::collections::HashMap;
 
@@ -27,12 +27,12 @@ impl Places {
         }
     }
 
-    /// The objects in a unit, in no order.
+    /// Returns the objects in a unit, in no particular order.
     pub fn objects_in(&self, unit: &Unit) -> &[ObjectId] {
         self.0.get(unit).map_or(&[], Vec::as_slice)
     }
 
-    /// The units that have objects, in no order.
+    /// Returns the units that have objects, with these, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&Unit, &[ObjectId])> {
         self.0.iter().map(|(unit, ids)| (unit, ids.as_slice()))
     }

@@ -11,11 +11,12 @@ use crate::types::Ino;
 use crate::vfs::{InodeRef, Vfs};
 use std::ops::Range;
 
-/// Is told of inodes of which a lock may be free. Must be quick, and not call the VFS.
+/// Is called with the number of an inode of which a lock may be free. Must not block or call the VFS.
 pub type LockListener = Box<dyn Fn(Ino) + Send + Sync>;
 
 impl Vfs {
-    /// Calls `listener` whenever the server says that a lock may be free. The first call of this counts.
+    /// Sets the listener that is called whenever the server reports that a lock may be free. Later calls do
+    /// nothing.
     pub fn on_lock_available(&self, listener: LockListener) {
         let _ = self.lock_listener.set(listener);
     }
@@ -27,7 +28,7 @@ impl Vfs {
         }
     }
 
-    /// Returns whether the driver keeps locks. Otherwise the front end keeps them.
+    /// Returns whether the driver keeps byte-range locks. Otherwise the front end keeps them.
     pub fn has_locks(&self) -> bool {
         self.fs.locks().is_some()
     }

@@ -108,8 +108,8 @@ impl Vfs {
         if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(cred, dir) }
     }
 
-    /// The inode that a directory refers to by number. Numbers that exist only in memory may be gone: then
-    /// `again` gives the current one, or the inode itself: it could be evicted before it is found by number.
+    /// The inode that a directory refers to by number. A number that exists only in memory may be gone. Then
+    /// `again` returns the current number, or the inode itself, which cannot be evicted before it is used.
     fn numbered(
         &self,
         dir: &Inode,

@@ -151,7 +151,7 @@ impl Vfs {
         self.revalidate(&Cred::system(), inode)
     }
 
-    /// As [`Vfs::settle_with_server`] for several inodes: the server is asked for many at once.
+    /// As [`Vfs::settle_with_server`] for several inodes. One request to the server may ask for many.
     pub(crate) fn settle_many_with_server(&self, inodes: &[InodeRef]) -> Vec<Result<()>> {
         let mut settled: Vec<_> = inodes.iter().map(|inode| self.send_uncounted(inode)).collect();
         if let Some(server) = self.fs.server() {

@@ -369,7 +369,8 @@ impl Vfs {
         Some(self.attribute_of(inode, inode.query()))
     }
 
-    /// As [`Vfs::change`] for several inodes, with one value for each. A server is asked for many at once.
+    /// As [`Vfs::change`] for several inodes. Returns one value for each. One request to a server may ask for
+    /// many.
     pub fn changes(&self, inodes: &[InodeRef]) -> Vec<Option<u64>> {
         if !self.serves() {
             return vec![None; inodes.len()];

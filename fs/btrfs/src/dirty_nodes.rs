@@ -1,4 +1,4 @@
-//! Blocks of trees that the running transaction has made, charged to the mount's budget.
+//! The tree blocks that the running transaction made, charged to the mount's budget.
 
 use crate::layout::node::Node;
 use ivers_block::Budget;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 type Nodes = BTreeMap<u64, Arc<Node>>;
 
-/// The blocks, by address. They cannot be evicted: only a commit ends a charge.
+/// The blocks, by address. They cannot be evicted, so they stay charged until a commit or their removal.
 pub(crate) struct DirtyNodes {
     budget: Arc<Budget>,
     nodes: RankedMutex<rank::Leaf, Nodes>,
@@ -23,7 +23,7 @@ impl DirtyNodes {
         self.nodes.lock().get(&address).cloned()
     }
 
-    /// Adds a block at an address that has none.
+    /// Adds a block at an address that should have none.
     pub(crate) fn insert(&self, address: u64, node: Node) {
         self.budget.charge(node.memory_bytes());
         if let Some(old) = self.nodes.lock().insert(address, Arc::new(node)) {
@@ -31,7 +31,7 @@ impl DirtyNodes {
         }
     }
 
-    /// Changes a block. `None`: there is none.
+    /// Changes a block. Returns `None` if there is none.
     pub(crate) fn edit<R>(&self, address: u64, change: impl FnOnce(&mut Node) -> R) -> Option<R> {
         self.nodes.lock().get_mut(&address).map(|node| change(Arc::make_mut(node)))
     }
@@ -42,20 +42,20 @@ impl DirtyNodes {
         }
     }
 
-    /// All blocks, by address.
+    /// Returns all blocks, by address.
     pub(crate) fn all(&self) -> Nodes {
         self.nodes.lock().clone()
     }
 
-    /// Removes all blocks.
+    /// Removes and returns all blocks.
     pub(crate) fn take(&self) -> Nodes {
         let taken = std::mem::take(&mut *self.nodes.lock());
         self.budget.uncharge(taken.values().map(|node| node.memory_bytes()).sum());
         taken
     }
 
-    /// The most bytes of blocks that wait for a commit, of `most` at any budget: a quarter of it, but no less
-    /// than a few changes need.
+    /// Returns how many bytes of blocks may wait for a commit: a quarter of the budget, but at most `most`,
+    /// and at least what a few changes need.
     pub(crate) fn most_bytes(&self, most: u64) -> u64 {
         const LEAST: u64 = 1 << 20;
         most.min((self.budget.limit() / 4).max(LEAST))

@@ -53,7 +53,7 @@ impl NodeCache {
         self.shrink_to_budget(&mut nodes);
     }
 
-    /// Evicts blocks while the budget is over, because something else was charged to it.
+    /// Evicts blocks while the budget is exceeded. Call it after charging the budget for something else.
     pub(crate) fn shrink(&self) {
         if self.budget.over() {
             self.shrink_to_budget(&mut self.nodes.lock());

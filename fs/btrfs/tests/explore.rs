@@ -85,8 +85,8 @@ impl Target for Kind {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        // Without `--force` it asks all loop devices what they mount, and fails if one of another test is
-        // gone.
+        // Without `--force` it checks what each loop device mounts, and fails if another test has just
+        // detached one.
         let words = ["check", "--force", "--check-data-csum"].map(OsStr::new);
         ivers_oracle::run("btrfs", words.into_iter().chain([image.as_os_str()])).map(drop)
     }

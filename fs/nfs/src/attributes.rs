@@ -38,7 +38,7 @@ pub struct FileAttributes {
     pub attr: Attr,
     /// Its change attribute.
     pub change: u64,
-    /// Its filesystem.
+    /// The filesystem that it belongs to.
     pub fsid: Option<Fsid>,
     /// Its number in its filesystem.
     pub fileid: Option<u64>,

@@ -1,4 +1,5 @@
-//! The back channel of a client: who executes callbacks, and how long the server keeps what it has promised.
+//! The back channel of a client: the threads that execute callbacks, and whether the server still keeps the
+//! client's state.
 
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
@@ -15,16 +16,16 @@ use crate::counters::Counters;
 use crate::establish;
 use crate::session::Session;
 
-/// The server says that state is gone.
+/// Flags of SEQUENCE that report revoked state.
 const REVOKED: u32 = seq4_status::RECALLABLE_STATE_REVOKED
     | seq4_status::ADMIN_STATE_REVOKED
     | seq4_status::EXPIRED_SOME_STATE_REVOKED
     | seq4_status::EXPIRED_ALL_STATE_REVOKED;
-/// The server says that it cannot send callbacks.
+/// Flags of SEQUENCE that report that the server cannot send callbacks.
 const PATH_DOWN: u32 = seq4_status::CB_PATH_DOWN | seq4_status::CB_PATH_DOWN_SESSION;
 
 impl Client {
-    /// Sets who does what callbacks ask for. Before anything is opened.
+    /// Sets the [`Callee`] that acts on callbacks. Call it before the first open.
     pub fn set_callee(&self, callee: Weak<dyn Callee>) {
         let _ = self.back.callee.set(callee);
     }
@@ -33,30 +34,30 @@ impl Client {
         self.back.callee.get().and_then(Weak::upgrade)
     }
 
-    /// Sets how long the server keeps state without hearing of this client.
+    /// Sets the lease time of the server.
     pub fn set_lease(&self, lease: Duration) {
         self.back.lease_ms.store(lease.as_millis() as u64, Relaxed);
     }
 
-    /// Returns whether the server certainly keeps the state of this client: it has not ended the lease, and
-    /// has not revoked any state that nobody looked for (D3).
+    /// Returns whether the server certainly keeps the state of this client (D3): the lease cannot have
+    /// expired, and all reports of revoked state were handled.
     pub fn vouches(&self) -> bool {
         let (renewed, lease) = (self.back.renewed_ms.load(Acquire), self.back.lease_ms.load(Relaxed));
         self.revocations() == self.back.searched.load(Acquire)
             && (self.started.elapsed().as_millis() as u64) < renewed + lease
     }
 
-    /// Returns the number of changes of which nobody knows whether they were executed.
+    /// Returns the number of changes with an unknown outcome: the server may or may not have executed them.
     pub fn unknown_changes(&self) -> u64 {
         self.back.unknown_changes.load(Relaxed)
     }
 
-    /// Returns how often the server has said that it has revoked state. It says so until that is freed.
+    /// Returns how many replies reported revoked state. The server reports it until the state is freed.
     pub fn revocations(&self) -> u64 {
         self.back.revocations.load(Acquire)
     }
 
-    /// What was revoked until there were so many revocations is no longer counted on.
+    /// Notes a completed search for revoked state, with the value of [`Client::revocations`] from before it.
     pub fn state_was_searched(&self, revocations: u64) {
         self.back.searched.store(revocations, Release);
     }
@@ -69,7 +70,7 @@ impl Client {
         let (client, served) = (self.me.clone(), Arc::downgrade(connection));
         let thread = Builder::new().name("ivers-nfs-callbacks".into());
         if let Err(error) = thread.spawn(move || serve_callbacks(&client, &served)) {
-            log::warn!("{}: no thread for callbacks: {error}", self.name());
+            log::warn!("{}: cannot start the thread for callbacks: {error}", self.name());
         }
     }
 
@@ -88,19 +89,19 @@ impl Client {
         }
     }
 
-    /// Asks for callbacks on the connection again.
+    /// Binds the first connection again, so that the server can send callbacks on it.
     pub fn bind_again(&self, time: Duration) -> Result<()> {
         let limit = self.limit_of(Some(time));
         let (connection, session) = self.linked(&limit)?;
         establish::bind(&self.exchange, &connection, &session, true, limit.0)
     }
 
-    /// A request that was sent then was answered.
+    /// Notes that a request was answered, and when it was sent.
     pub(crate) fn renewed(&self, sent_at: Duration) {
         self.back.renewed_ms.fetch_max(sent_at.as_millis() as u64, AcqRel);
     }
 
-    /// Takes note of what the server says of this client's state.
+    /// Handles the status flags of a reply.
     pub(crate) fn heed(&self, flags: u32) {
         if flags & REVOKED != 0 {
             self.back.revocations.fetch_add(1, AcqRel);
@@ -112,7 +113,7 @@ impl Client {
     }
 }
 
-/// The thread that executes callbacks on a connection.
+/// Runs the thread that executes callbacks on a connection.
 fn serve_callbacks(client: &Weak<Client>, connection: &Weak<Connection>) {
     loop {
         let Some(connection) = connection.upgrade() else { return };

@@ -1,7 +1,7 @@
 //! Attributes of many files in few requests.
 //!
-//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails: its
-//! file has that error, and the next request continues after it.
+//! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails. Its
+//! file gets this error, and the next request continues with the file after it.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::nodes::Node;
 use crate::reply::unexpected;
 use crate::session::Session;
 
-/// The most that PUTFH and GETATTR of a file take in a request.
+/// The most bytes that PUTFH and GETATTR of a file take in a request.
 const REQUEST_BYTES: usize = 256;
-/// What their results take. Only names of owners that are hundreds of bytes long take more.
+/// The bytes that their results take. Only owners with names of hundreds of bytes take more.
 const REPLY_BYTES: usize = 1024;
-/// Bytes of a request beside its operations: credentials, SEQUENCE.
+/// Bytes of a request besides these operations: credentials, SEQUENCE.
 const REQUEST_OVERHEAD: usize = 1024;
 
 /// Returns how many files a request of this session can ask for.
@@ -32,7 +32,7 @@ fn files_max(session: &Session) -> usize {
 }
 
 impl Nfs {
-    /// Asks for the attributes of files, with one result for each.
+    /// Asks for the attributes of files. Returns one result for each.
     pub(crate) fn ask_many(&self, caller: &Cred, nodes: &[&Arc<Node>]) -> Vec<Result<()>> {
         let mut results: Vec<Result<()>> = Vec::with_capacity(nodes.len());
         let mut alone = false;
@@ -54,19 +54,19 @@ impl Nfs {
                         results.push(Err(unexpected()));
                     }
                 }
-                // Each request would wait as long as this one did.
+                // Each further request would wait as long as this one did.
                 Err(Error::Server(ServerError::Timeout)) => {
                     results.resize_with(nodes.len(), || Err(ServerError::Timeout.into()));
                 }
                 Err(error) if alone => results.push(Err(error)),
-                // Perhaps the reply was too long.
+                // The reply may have been too long: ask for one file at a time.
                 Err(_) => alone = true,
             }
         }
         results
     }
 
-    /// Takes over the results of a request for the first of `nodes`, up to the one that failed.
+    /// Takes over the results of a request for the first of `nodes`, up to and including one that failed.
     fn take_batch(&self, nodes: &[&Arc<Node>], outcome: Outcome, results: &mut Vec<Result<()>>) {
         let Outcome { status, results: answers, sent } = outcome;
         let failed = || crate::status::error(status, self.client.name());
@@ -76,7 +76,7 @@ impl Nfs {
                     let taken = FileAttributes::take(fattr, &self.place(node));
                     results.push(taken.map(|file| self.learn(node, &file, sent)));
                 }
-                // It is the first one of the next request, which has room for it.
+                // This file is the first one of the next request, so its reply fits there.
                 _ if nth > 0 && matches!(status, NfsStat::RepTooBig | NfsStat::Resource) => return,
                 _ => return results.push(Err(failed())),
             }

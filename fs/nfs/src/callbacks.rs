@@ -1,6 +1,6 @@
-//! Requests of the server: CB_COMPOUND (RFC 8881, 20), decoded step by step, executed and answered.
+//! Callbacks of the server: CB_COMPOUND (RFC 8881, 20), decoded step by step, executed and answered.
 //!
-//! All of it is hostile. Sizes are bounded, and nothing here waits for anything.
+//! The server may be hostile: sizes are bounded, and nothing here blocks.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{OnceLock, Weak};
@@ -19,29 +19,29 @@ use ivers_vfs::sync::{RankedMutex, rank};
 pub const BACK_SLOTS: u32 = 4;
 /// The longest callback, and the longest reply to one, in bytes.
 pub const BACK_BYTES: u32 = 4096;
-/// Operations in a callback.
+/// The most operations in a callback.
 pub const BACK_OPERATIONS: u32 = 4;
-/// Longest tag. A reply repeats it, and a slot keeps the reply.
+/// The longest tag in bytes. A reply repeats the tag, and a slot keeps the reply.
 const TAG_MAX: usize = 512;
-/// The versions of the program: RFC 8881 says 4, all servers say 1.
+/// The versions of the callback program: RFC 8881 requires 4, but servers send 1.
 const VERSIONS: [u32; 2] = [1, 4];
-/// `OP_CB_SEQUENCE`, and the operation that stands for unknown ones.
+/// `OP_CB_SEQUENCE`, and `OP_CB_ILLEGAL`, which stands for unknown operations.
 const SEQUENCE: u32 = 11;
 const ILLEGAL: u32 = 10_044;
 /// The operations that the protocol knows.
 const KNOWN: std::ops::RangeInclusive<u32> = 3..=15;
 
-/// Who does what callbacks ask for. Must be quick, and wait for no request.
+/// Acts on callbacks. The methods must not block or send requests.
 pub trait Callee: Send + Sync {
     /// CB_RECALL: the delegation must be returned.
     fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat;
-    /// CB_RECALL_ANY: all delegations but so many must be returned.
+    /// CB_RECALL_ANY: the client may keep `keep` delegations, and must return the others.
     fn recall_any(&self, keep: usize);
     /// CB_NOTIFY_LOCK: a lock of the file may be free.
     fn lock_available(&self, file: &FileHandle);
-    /// The server says that it has revoked state.
+    /// The server reports revoked state.
     fn state_revoked(&self);
-    /// The server says that it cannot send callbacks.
+    /// The server reports that it cannot send callbacks.
     fn path_down(&self);
     /// The connection for callbacks is lost.
     fn connection_lost(&self);
@@ -65,9 +65,9 @@ pub(crate) struct BackState {
 
 #[derive(Default)]
 struct BackSlot {
-    /// Of the last callback; 0: none.
+    /// The sequence ID of the last callback. 0: there was none.
     sequence: u32,
-    /// What was answered; `None` while it is being executed.
+    /// The reply to it. `None` while it is executed.
     answer: Option<Vec<u8>>,
 }
 
@@ -81,11 +81,11 @@ impl Default for BackSlots {
     }
 }
 
-/// What CB_SEQUENCE says.
+/// What CB_SEQUENCE asks for.
 enum Turn {
     /// Execute the callback.
     New,
-    /// It was executed before: the reply to it.
+    /// Repeat this reply: the callback was executed before.
     Again(Vec<u8>),
 }
 
@@ -120,8 +120,8 @@ pub struct BackChannel<'a> {
     pub slots: &'a BackSlots,
 }
 
-/// Executes a callback. Returns the record of the reply, with room for the record mark. `None` as the
-/// session: it is gone. An error: nothing can be answered.
+/// Executes a callback. Returns the record of the reply, with four free bytes for the record mark. `channel`
+/// is `None` if the session is gone. Fails if the message has no valid header, so that no reply is possible.
 pub fn answer(
     message: &[u8],
     channel: Option<&BackChannel<'_>>,
@@ -223,7 +223,7 @@ fn compound(
         let result = match operation(from) {
             Ok(Ok(op)) => execute(&op, callee),
             Ok(Err((op, status))) => CbResult::Failed { op, status },
-            // The slot is used: it needs an answer.
+            // The slot has begun this callback, so it must keep a reply.
             Err(_) => CbResult::Failed { op: ILLEGAL, status: NfsStat::Badxdr },
         };
         status = result.status();
@@ -237,8 +237,8 @@ fn compound(
     Ok(answer)
 }
 
-/// Decodes an operation. Its arguments have no known end if this client does not know it: then returns the
-/// number for the result, and the status.
+/// Decodes an operation. If this client does not know it, the end of its arguments is unknown: returns the
+/// operation number and the status for its result.
 fn operation(from: &mut Decoder<'_>) -> Result<Result<CbOp, (u32, NfsStat)>, XdrError> {
     let at = from.clone();
     let number = from.word()?;
@@ -276,7 +276,7 @@ fn execute(op: &CbOp, callee: Option<&dyn Callee>) -> CbResult {
         }
         // This client has no write delegation.
         CbOp::GetAttr(_) => failed(NfsStat::Badhandle),
-        // The reply to the next request says how many slots to use.
+        // The reply to the next request tells how many slots to use.
         CbOp::RecallSlot(_) => CbResult::RecallSlot(Ok(())),
         CbOp::Sequence(_) => failed(NfsStat::SequencePos),
         CbOp::Offload(_) => failed(NfsStat::Notsupp),

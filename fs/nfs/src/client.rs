@@ -116,7 +116,7 @@ impl Outcome {
         Ok((Compound { status, results }.ok(place)?, sent))
     }
 
-    /// Returns whether an operation failed that may have changed a part of a file.
+    /// Returns whether the operation that failed may have changed a part of a file.
     fn may_have_changed_a_part(&self) -> bool {
         self.results.last().is_some_and(|last| {
             last.status() != NfsStat::Ok
@@ -176,9 +176,9 @@ pub struct Client {
     patience: Patience,
     dial: Dial,
     tls: Option<Tls>,
-    /// Held while a connection is made: [`Dial`].
+    /// Held while [`Dial`] is called.
     dialling: RankedMutex<rank::Leaf, ()>,
-    /// Connections beside that of the link.
+    /// Further connections, besides that of the link.
     spares: Spares,
     pub(crate) link: RankedMutex<rank::Driver<1>, Link>,
     changed: Condvar,
@@ -194,8 +194,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and makes a session. The first connection is not tried twice. `connections`: how many carry
-    /// requests.
+    /// Connects and makes a session. The first connection is not tried twice. `connections` is the most
+    /// connections that carry requests.
     pub fn connect(
         name: String,
         dial: Dial,
@@ -313,7 +313,7 @@ impl Client {
         &self.counters
     }
 
-    /// Returns how many sessions were made so far.
+    /// Returns the number of sessions so far.
     pub fn sessions(&self) -> u64 {
         self.counters.sessions.load(Relaxed)
     }
@@ -446,7 +446,7 @@ impl Client {
         Ok(connection)
     }
 
-    /// Uses a new socket, with TLS if it is wanted.
+    /// Makes a connection of a new socket, with TLS if the mount uses it.
     fn connection(&self, stream: TcpStream) -> std::result::Result<Arc<Connection>, Broken> {
         let wire = match &self.tls {
             None => stream.into(),
@@ -456,7 +456,7 @@ impl Client {
         Ok(Arc::new(Connection::new(wire, REPLY_BYTES_MAX + RPC_REPLY_BYTES)))
     }
 
-    /// Returns the connection that carries a request in a slot: `first`, or a spare.
+    /// Returns the connection for a request in a slot: `first`, or a spare.
     fn carrier(&self, first: Arc<Connection>, session: &Session, slot: usize) -> Arc<Connection> {
         match self.spares.choose(slot, session.id) {
             Choice::First => first,
@@ -468,15 +468,15 @@ impl Client {
                     self.spares.fail(STOPPED);
                 }
                 made.unwrap_or_else(|Broken(why)| {
-                    log::info!("{}: no further connection: {why}", self.name());
+                    log::info!("{}: cannot make a further connection: {why}", self.name());
                     first
                 })
             }
         }
     }
 
-    /// Makes a connection and binds it to the session. Another server at the same address does not know the
-    /// session, and is not used.
+    /// Makes a connection, or takes `unbound`, and binds it to the session. If another server answers at the
+    /// same address, it does not know the session, and the connection fails.
     fn make_spare(
         &self,
         unbound: Option<Arc<Connection>>,
@@ -486,7 +486,7 @@ impl Client {
             Some(connection) => connection,
             None => {
                 let dialling =
-                    self.dialling.try_lock().ok_or_else(|| Broken("another one is made".into()))?;
+                    self.dialling.try_lock().ok_or_else(|| Broken("another thread is connecting".into()))?;
                 let stream = (self.dial)(BIND_TIMEOUT).map_err(|error| Broken(error.to_string()))?;
                 drop(dialling);
                 self.connection(stream)?
@@ -496,7 +496,7 @@ impl Client {
         match establish::bind(&self.exchange, &connection, session, false, Some(limit)) {
             Err(error) => Err(connection.fail(error.to_string())),
             Ok(()) if connection.is_usable() => Ok(connection),
-            Ok(()) => Err(connection.fail("it cannot be bound to the session")),
+            Ok(()) => Err(connection.fail("the connection cannot be bound to the session")),
         }
     }
 
@@ -511,7 +511,7 @@ impl Client {
         self.repeat(caller, ops, time, false)
     }
 
-    /// As [`Client::call_within`], for requests that others may wait for.
+    /// As [`Client::call_within`], for requests that other requests may wait for: it may use the last slot.
     pub fn call_urgently(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
         self.repeat(caller, ops, time, true)
     }

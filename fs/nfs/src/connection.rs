@@ -1,8 +1,8 @@
 //! A TCP connection, and the threads that wait for replies on it.
 //!
-//! One of the threads that wait reads the socket and hands the replies of the others over; when it has its
-//! own, another one takes its place. The thread that executes callbacks ([`Connection::calls`]) reads only
-//! while nobody waits. A connection that broke stays broken: whatever arrives later is not looked at.
+//! One of the waiting threads reads the socket and hands the replies of the others over. When it has its own
+//! reply, another one takes its place. The thread that executes callbacks ([`Connection::calls`]) starts to
+//! read only if no thread waits. A connection that broke stays broken: later bytes are ignored.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -23,9 +23,9 @@ const READ_SLICE: Duration = Duration::from_millis(500);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes that a read of the socket takes.
 const READ_BYTES: usize = 256 << 10;
-/// How long nobody has read the socket before the thread for callbacks reads it.
+/// How long the socket must not have been read before the callback thread reads it.
 const IDLE: Duration = Duration::from_millis(10);
-/// Callbacks that wait to be executed.
+/// The most callbacks that wait to be executed.
 const CALLS_MAX: usize = 64;
 
 /// Connects to the first address of a server that answers, within a time limit for each. Sets the options of
@@ -63,9 +63,9 @@ struct Receiving {
     reader: Option<Box<Reader>>,
     /// When the socket was read last.
     read_at: Instant,
-    /// Callbacks that were not executed yet.
+    /// Callbacks that wait to be executed.
     calls: Vec<Vec<u8>>,
-    /// There is a thread for callbacks.
+    /// Whether there is a callback thread.
     served: bool,
     broken: Option<Broken>,
 }
@@ -77,7 +77,7 @@ pub struct Connection {
     sending: RankedMutex<rank::Driver<3>, ()>,
     receiving: RankedMutex<rank::Driver<4>, Receiving>,
     changed: Condvar,
-    /// There are callbacks.
+    /// Signalled when callbacks arrive.
     called: Condvar,
 }
 
@@ -105,7 +105,7 @@ impl Connection {
     /// Ends the connection, for this reason unless it is broken already. All waiting calls fail.
     pub fn fail(&self, why: impl Into<String>) -> Broken {
         let broken = self.receiving.lock().broken.get_or_insert_with(|| Broken(why.into())).clone();
-        // The thread that reads returns at once.
+        // Wakes the thread that reads.
         self.wire.shutdown();
         self.changed.notify_all();
         self.called.notify_all();
@@ -139,16 +139,17 @@ impl Connection {
             let _sending = self.sending.lock();
             self.wire.send(record)
         };
-        // What is left of the record would be taken for the next one.
+        // After a part of a record, the server would take the next record for the rest of it.
         sent.map_err(|error| self.fail(format!("cannot send: {error}")))
     }
 
-    /// Notes that there is a thread for callbacks. Returns whether there was none.
+    /// Notes that there is a callback thread. Returns whether there was none.
     pub fn begin_serving(&self) -> bool {
         !std::mem::replace(&mut self.receiving.lock().served, true)
     }
 
-    /// Returns the callbacks that have arrived, after a while none. Reads the socket if nobody else does.
+    /// Waits for callbacks and returns them; an empty list after a while. Reads the socket if no other thread
+    /// does.
     pub fn calls(&self) -> Result<Vec<Vec<u8>>, Broken> {
         let end = Instant::now() + READ_SLICE;
         let mut receiving = self.receiving.lock();
@@ -259,7 +260,7 @@ fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), Stri
             }
             Ok(Kind::Call) if receiving.calls.len() >= CALLS_MAX => return Err("too many callbacks".into()),
             Ok(Kind::Call) => receiving.calls.push(message),
-            Err(_) => return Err("a message that is no reply".into()),
+            Err(_) => return Err("a message that is neither a reply nor a callback".into()),
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Contents of files on local disk, which outlive the mount: what is kept, and when it is served.
-//! `docs/nfs.md` has the rules (P1 to P8).
+//! The persistent cache of contents: what is stored, and when it is served. `docs/nfs.md` has the rules (P1
+//! to P9).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,15 +16,15 @@ use crate::kept::{Contents, Run};
 use crate::nodes::Node;
 use crate::reply::take;
 
-/// How many files are tried for the verifier: some cannot be committed by this user.
+/// How many files are tried to get the verifier: this user may be unable to commit some of them.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// The bytes that READ brought.
+/// What READ returned.
 struct Arrived {
     bytes: usize,
-    /// The file ends after them.
+    /// Whether the file ends after these bytes.
     ends: bool,
-    /// The change attribute that the file had before and after each READ.
+    /// The change attribute, if it was the same before and after each READ.
     change: Option<u64>,
 }
 
@@ -33,10 +33,11 @@ fn change_of(fattr: &Fattr, place: &str) -> Result<Option<u64>> {
 }
 
 impl Nfs {
-    /// Returns the key of a file whose contents are kept, and the number of sessions that it holds for.
+    /// Returns the key of a file, and the number of sessions for which it is valid. `None` if the file is not
+    /// cached.
     fn key(&self, contents: &Contents, node: &Node) -> Option<(FileKey, u64)> {
         let (fsid, fileid) = node.place()?;
-        // The promises of the change attribute are those of one filesystem (P2).
+        // The server's promises on the change attribute were checked for this filesystem only (P2).
         if Some(fsid) != self.facts.fsid() {
             return None;
         }
@@ -52,7 +53,7 @@ impl Nfs {
         Some((FileKey::new(&parts), sessions))
     }
 
-    /// Returns the write verifier of the server, and the number of sessions that it holds for.
+    /// Returns the write verifier of the server, and the number of sessions for which it is valid.
     fn run(&self, contents: &Contents, node: &Node) -> Option<(Verifier, u64)> {
         let sessions = self.client.sessions();
         let known = *contents.run.lock();
@@ -63,7 +64,7 @@ impl Nfs {
         let answered = self.on_file(&Cred::system(), node, &ops);
         let verifier = answered.and_then(|(mut results, _)| take!(results, Commit));
         if let Err(error) = &verifier {
-            log::info!("{}: its contents are not kept: {error}", self.place(node));
+            log::info!("{}: the contents are not cached: {error}", self.place(node));
         }
         if self.client.sessions() != sessions {
             return None;
@@ -77,20 +78,21 @@ impl Nfs {
         run.verifier.map(|verifier| (verifier, sessions))
     }
 
-    /// Returns the change attribute of a file, if the known one is current.
+    /// Returns the known change attribute of a file if it is current. Asks the server after the attribute
+    /// timeout.
     fn current_change(&self, caller: &Cred, node: &Node) -> Result<Option<u64>> {
         if node.is_fresh() || self.covered_since(node).is_some() {
             return Ok(Some(node.change()));
         }
-        // The reply is not given to the VFS, which waits for bytes here.
+        // The VFS waits for bytes here, so the reply must not be passed to it.
         let ops = [Op::GetAttr(Bitmap::of([attr::CHANGE]))];
         let (mut results, _) = self.on_file(caller, node, &ops)?;
         let change = change_of(&take!(results, GetAttr)?, &self.place(node))?;
         Ok(change.filter(|change| node.confirm(*change, self.attribute_timeout)))
     }
 
-    /// Reads a file, from local disk where its current contents are there. What comes from the server is
-    /// stored. Returns false if contents of this file are not kept.
+    /// Reads a file from local disk, as far as the current contents are there. Reads the rest from the server
+    /// and stores it. Returns false if the caller must read the file from the server.
     pub(crate) fn read_kept(&self, caller: &Cred, node: &Node, offset: u64, buf: &mut [u8]) -> Result<bool> {
         let Some(contents) = &self.contents else { return Ok(false) };
         let Some((file, sessions)) = self.key(contents, node) else { return Ok(false) };
@@ -109,7 +111,7 @@ impl Nfs {
         let mut bytes = vec![0; (end - start) as usize];
         let arrived = self.receive(caller, node, start, &mut bytes, true)?;
         if found.bytes > 0 && arrived.change != change {
-            // The beginning is older than the rest.
+            // The bytes from disk are older than the rest.
             return Ok(false);
         }
         if let Some(change) = arrived.change
@@ -128,8 +130,8 @@ impl Nfs {
         self.receive(caller, node, offset, buf, false).map(drop)
     }
 
-    /// Sends READ until the buffer is full or the file ends. What is past its end is 0. `observes`: also asks
-    /// for the change attribute before and after each READ (P1).
+    /// Sends READ until the buffer is full or the file ends. Zeroes the rest of the buffer. With `observes`
+    /// it also asks for the change attribute before and after each READ (P1).
     fn receive(
         &self,
         caller: &Cred,

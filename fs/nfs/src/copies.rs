@@ -41,7 +41,7 @@ fn cannot(status: NfsStat) -> bool {
     )
 }
 
-/// As [`cannot`], and notes if the server lacks the operation.
+/// As [`cannot`]. Also sets `missing` if the server does not have the operation.
 fn is_refused(status: NfsStat, missing: &AtomicBool) -> bool {
     if status == NfsStat::Notsupp {
         missing.store(true, Relaxed);

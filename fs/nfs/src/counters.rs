@@ -54,13 +54,13 @@ pub struct Counters {
     pub attribute_hits: AtomicU64,
     /// Questions that cached results of ACCESS answered.
     pub access_hits: AtomicU64,
-    /// Callbacks of the server.
+    /// Callbacks that the server sent.
     pub callbacks: AtomicU64,
     /// Delegations that the server granted.
     pub delegations: AtomicU64,
     /// Delegations that the server recalled.
     pub recalls: AtomicU64,
-    /// Opens that a delegation permitted, without a request.
+    /// Opens under a delegation, without a request.
     pub local_opens: AtomicU64,
     operations: [AtomicU64; OPERATIONS.len()],
 }

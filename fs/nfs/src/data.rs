@@ -53,7 +53,7 @@ impl Nfs {
         Err(ServerError::StateLost.into())
     }
 
-    /// Returns how many bytes a READ can bring.
+    /// Returns the most bytes that a READ can return.
     pub(crate) fn read_bytes_max(&self) -> Result<usize> {
         let most = (self.client.session()?.reply_bytes_max - REPLY_OVERHEAD) as u64;
         Ok(most.min(self.facts.read_bytes_max) as usize)

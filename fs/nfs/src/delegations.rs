@@ -1,7 +1,8 @@
-//! Read delegations (RFC 8881, 10.2 to 10.4): granted, used, recalled, returned, lost.
+//! Read delegations (RFC 8881, 10.2 to 10.4): grant, recall, return, loss.
 //!
-//! Callbacks only mark a delegation and queue it; one thread returns them. That thread waits for no other
-//! one: an OPEN of the file may be on its way that the server answers after the return.
+//! Callbacks only mark a delegation and queue its file; the return thread returns it. This thread must not
+//! wait for other threads: one may wait for an OPEN of the file, which the server answers only after the
+//! return.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -22,17 +23,19 @@ use crate::opens::{Opens, is_lost};
 use crate::reply::take;
 use crate::returns::Queue;
 
-/// Delegations that are kept.
+/// The most delegations that are kept.
 const DELEGATIONS_MAX: usize = 1000;
-/// Recalls of delegations that no reply has brought yet.
+/// The most remembered recalls of delegations that no reply has granted yet.
 const EARLY_MAX: usize = 64;
-/// Delegations that one request returns, and stateids that one request tests, at most.
+/// The most delegations that one request returns.
 const BATCH: usize = 5;
+/// The most stateids that one request tests.
 const TESTS: usize = 64;
 /// How long a request of the thread may take before it is tried again.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The pause before something is tried again, and between two attempts to get a path for callbacks.
+/// The pause before the return thread tries something again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// The least time between two attempts to bind the connection for callbacks.
 const BIND_PAUSE: Duration = Duration::from_secs(5);
 
 impl Opens {
@@ -55,12 +58,13 @@ impl Opens {
         self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
     }
 
-    /// OPEN brought this delegation; its request was `sent`. One that was not asked for is returned.
+    /// Stores the delegation that an OPEN granted. `sent` is the number of its request. Returns the
+    /// delegation to the server if this client did not ask for it.
     pub(crate) fn granted(&self, file: &Arc<FileOpen>, granted: &OpenDelegation, asked: bool, sent: u64) {
         let held = file.state.lock().delegation.map(|it| it.stateid);
         let ReadDelegation { stateid, recall, .. } = match granted {
             OpenDelegation::Read(read) if asked => read,
-            // The server repeats it.
+            // The server repeats the one that this client has.
             OpenDelegation::Read(read) if held.is_some_and(|held| held.other == read.stateid.other) => return,
             OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
             OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => {
@@ -98,7 +102,7 @@ impl Opens {
         }
     }
 
-    /// The server no longer has a delegation.
+    /// Drops a delegation that the server no longer has. Returns whether the file had it.
     pub(crate) fn ended(&self, file: &FileOpen, stateid: StateId) -> bool {
         let ended = file.delegation_ended(stateid);
         if ended {
@@ -136,11 +140,12 @@ impl Opens {
             is_due
         };
         if is_due && let Err(error) = self.client.bind_again(PATIENCE) {
-            log::info!("{}: no path for callbacks: {error}", self.client.name());
+            log::info!("{}: the server cannot send callbacks: {error}", self.client.name());
         }
     }
 
-    /// Returns all delegations but so many, first those of files that nobody has open, the newest last.
+    /// Queues returns until `keep` delegations are left: first those of files that no program has open, and
+    /// of these the least recently used first.
     fn shrink(&self, keep: usize) {
         let mut all: Vec<_> = self
             .all()
@@ -159,14 +164,14 @@ impl Opens {
         }
     }
 
-    /// Returns the delegations of files. Returns those for which that could not be done.
+    /// Returns the delegations of files to the server. The result is the files for which that failed.
     fn return_files(&self, files: Vec<Arc<FileOpen>>, until: Instant) -> Vec<Arc<FileOpen>> {
         let (mut ready, mut left) = (Vec::new(), Vec::new());
         for file in files {
             match self.open_for_readers(&file, until) {
                 Ok(()) => ready.push(file),
                 Err(error) => {
-                    log::info!("{}: a recalled delegation waits: {error}", self.client.name());
+                    log::info!("{}: a delegation cannot be returned yet: {error}", self.client.name());
                     left.push(file);
                 }
             }
@@ -182,23 +187,23 @@ impl Opens {
         left
     }
 
-    /// Programs that opened a file under its delegation get an open on the server (D7).
+    /// Opens a file on the server if programs opened it under its delegation (D7).
     fn open_for_readers(&self, file: &Arc<FileOpen>, until: Instant) -> Result<()> {
         let Some((access, caller)) = file.opened_locally() else { return Ok(()) };
         let time = until.saturating_duration_since(Instant::now());
         match self.ask_within(file, &caller, access, Some(time)) {
             Ok((opened, _)) => note_open(&mut file.state.lock(), &opened, access, &caller),
             Err(error @ Error::Server(_)) => return Err(error),
-            // As with an open that the server lost: it is asked for again when it is used.
-            Err(error) => log::warn!("{}: an open under a delegation: {error}", self.client.name()),
+            // As with an open that the server lost: the next use asks for it again.
+            Err(error) => log::warn!("{}: OPEN before DELEGRETURN: {error}", self.client.name()),
         }
         self.table.add(file);
-        // The last program may have closed it meanwhile.
+        // The last program may have closed the file meanwhile.
         self.settle(file);
         Ok(())
     }
 
-    /// Sends DELEGRETURN for several files. An error comes with the files whose delegation was not returned.
+    /// Sends DELEGRETURN for several files. An error has the files whose delegation was not returned.
     fn return_some(
         &self,
         files: Vec<Arc<FileOpen>>,
@@ -229,7 +234,7 @@ impl Opens {
             match outcome.status {
                 NfsStat::Ok => {}
                 NfsStat::Delay | NfsStat::Grace => self.table.returns.rest(PAUSE),
-                // It has no such delegation, or no such file.
+                // The server has no such delegation, or no such file.
                 status => {
                     if let Some((file, stateid)) = files.pop_front() {
                         log::info!("{}: DELEGRETURN: {}", self.client.name(), status.name());
@@ -251,14 +256,14 @@ impl Opens {
         self.table.remove_if_closed(file);
     }
 
-    /// The server keeps a revoked stateid until it is freed, to be able to say that it is revoked.
+    /// Frees a stateid if this status says that the server revoked it. Until then the server remembers it.
     pub(crate) fn free(&self, stateid: StateId, status: NfsStat) {
         if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked) {
             let _ = self.client.call_urgently(&Cred::system(), &[Op::FreeStateId(stateid)], Some(PATIENCE));
         }
     }
 
-    /// The server has revoked state: finds out which delegations are left.
+    /// Finds out which delegations are left after the server revoked state.
     fn search_revoked(&self) {
         let revocations = self.client.revocations();
         let stateid = |file: Arc<FileOpen>| {
@@ -275,7 +280,8 @@ impl Opens {
         }
         self.client.state_was_searched(revocations);
         if self.client.revocations() != revocations {
-            // As long as the server says so. A server that never stops must not be asked all the time.
+            // The server has reported it again. If it never stops, pauses keep the thread from testing all
+            // the time.
             self.table.returns.rest(PAUSE);
         }
     }
@@ -297,7 +303,7 @@ impl Opens {
         Ok(())
     }
 
-    /// Ends the thread, and returns all delegations, until this time.
+    /// Ends the thread and returns all delegations, within a time limit.
     pub(crate) fn return_all(&self, until: Instant) {
         let returns = &self.table.returns;
         returns.stop();
@@ -313,7 +319,7 @@ impl Opens {
         !delegation.returning && self.client.vouches()
     }
 
-    /// Drops a delegation that the server does not have. Returns whether it was one.
+    /// Drops a delegation that the server no longer has, if `used` is its stateid. Returns whether it is.
     pub(crate) fn lost_delegation(&self, file: &FileOpen, used: StateId, status: NfsStat) -> bool {
         let ended = self.ended(file, used);
         if ended {
@@ -327,7 +333,7 @@ impl Opens {
 impl Callee for Opens {
     fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat {
         let returns = &self.table.returns;
-        // First: the reply that brings the delegation may be handled at this moment.
+        // Before the lookup: another thread may be handling the reply that grants the delegation.
         let is_early = {
             let mut queue = returns.queue.lock();
             let is_early = queue.asking > 0 && queue.early.len() < EARLY_MAX;
@@ -368,7 +374,7 @@ impl Callee for Opens {
         self.table.returns.change(|queue| queue.bind = true);
     }
 
-    /// A recall must not wait until the next request makes a connection.
+    /// Connects again at once, if there are delegations: a recall must not wait for the next request.
     fn connection_lost(&self) {
         self.table.returns.change(|queue| queue.bind |= queue.held > 0);
     }

@@ -30,7 +30,7 @@ pub(crate) const REPLY_OVERHEAD: usize = 2048;
 const TARGET_MAX: usize = 4096;
 /// How long an unmount tries to tell the server.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How much of that is left for its last requests.
+/// The least time for the last requests of an unmount.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the server does not have, as it said when it was asked.
@@ -55,7 +55,7 @@ pub struct Nfs {
     pub(crate) owners: Owners,
     cache: OnceLock<CacheHandle>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
-    /// Contents on local disk.
+    /// The persistent cache.
     pub(crate) contents: Option<Contents>,
 }
 
@@ -188,7 +188,8 @@ impl Nfs {
         held
     }
 
-    /// The first request whose reply the file's delegation vouches for, if it has one.
+    /// Returns the first request whose replies are current under the file's delegation. `None` if the file is
+    /// not delegated, or its attributes are not current.
     pub(crate) fn covered_since(&self, node: &Node) -> Option<u64> {
         let delegation = node.open.delegation().filter(|it| self.opens.is_usable(it))?;
         let unknown_changes = self.client.unknown_changes();
@@ -200,7 +201,8 @@ impl Nfs {
         !caller.system && node.is_fresh() || self.covered_since(node).is_some()
     }
 
-    /// `at`: the change attribute in the same reply, and when its request was sent.
+    /// Stores what ACCESS granted, and returns it. `at` has the change attribute in the same reply, and the
+    /// number of its request.
     pub(crate) fn granted(&self, node: &Node, auth: AuthSys, ok: &AccessOk, at: (u64, u64)) -> u32 {
         // A right that the server did not check is checked when it is used.
         let granted = ok.access | !ok.supported;
@@ -318,7 +320,7 @@ impl FileSystem for Nfs {
         let until = Instant::now() + LEAVE_TIMEOUT;
         self.opens.close_all(until);
         self.opens.return_all(until);
-        // A server that has not answered until now will hardly do so.
+        // After the time limit, an answer is unlikely: the rest gets little time.
         self.client.leave(until.saturating_duration_since(Instant::now()).max(LAST_TIMEOUT));
         // Its thread no longer waits for a reply.
         let lease = self.lease.lock().take();
@@ -408,8 +410,8 @@ impl InodeOps for Nfs {
 }
 
 impl ServerOps for Nfs {
-    /// A query of the change attribute comes with [`Cred::system`]: it always asks (N9), unless a delegation
-    /// vouches for the newest reply.
+    /// A query of the change attribute comes with [`Cred::system`]. It always asks the server (N9), unless
+    /// the newest reply is current under a delegation.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {
         let node = self.node(inode);
         if self.is_current(caller, node) {

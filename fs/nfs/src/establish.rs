@@ -27,7 +27,7 @@ const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
 const SLOTS: u32 = 32;
-/// Operations in a request: PUTFH and GETATTR for 63 files.
+/// Operations in a request: enough for SEQUENCE, and PUTFH and GETATTR for 63 files.
 const OPERATIONS: u32 = 128;
 /// The least that this client works with: replies, requests and kept replies in bytes, and operations.
 const LEAST: (u32, u32, u32, u32) = (8192, 8192, 1536, 12);
@@ -196,8 +196,8 @@ fn send_first(
     Ok(Compound { status: answer.status, results: results.collect() })
 }
 
-/// Binds a connection to a session: for requests, and with `callbacks` for those too, if the session has a
-/// back channel. Only a connection that a thread for callbacks reads may get them.
+/// Binds a connection to a session for requests. With `callbacks` it is bound for callbacks, too, if the
+/// session has a back channel. Set `callbacks` only for a connection that gets a callback thread.
 pub fn bind(
     exchange: &Exchange,
     connection: &Connection,
@@ -211,7 +211,7 @@ pub fn bind(
     let bind = BindConn { sessionid: session.id, direction, rdma: false };
     match exchange.outside(connection, &[Op::BindConnToSession(bind)], limit) {
         Ok(compound) if compound.status == NfsStat::Ok => {}
-        // The next SEQUENCE finds out.
+        // The next SEQUENCE gets the same error, and handles it.
         Ok(compound) if matches!(compound.status, NfsStat::Badsession | NfsStat::Deadsession) => {}
         Ok(compound) => {
             connection.fail(format!("BIND_CONN_TO_SESSION: {}", compound.status.name()));

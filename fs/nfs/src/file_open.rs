@@ -1,4 +1,4 @@
-//! What a file has on the server: an open, a delegation, locks, and writes that are not committed.
+//! The state of a file on the server: an open, a delegation, locks, and writes that are not committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -16,11 +16,11 @@ use crate::unstable::Unstable;
 pub struct Delegation {
     /// Its stateid.
     pub stateid: StateId,
-    /// Requests that were sent before this one have replies that may be older than the delegation.
+    /// The number of the first request whose reply is current under it: replies to earlier ones may be older.
     pub since: u64,
-    /// Nobody counts on it: it is being returned (D1).
+    /// Whether it is being returned, so that nothing may rely on it (D1).
     pub returning: bool,
-    /// When it was used last: larger is later.
+    /// The number of its last use. A later use has a larger number.
     pub used: u64,
 }
 
@@ -41,17 +41,17 @@ pub(crate) struct State {
     pub(crate) stateid: Option<StateId>,
     /// What the open permits: bits of [`share`](ivers_nfs4::ops::v40::share). 0: not open.
     pub(crate) access: u32,
-    /// Whose OPEN it was.
+    /// The caller whose OPEN it was.
     pub(crate) opener: Option<Cred>,
     /// The newest opener for writing.
     pub(crate) writer: Option<Cred>,
-    /// Users of this client that have the file open.
+    /// The number of opens of this client's programs.
     pub(crate) users: u32,
     /// The file was created, and its creator has not opened it yet.
     pub(crate) unclaimed: bool,
     /// A thread sends OPEN or CLOSE.
     pub(crate) busy: bool,
-    /// What programs have opened the file for while a delegation permitted it: the server has no such open.
+    /// The access of opens under a delegation, which the server does not know. Bits as in `access`.
     pub(crate) local: u32,
     pub(crate) delegation: Option<Delegation>,
     pub(crate) unstable: Unstable,
@@ -76,12 +76,12 @@ impl State {
         self.locks.lose_all();
     }
 
-    /// Returns whose OPEN it was.
+    /// Returns the caller whose OPEN it was.
     pub(crate) fn opener(&self) -> Cred {
         self.opener.clone().unwrap_or_else(Cred::system)
     }
 
-    /// Nobody needs the open.
+    /// Returns whether nothing needs the open.
     pub(crate) fn is_idle(&self) -> bool {
         self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
     }
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-/// What a file has on the server: an open, and writes that are not committed.
+/// The state of a file on the server.
 pub struct FileOpen {
     /// The file.
     pub handle: FileHandle,
@@ -126,7 +126,7 @@ impl FileOpen {
         state
     }
 
-    /// Returns whether someone here has the file open.
+    /// Returns whether a program of this client has the file open.
     pub fn is_used(&self) -> bool {
         let state = self.state.lock();
         state.users > 0 || state.unclaimed
@@ -158,7 +158,7 @@ impl FileOpen {
         Some((state.stateid?, state.access, state.opener.clone().unwrap_or_else(Cred::system)))
     }
 
-    /// Returns what programs have opened the file for without an open on the server, and who did last.
+    /// Returns the access of opens under a delegation that the open on the server lacks, and the opener.
     pub fn opened_locally(&self) -> Option<(u32, Cred)> {
         let state = self.state.lock();
         let local = state.local & !state.access;
@@ -170,21 +170,21 @@ impl FileOpen {
         self.state.lock().delegation.filter(|it| !it.returning)
     }
 
-    /// Marks the delegation as being returned, if it has this stateid. Returns whether it was not before;
-    /// `None`: there is no such delegation.
+    /// Marks the delegation as being returned, if it has this stateid or none is given. Returns whether it
+    /// was not marked before, or `None` if there is no such delegation.
     pub fn begin_return(&self, stateid: Option<StateId>) -> Option<bool> {
         let mut state = self.state.lock();
         let wanted = |it: &&mut Delegation| stateid.is_none_or(|stateid| it.stateid.other == stateid.other);
         state.delegation.as_mut().filter(wanted).map(|it| !std::mem::replace(&mut it.returning, true))
     }
 
-    /// The server no longer has a delegation. Returns whether the file had it.
+    /// Drops a delegation that the server no longer has. Returns whether the file had it.
     pub fn delegation_ended(&self, stateid: StateId) -> bool {
         let mut state = self.state.lock();
         state.delegation.take_if(|it| it.stateid.other == stateid.other).is_some()
     }
 
-    /// Stores what the server granted again after a restart, if anything.
+    /// Replaces the delegation by the one that the server granted after a restart. Drops it if there is none.
     pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
         let mut state = self.state.lock();
         if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
@@ -203,12 +203,12 @@ impl FileOpen {
         }
     }
 
-    /// Returns whose credentials writes have.
+    /// Returns the caller whose credentials writes carry.
     pub fn writer(&self) -> Cred {
         self.state.lock().writer.clone().unwrap_or_else(Cred::system)
     }
 
-    /// Returns the writes that may be lost.
+    /// Calls `f` with the writes that the server may lose.
     pub fn with_unstable<T>(&self, f: impl FnOnce(&mut Unstable) -> T) -> T {
         f(&mut self.state.lock().unstable)
     }
@@ -218,7 +218,7 @@ impl FileOpen {
         self.state.lock().unsent = unsent;
     }
 
-    /// The file has this name until nobody has it open.
+    /// Notes a hidden name, which the file keeps until it is closed.
     pub fn hide(&self, name: Hidden) {
         self.state.lock().hidden.push(name);
     }
@@ -239,7 +239,7 @@ impl Drop for LockTurn<'_> {
     }
 }
 
-/// Ends the time in which other threads wait.
+/// Held while a thread sends OPEN or CLOSE; other threads wait.
 pub(crate) struct Busy<'a>(pub(crate) &'a FileOpen);
 
 impl Drop for Busy<'_> {
@@ -254,7 +254,7 @@ pub(crate) fn note_open(state: &mut State, opened: &Opened, access: u32, caller:
     let same = state.stateid.filter(|stateid| stateid.other == opened.stateid.other);
     state.access = if same.is_some() { state.access | access } else { access };
     state.local &= !state.access;
-    // Two OPENs may be on their way while a delegation is returned. Their replies have no order.
+    // While a delegation is returned, two OPENs may be in flight, and their replies come in any order.
     let is_older = |now: StateId| (opened.stateid.seqid.wrapping_sub(now.seqid) as i32) < 0;
     state.stateid = Some(same.filter(|now| is_older(*now)).unwrap_or(opened.stateid));
     state.opener = Some(caller.clone());

@@ -8,23 +8,23 @@
 //! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
-//! | `wire` | the bytes of a connection, perhaps in TLS |
-//! | `callbacks` | requests of the server |
+//! | `wire` | the bytes of a connection, with or without TLS |
+//! | `callbacks` | callbacks of the server |
 //! | `connection` | a TCP connection and the threads that wait for replies |
-//! | [`tls`] | asking a server for TLS |
+//! | [`tls`] | requesting TLS from a server |
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
-//! | `spares` | more connections to the session |
+//! | `spares` | further connections of the session |
 //! | `client` | requests: connects, recovers, repeats |
-//! | `back_channel` | its callbacks, and how long promises of the server count |
+//! | `back_channel` | running callbacks; whether the server still keeps the client's state |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
-//! | `file_open` | what a file has on the server |
+//! | `file_open` | the state of a file on the server |
 //! | `returns` | what must be done with delegations |
-//! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; getting both back |
+//! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; reclaiming after a restart |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
@@ -33,7 +33,7 @@
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
 //! | `space`, `copies` | space of files, copies on the server |
 //! | `batches` | attributes of many files in few requests |
-//! | `kept`, `contents` | contents of files on local disk |
+//! | `kept`, `contents` | the persistent cache of contents |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.

@@ -26,9 +26,9 @@ const CALLERS_MAX: usize = 4;
 struct Granted {
     caller: AuthSys,
     rights: u32,
-    /// When the request was sent.
+    /// The number of the request.
     sent: u64,
-    /// It counts until then, under a delegation longer.
+    /// When it expires. Under a delegation it is valid for longer.
     until: Instant,
 }
 
@@ -39,11 +39,11 @@ struct Known {
     sent: u64,
     /// The change attribute.
     change: u64,
-    /// The filesystem and its number there.
+    /// The filesystem of the file, and its `fileid` there.
     place: Option<(Fsid, u64)>,
-    /// How many changes had an unknown outcome when it was taken over.
+    /// How many changes had an unknown outcome when the reply was taken over.
     unknown_changes: u64,
-    /// The attributes count as current until then. `None`: they were changed, and no reply said how.
+    /// The attributes count as current until then. `None`: they were changed, and no reply had the new ones.
     fresh_until: Option<Instant>,
     /// A thread passes a reply to the cache.
     applying: bool,
@@ -300,12 +300,12 @@ impl Node {
         self.known.lock().change
     }
 
-    /// Returns the filesystem and the number of the file there, if the server says them.
+    /// Returns the filesystem of the file and its `fileid` there, if the server reports them.
     pub fn place(&self) -> Option<(Fsid, u64)> {
         self.known.lock().place
     }
 
-    /// The server was asked for the change attribute alone. If it is the known one, the attributes are
+    /// Takes over a change attribute that the server sent alone. If it is the known one, the attributes are
     /// current. Returns whether it is.
     pub fn confirm(&self, change: u64, timeout: Duration) -> bool {
         let mut known = self.known.lock();
@@ -316,8 +316,8 @@ impl Node {
         same
     }
 
-    /// Returns what ACCESS granted this caller, if that still counts. `covered`: what was asked with that
-    /// request, or later, counts under a delegation.
+    /// Returns what ACCESS granted this caller, if that is still valid. `covered` is the first request whose
+    /// replies are current under a delegation.
     pub fn access_of(&self, caller: &AuthSys, covered: Option<u64>) -> Option<u32> {
         let known = self.known.lock();
         let found = known.access.iter().find(|granted| granted.caller == *caller)?;
@@ -326,7 +326,8 @@ impl Node {
         counts.then_some(found.rights)
     }
 
-    /// Remembers what ACCESS granted. `change`: the change attribute in the same reply.
+    /// Remembers what ACCESS granted. `change` is the change attribute in the same reply, and `sent` the
+    /// number of the request.
     pub fn note_access(&self, caller: AuthSys, rights: u32, (change, sent): (u64, u64), timeout: Duration) {
         let mut known = self.known.lock();
         let Some(until) = Instant::now().checked_add(timeout).filter(|_| known.change == change) else {
@@ -339,8 +340,8 @@ impl Node {
         known.access.push(Granted { caller, rights, sent, until });
     }
 
-    /// Returns whether a delegation vouches for the attributes: they were asked for with the request `since`,
-    /// or later, and this client has not changed the file in a way that it does not know (D2).
+    /// Returns whether the attributes are current under a delegation (D2): their request was `since` or
+    /// later, and this client has made no change with an unknown outcome since then.
     pub fn is_covered(&self, since: u64, unknown_changes: u64) -> bool {
         let known = self.known.lock();
         !known.applying
@@ -349,7 +350,7 @@ impl Node {
             && known.fresh_until.is_some()
     }
 
-    /// So many changes had an unknown outcome before this reply was taken over.
+    /// Notes how many changes had an unknown outcome before the reply to request `sent` was taken over.
     pub fn note_unknown_changes(&self, sent: u64, unknown_changes: u64) {
         let mut known = self.known.lock();
         if known.sent == sent {

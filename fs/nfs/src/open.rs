@@ -23,11 +23,11 @@ pub struct NfsOptions {
     pub identity: Identity,
     /// How long requests wait.
     pub patience: Patience,
-    /// How many connections carry requests.
+    /// The most connections that carry requests.
     pub connections: usize,
-    /// Connections use TLS.
+    /// How connections use TLS. `None`: they do not.
     pub tls: Option<Tls>,
-    /// Contents of files are kept here beyond the mount.
+    /// The persistent cache.
     pub contents: Option<Arc<ContentCache>>,
     /// How long attributes count as current.
     pub attribute_timeout: Duration,
@@ -35,7 +35,7 @@ pub struct NfsOptions {
     pub transfer_bytes_max: (u64, u64),
     /// The numbers of owners that the server sends as names. Others are nobody.
     pub owners: Owners,
-    /// Opens for reading ask for delegations.
+    /// Whether opens for reading ask for delegations.
     pub delegations: bool,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
@@ -94,7 +94,7 @@ pub struct Facts {
     lasting_handles: bool,
 }
 
-/// The expiry type of filehandles that last as long as their file (RFC 8881, 5.8.1.7).
+/// The `fh_expire_type` of persistent filehandles (RFC 8881, 5.8.1.7).
 const FH4_PERSISTENT: u32 = 0;
 
 /// The attributes that [`Facts`] are made of.
@@ -163,14 +163,14 @@ impl Facts {
         self.fsid
     }
 
-    /// Returns why contents must not be kept beyond the mount, if so (P2).
+    /// Returns why the filesystem must not have a persistent cache (P2). `None` if it may have one.
     pub fn cannot_keep(&self) -> Option<&'static str> {
         if !self.counts_changes() {
             return Some(
-                "the server does not promise that each change moves the change attribute (change_attr_type)",
+                "the server does not promise that each change raises the change attribute (change_attr_type)",
             );
         }
-        (!self.lasting_handles).then_some("the server's filehandles do not last (fh_expire_type)")
+        (!self.lasting_handles).then_some("the server's filehandles are not persistent (fh_expire_type)")
     }
 
     fn counts_changes(&self) -> bool {

@@ -32,7 +32,7 @@ const UNCLAIMED_MAX: usize = 32;
 /// Files that nobody here has open and that stay open on the server until their writes are committed.
 const CROWD: usize = 4096;
 
-/// Is told of files of which a lock may be free. Must be quick.
+/// Is called with a file of which a lock may be free. Must not block.
 pub type LockListener = Box<dyn Fn(&FileHandle) + Send + Sync>;
 
 #[derive(Default)]
@@ -51,7 +51,7 @@ pub struct OpenTable {
 }
 
 impl OpenTable {
-    /// Returns what a file has on the server.
+    /// Returns the state of a file on the server.
     pub fn find(&self, handle: &FileHandle) -> Arc<FileOpen> {
         self.files.lock().open.get(handle).cloned().unwrap_or_else(|| FileOpen::new(handle))
     }
@@ -90,7 +90,7 @@ impl OpenTable {
             state.unstable = Unstable::default();
             state.access == 0 && state.hidden.is_empty()
         };
-        // Nothing is cached of it.
+        // Nothing of the file is cached, so its delegation is of no use.
         if file.begin_return(None) == Some(true) {
             self.returns.push(file);
         }
@@ -105,17 +105,17 @@ pub struct Opens {
     /// The server.
     pub client: Arc<Client>,
     pub(crate) table: Arc<OpenTable>,
-    /// Opens for reading ask for delegations.
+    /// Whether opens for reading ask for delegations.
     pub(crate) delegates: bool,
     pub(crate) lock_listener: OnceLock<LockListener>,
 }
 
-/// Returns the operation that opens a file, without a delegation.
+/// Returns the operation that opens a file and asks for no delegation.
 pub fn open_op(access: u32, how: OpenHow, claim: OpenClaim) -> Op {
     open_op_wanting(share::WANT_NO_DELEG, access, how, claim)
 }
 
-/// Returns the operation that opens a file. `wants`: bits of [`share`].
+/// Returns the operation that opens a file. `wants` has the `WANT_` bits of [`share`].
 pub fn open_op_wanting(wants: u32, access: u32, how: OpenHow, claim: OpenClaim) -> Op {
     Op::Open(OpenArgs {
         seqid: 0,
@@ -227,7 +227,7 @@ impl Opens {
         self.ask_within(file, caller, access, None)
     }
 
-    /// Sends OPEN. With a time limit, it is a request that others may wait for.
+    /// Sends OPEN. With a time limit, it is sent as by [`Client::call_urgently`].
     pub(crate) fn ask_within(
         &self,
         file: &Arc<FileOpen>,
@@ -314,7 +314,7 @@ impl Opens {
         stateid
     }
 
-    /// Programs that opened the file under a delegation get an open on the server.
+    /// Opens a file on the server if programs opened it under a delegation.
     pub fn open_for_programs(&self, file: &Arc<FileOpen>) {
         if let Some((access, _)) = file.opened_locally() {
             self.open_stateid(file, access);

@@ -19,7 +19,7 @@ use crate::reply::Compound;
 /// How often a server may ask for a pause before a reclaim counts as refused, and the pause.
 const DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
 
-/// `open_delegation_type4`.
+/// Values of `open_delegation_type4`.
 const NO_DELEGATION: u32 = 0;
 const READ_DELEGATION: u32 = 1;
 
@@ -30,7 +30,7 @@ impl Reclaim for Opens {
             let local = || file.opened_locally().map(|(access, caller)| (None, access, caller));
             let held = file.held().map(|(old, access, caller)| (Some(old), access, caller));
             let Some((old, access, caller)) = held.or_else(local) else {
-                // Nobody has it open: not worth a request.
+                // No program has it open: the delegation is not worth a request.
                 self.reclaimed_delegation(&file, delegation, None);
                 continue;
             };
@@ -50,7 +50,7 @@ impl Reclaim for Opens {
             match (old, &opened) {
                 (Some(old), _) => file.reclaimed(old, new),
                 (None, Some(opened)) => note_open(&mut file.state.lock(), opened, access, &caller),
-                // It is asked for when it is used.
+                // The next use asks for it.
                 (None, None) => {}
             }
             self.reclaimed_delegation(&file, delegation, opened.as_ref().map(|opened| &opened.delegation));
@@ -63,7 +63,7 @@ impl Reclaim for Opens {
 }
 
 impl Opens {
-    /// Stores what became of a delegation.
+    /// Stores the delegation that a restarted server granted, if any, in place of the old one.
     fn reclaimed_delegation(
         &self,
         file: &Arc<FileOpen>,
@@ -75,7 +75,7 @@ impl Opens {
             Some(OpenDelegation::Read(read)) => Some(read),
             _ => None,
         };
-        // Attributes from before the restart do not count.
+        // Attributes from before the restart may be out of date.
         let since = self.client.requests() + 1;
         file.delegation_reclaimed(old.stateid, read.map(|read| (read.stateid, since)));
         match read {

@@ -1,4 +1,4 @@
-//! What must be done with delegations, and the thread that waits for it.
+//! The work of the thread that returns delegations.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use crate::file_open::FileOpen;
 pub(crate) struct Queue {
     /// Files whose delegation must be returned.
     pub(crate) files: VecDeque<Arc<FileOpen>>,
-    /// Recalls that came before their delegation (D4).
+    /// Stateids of recalls that came before their delegation (D4).
     pub(crate) early: Vec<StateId>,
-    /// OPENs in flight that may bring a delegation.
+    /// The number of OPENs in flight that may grant a delegation.
     pub(crate) asking: usize,
-    /// Delegations of this client.
+    /// The number of delegations that this client has.
     pub(crate) held: usize,
-    /// So many may be kept; the others must be returned.
+    /// How many delegations may be kept, if others must be returned.
     pub(crate) keep: Option<usize>,
-    /// The server has revoked state.
+    /// The server revoked state: the delegations must be tested.
     pub(crate) test: bool,
-    /// The server cannot send callbacks.
+    /// The server cannot send callbacks: the connection must be bound again.
     pub(crate) bind: bool,
     pub(crate) bound_at: Option<Instant>,
-    /// Rises with each use of a delegation.
+    /// The number of uses of delegations so far.
     pub(crate) uses: u64,
     pub(crate) stop: bool,
     pub(crate) ended: bool,
@@ -38,14 +38,14 @@ impl Queue {
     }
 }
 
-/// What must be done with delegations.
+/// The work of the return thread.
 #[derive(Default)]
 pub struct Returns {
     pub(crate) queue: RankedMutex<rank::Leaf, Queue>,
     pub(crate) changed: Condvar,
 }
 
-/// An OPEN is in flight that may bring a delegation.
+/// Held while an OPEN is in flight that may grant a delegation.
 pub(crate) struct Asking<'a>(&'a Returns);
 
 impl Drop for Asking<'_> {

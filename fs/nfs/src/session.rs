@@ -77,8 +77,8 @@ impl Session {
         }
     }
 
-    /// Takes a free slot, the lowest one. Waits at most this long. The last slot is for `urgent` requests:
-    /// others may wait for what these do.
+    /// Takes the lowest free slot. Waits at most this long. With a back channel, the last slot is reserved
+    /// for `urgent` requests, because other requests may wait for their effect.
     pub fn acquire(&self, wait: Duration, urgent: bool) -> Acquired<'_> {
         let mut slots = self.slots.lock();
         for last in [false, true] {

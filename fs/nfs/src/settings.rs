@@ -53,7 +53,7 @@ impl Nfs {
             return Ok(());
         }
         if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
-            // Programs that opened the file under a delegation may read it afterwards, whatever this permits.
+            // Programs that opened the file under a delegation may still read it after this change.
             self.opens.open_for_programs(&node.open);
         }
         let caller = if set.opened { node.open.writer() } else { caller.clone() };

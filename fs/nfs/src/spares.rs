@@ -1,8 +1,8 @@
-//! More connections to the session, which carry requests in parallel (`nconnect=`).
+//! Further connections of the session, for parallel requests (`nconnect=`).
 //!
-//! The slot of a request decides which connection carries it: a single program keeps to the first one, which
-//! `client` makes and replaces. The others are spares. Without one, the first connection does, so a server
-//! that refuses more connections costs nothing but a try now and then.
+//! The slot of a request selects its connection. Consecutive requests use the first one, which `client` makes
+//! and replaces. The others are spares. If a spare is missing, the first connection is used. So a server that
+//! refuses further connections costs only an attempt now and then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::connection::{Broken, Connection};
 /// The shortest and the longest pause before a spare is tried again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
-/// A place for a spare.
+/// The place of a spare.
 struct Place {
     connection: Option<Arc<Connection>>,
-    /// The session that it is bound to.
+    /// The session that the connection is bound to.
     session: SessionId,
-    /// A thread makes it.
+    /// Whether a thread is making the connection.
     busy: bool,
     not_before: Instant,
     pause: Duration,
@@ -37,13 +37,13 @@ pub enum Choice {
     First,
     /// This spare.
     Spare(Arc<Connection>),
-    /// The spare of this place, once the caller has made it with [`Spares::made`]. A connection that is given
-    /// is bound to another session.
+    /// None yet: the caller must make the spare of this place, and then call [`Spares::made`]. If there is a
+    /// connection, it is bound to another session, and must be bound to this one.
     Make(usize, Option<Arc<Connection>>),
 }
 
 impl Spares {
-    /// Places for this many spares.
+    /// Creates places for this many spares.
     pub fn new(count: usize) -> Self {
         let place = || Place {
             connection: None,
@@ -63,7 +63,7 @@ impl Spares {
             let Some(place) = places.get(nth).filter(|place| !place.busy) else { return Choice::First };
             (nth, place.connection.clone(), place.session)
         };
-        // Not under the lock: a connection has its own.
+        // Not under the lock of the places, because `is_usable` takes the lock of the connection.
         let connection = connection.filter(|connection| connection.is_usable());
         if let Some(connection) = &connection
             && bound_to == session
@@ -80,7 +80,7 @@ impl Spares {
         }
     }
 
-    /// The caller made what [`Choice::Make`] asked for, or could not.
+    /// Stores the result of what [`Choice::Make`] asked for.
     pub fn made(&self, nth: usize, session: SessionId, made: &Result<Arc<Connection>, Broken>) {
         let mut places = self.places.lock();
         let Some(place) = places.get_mut(nth) else { return };
@@ -94,7 +94,7 @@ impl Spares {
         place.not_before = Instant::now() + place.pause;
     }
 
-    /// Ends all spares for this reason.
+    /// Closes all spares, with this reason.
     pub fn fail(&self, why: &str) {
         let connections: Vec<_> =
             self.places.lock().iter_mut().filter_map(|place| place.connection.take()).collect();

@@ -35,8 +35,7 @@ pub fn error(status: NfsStat, place: &str) -> Error {
             return Error::Incompatible(format!("{place}: a referral to another server; name that server"));
         }
         NfsStat::Wrongsec => {
-            let why =
-                "the server requires other security of this connection: TLS, a certificate, or Kerberos";
+            let why = "the server requires TLS, a client certificate or Kerberos for this file";
             return Error::Incompatible(format!("{place}: {why}"));
         }
         NfsStat::Delay | NfsStat::Grace => return ServerError::Delay.into(),

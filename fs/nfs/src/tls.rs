@@ -1,8 +1,8 @@
-//! RPC with TLS (RFC 9289): asking the server for it, and the handshake.
+//! RPC with TLS (RFC 9289): the request for it, and the handshake.
 //!
 //! TLS 1.3 only (section 5), without early data and resumption. The server's certificate must be valid for
-//! its name, and signed by an authority that the mount trusts. A server without TLS is refused: nothing is
-//! ever sent in plain text instead.
+//! its name, and signed by an authority that the mount trusts. A server without TLS is refused: there is no
+//! fallback to plain text.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -28,7 +28,7 @@ const ALPN: &[u8] = b"sunrpc";
 const PROC_NULL: u32 = 0;
 /// The transaction ID of that request. It is the first one of its connection.
 const XID: u32 = 1;
-/// Longest reply to it.
+/// The longest reply to it, in bytes.
 const REPLY_BYTES_MAX: usize = 1024;
 
 /// PEM data of the client.
@@ -50,7 +50,7 @@ pub enum BadPem {
     #[error("not PEM with a certificate: {0}")]
     Certificate(String),
     /// The private key.
-    #[error("not PEM with a private key that fits the certificate: {0}")]
+    #[error("not PEM with a private key that matches the certificate: {0}")]
     Key(String),
     /// The name of the server.
     #[error("no certificate can be valid for the server's name {0:?}")]
@@ -77,11 +77,11 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 impl Tls {
-    /// Reads PEM data. `host` is the name or address of the server, as its certificate must have it.
+    /// Reads PEM data. `host` is the name or address of the server that its certificate must be valid for.
     pub fn new(host: &str, pem: &Pem<'_>) -> Result<Self, BadPem> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| BadPem::Name(host.to_owned()))?;
         let mut roots = RootCertStore::empty();
-        // A bundle of a system may have certificates that no verifier accepts.
+        // The bundle of a system may have certificates that rustls does not accept: they are skipped.
         let (added, _) =
             roots.add_parsable_certificates(certificates(pem.authorities).map_err(BadPem::Authorities)?);
         if added == 0 {
@@ -106,8 +106,8 @@ impl Tls {
         Ok(Self { config: Arc::new(config), name })
     }
 
-    /// Asks the server for TLS on a new connection, and does the handshake, before `deadline`.
-    /// `is_stopped` ends it early.
+    /// Requests TLS on a new connection, and does the handshake, before `deadline`. Fails early if
+    /// `is_stopped` returns true.
     pub fn start(
         &self,
         mut stream: TcpStream,
@@ -116,14 +116,14 @@ impl Tls {
     ) -> Result<Wire, Broken> {
         let go_on = || {
             if is_stopped() || Instant::now() >= deadline {
-                return Err(Broken("the server does not answer the start of TLS".into()));
+                return Err(Broken("the server does not complete the TLS handshake".into()));
             }
             Ok(())
         };
         ask(&mut stream, &go_on)?;
         let mut tls = ClientConnection::new(self.config.clone(), self.name.clone())
             .map_err(|error| Broken(format!("TLS: {error}")))?;
-        // Encrypted bytes are taken out at once.
+        // No limit is needed: `Wire::send` takes encrypted bytes out at once.
         tls.set_buffer_limit(None);
         while tls.is_handshaking() || tls.wants_write() {
             go_on()?;
@@ -141,10 +141,10 @@ fn is_pause(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// Asks the server whether TLS may start (section 4.1).
+/// Sends the request for TLS, and checks the reply (section 4.1).
 fn ask(stream: &mut TcpStream, go_on: &dyn Fn() -> Result<(), Broken>) -> Result<(), Broken> {
     let mut record = Encoder::with_capacity(64);
-    // Room for the record mark.
+    // Space for the record mark.
     record.word(0);
     let header = CallHeader {
         xid: XID,

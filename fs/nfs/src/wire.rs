@@ -1,8 +1,8 @@
-//! The bytes of a connection: a socket, perhaps with TLS.
+//! The bytes of a connection: a socket, with or without TLS.
 //!
-//! With TLS, what a thread reads is decrypted under the lock of the TLS state, and what a thread sends is
-//! encrypted under it. Neither waits for the socket there. What TLS itself has to send goes with the next
-//! record: only a thread that sends takes bytes out, so that they keep their order.
+//! With TLS, a thread encrypts or decrypts under the lock of the TLS state, and never waits for the socket
+//! under it. Only a thread that sends takes encrypted bytes out of the state, so that they keep their order.
+//! So messages of TLS itself are sent with the next record.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,10 +10,10 @@ use std::net::{Shutdown, TcpStream};
 use ivers_vfs::sync::{RankedMutex, rank};
 use rustls::ClientConnection;
 
-/// Room for a TLS record that was incomplete: it becomes plain text with the bytes that complete it.
+/// Space for the plain text of a TLS record whose first bytes an earlier call received.
 const RECORD_BYTES: usize = 17 << 10;
 
-/// A socket, perhaps with TLS.
+/// A socket, with or without TLS.
 pub struct Wire {
     stream: TcpStream,
     tls: Option<RankedMutex<rank::Leaf, ClientConnection>>,
@@ -26,12 +26,12 @@ impl From<TcpStream> for Wire {
 }
 
 impl Wire {
-    /// A socket whose TLS handshake is done.
+    /// Uses a socket whose TLS handshake is complete.
     pub fn secured(stream: TcpStream, tls: ClientConnection) -> Self {
         Self { stream, tls: Some(RankedMutex::new(tls)) }
     }
 
-    /// Sends a record. One thread at a time.
+    /// Sends a record. Call it from one thread at a time.
     pub fn send(&self, record: &[u8]) -> io::Result<()> {
         let Some(tls) = &self.tls else { return (&self.stream).write_all(record) };
         let mut encrypted = Vec::with_capacity(record.len() + record.len() / 64 + 64);
@@ -45,8 +45,8 @@ impl Wire {
         (&self.stream).write_all(&encrypted)
     }
 
-    /// Reads what has arrived into a buffer of at least twice [`RECORD_BYTES`]. Returns its length, or `None`
-    /// at the end of the stream. 0: it is not complete yet. One thread at a time.
+    /// Reads what has arrived into a buffer of at least twice [`RECORD_BYTES`]. Returns the number of bytes:
+    /// 0 if a TLS record is incomplete, `None` at the end of the stream. Call it from one thread at a time.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let Some(tls) = &self.tls else {
             return Ok(Some((&self.stream).read(buffer)?).filter(|len| *len > 0));
@@ -60,7 +60,7 @@ impl Wire {
             tls.read_tls(&mut left)?;
             let state = tls.process_new_packets().map_err(io::Error::other)?;
             let end = at + state.plaintext_bytes_to_read();
-            let plain = buffer.get_mut(at..end).ok_or_else(|| io::Error::other("TLS grows"))?;
+            let plain = buffer.get_mut(at..end).ok_or_else(|| io::Error::other("TLS: too many bytes"))?;
             tls.reader().read_exact(plain)?;
             at = end;
             if state.peer_has_closed() {
@@ -70,7 +70,7 @@ impl Wire {
         Ok((len > 0).then_some(at))
     }
 
-    /// Ends both directions. An error means that the socket is closed already.
+    /// Shuts down both directions. An error means that the socket is closed already.
     pub fn shutdown(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }

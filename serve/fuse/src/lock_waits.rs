@@ -1,9 +1,9 @@
 //! Programs that wait for a byte-range lock which others have.
 //!
 //! The owner of a server's lock ([`LockOps`](ivers_vfs::LockOps)) may be on another machine, and a server
-//! need not say when the lock is free. So one thread asks again, with growing pauses, and at once when a
-//! program of this mount unlocks a part of the file, or the server says that the lock may be free. Programs
-//! that wait for one file are tried in the order in which they came.
+//! need not report when the lock is free. So one thread asks again, with growing pauses. It asks at once when
+//! a program of this mount unlocks a part of the file, or the server reports that a lock may be free.
+//! Programs that wait for one file are tried in the order in which they came.
 //!
 //! FUSE interrupt requests do not arrive here. Instead, the thread checks whether the waiting thread has a
 //! pending signal. Another thread of the process may handle the signal, and then the call must not end. So a
@@ -78,7 +78,8 @@ impl LockWaits {
         self.wake.notify_one();
     }
 
-    /// A lock of a file may be free: a program of this mount has unlocked something, or the server says so.
+    /// Notes that a lock of a file may be free: a program of this mount unlocked a range, or the server
+    /// reports it.
     pub(crate) fn unlocked(&self, id: u64) {
         let mut state = self.state.lock();
         // Also if nobody is here: the thread may be asking for one at this moment.

@@ -60,7 +60,7 @@ fn remote_mount() -> (Arc<Vfs>, Mounted) {
     (vfs.clone(), mount_vfs(vfs, options))
 }
 
-/// Writes the file `f` through the mount, and finds it behind it.
+/// Writes the file `f` through the mount, and returns its inode in the VFS.
 fn written_file(vfs: &Arc<Vfs>, here: &Mounted) -> InodeRef {
     std::fs::write(here.path("f"), b"contents").unwrap();
     vfs.resolve(&Cred::root(), "/f", true).unwrap()

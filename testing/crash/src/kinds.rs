@@ -1,20 +1,20 @@
-//! Exploring several kinds of a format, as the environment says.
+//! Explores several kinds of a format, configured by the environment.
 
 use crate::{Explorer, Target, Workload, env};
 
-/// Explores `workloads` of a seed on each kind of a format that Linux recovers. The environment is that of
-/// `fs/ext4/tests/explore.rs`: `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED`, `IVERS_CRASH_WORKLOAD`,
+/// Explores the `workloads` of a seed on each kind of a format that Linux recovers. It uses the environment
+/// variables of `fs/ext4/tests/explore.rs`: `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED`, `IVERS_CRASH_WORKLOAD`,
 /// `IVERS_CRASH_KIND`, `IVERS_CRASH_CHECK_EVERY`.
 ///
 /// # Panics
-/// If the contract is broken, or the workloads have fewer states than wanted.
+/// If the contract is broken, or the workloads have fewer states than requested.
 pub fn explore_kinds<K>(kinds: &[K], workloads: impl Fn(u64) -> Vec<Workload>)
 where
     K: Target + Copy + 'static,
 {
     let states = env("IVERS_CRASH_STATES").unwrap_or(60);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
-    // Recovery by the kernel first, and checks in between, are as many times rarer.
+    // One in this many states is checked. The checks that take longer are rarer by a factor.
     let check_every = env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     let only_kind = std::env::var("IVERS_CRASH_KIND").ok();

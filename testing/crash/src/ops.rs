@@ -172,8 +172,8 @@ impl Workload {
         Self { name: format!("sequence {len}:{index}"), workers: vec![ops], small_cache: false }
     }
 
-    /// Returns all sequences of one and two operations, `threes` of three, and long mixes, in an order that
-    /// the seed determines.
+    /// Returns all sequences of one and two operations, `threes` random sequences of three, and long mixes.
+    /// The seed determines the choice and the order.
     pub fn mixed(seed: u64, threes: usize) -> Vec<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut mixed: Vec<Self> = (1..=2)
@@ -186,7 +186,7 @@ impl Workload {
         mixed
     }
 
-    /// Returns workloads with files that share blocks.
+    /// Returns random workloads with files that share blocks.
     pub fn all_sharing(seed: u64) -> Vec<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         (0..500).map(|_| Self::sharing(rng.random_range(0..1 << 32), 40)).collect()

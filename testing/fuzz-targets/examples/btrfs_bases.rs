@@ -1,5 +1,6 @@
-//! Makes the btrfs images again: `cargo run -p ivers-fuzz-targets --example btrfs_bases`, as root: the kernel
-//! fills them. Inputs refer to places in them, so existing inputs change their meaning.
+//! Makes the btrfs images again: `cargo run -p ivers-fuzz-targets --example btrfs_bases`. It requires root,
+//! because the kernel fills them. Fuzz inputs refer to positions in the images, so existing inputs change
+//! their meaning.
 
 use anyhow::Result;
 use flate2::Compression;
@@ -10,7 +11,7 @@ use std::path::Path;
 
 const BYTES: u64 = 48 << 20;
 
-/// The images: their name, and arguments of mkfs.btrfs.
+/// The name of each image, and the arguments of mkfs.btrfs.
 const KINDS: [(&str, &str); 2] = [
     ("btrfs", "-q -f -K -n 4096 -m single -d single"),
     ("btrfs_old", "-q -f -K -M -n 4096 -O ^no-holes,^extref,^skinny-metadata -R ^free-space-tree"),

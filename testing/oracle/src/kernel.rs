@@ -32,12 +32,12 @@ pub fn kernel_knows(fs_type: &str) -> bool {
     knows
 }
 
-/// Recovers an image: mounts and unmounts it. `None`: not possible here.
+/// Lets the kernel recover an image: mounts and unmounts it. `None` if it is not possible here.
 pub fn recovers(image: &Path, options: &str) -> Option<Result<()>> {
     may_loop_mount().then(|| LoopMount::new(image, options)?.unmount())
 }
 
-/// Mounts an image and calls `look`. `None`: not possible here.
+/// Mounts an image and calls `look` with the directory. `None` if it is not possible here.
 pub fn shows(image: &Path, options: &str, look: &mut dyn FnMut(&Path) -> Result<()>) -> Option<Result<()>> {
     may_loop_mount().then(|| {
         let mount = LoopMount::new(image, options)?;
@@ -46,7 +46,7 @@ pub fn shows(image: &Path, options: &str, look: &mut dyn FnMut(&Path) -> Result<
     })
 }
 
-/// A loop device of an image; detached when dropped.
+/// A loop device of an image. Detached when dropped.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -76,8 +76,8 @@ pub struct LoopMount {
 impl LoopMount {
     /// Mounts an image with these options.
     ///
-    /// The loop device is always a new one. `mount -o loop` takes one that the image still has, also if
-    /// another program keeps it open after a read-only mount. The new mount is then read-only, too.
+    /// The loop device is always a new one. `mount -o loop` reuses an existing loop device of the image. If
+    /// another program keeps one open after a read-only mount, the new mount would be read-only, too.
     pub fn new(image: &Path, options: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("ivers-kernel-").tempdir()?;
         let device = LoopDevice::attach(image, options.split(',').any(|option| option == "ro"))?;

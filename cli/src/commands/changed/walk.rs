@@ -48,15 +48,15 @@ trait Tree {
     /// Reads the names in a directory, `depth` levels below the root. `None`: it is gone.
     fn names(&mut self, dir: &Self::Dir, path: &[u8], depth: usize) -> Result<Option<SortedNames>>;
 
-    /// Reads files, and opens those that are directories; one result for each name. `path` is that of the
-    /// directory.
+    /// Reads files of a directory, and opens those that are directories. Returns one result for each name.
+    /// `path` is that of the directory.
     fn children(&self, dir: &Self::Dir, path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<Self::Dir>>>;
 
-    /// How many files [`Tree::children`] is asked for at most.
+    /// The most names of one call of [`Tree::children`].
     const TOGETHER: usize;
 }
 
-/// A file of a tree, opened if it is a directory. `None`: it is gone.
+/// A file of a tree, opened if it is a directory. `None` if it no longer exists.
 type Child<Dir> = Option<(Record, Option<Dir>)>;
 
 /// A directory that is being walked.
@@ -64,7 +64,7 @@ struct Level<Dir> {
     dir: Dir,
     path_len: usize,
     names: SortedNames,
-    /// The next names, which were read together.
+    /// The next names with their files, as [`Tree::children`] read them.
     read: VecDeque<(Vec<u8>, Result<Child<Dir>>)>,
     /// Directories that are to be entered. Each name continues the one before, so the last is entered first.
     below: Vec<(Vec<u8>, Dir)>,
@@ -80,7 +80,7 @@ impl<Dir> Level<Dir> {
         self.read.front().map(|(name, _)| name.as_slice()).or_else(|| self.names.first())
     }
 
-    /// Takes the next name and what it names. `path` is that of the directory.
+    /// Takes the next name and its file. `path` is that of the directory.
     fn next<T: Tree<Dir = Dir>>(&mut self, tree: &T, path: &[u8]) -> Option<(Vec<u8>, Result<Child<Dir>>)> {
         if self.read.is_empty() {
             let mut together: Vec<Vec<u8>> = Vec::new();
@@ -270,7 +270,7 @@ impl Tree for Mounted<'_> {
         names.iter().map(|name| self.child(&join(path, name))).collect()
     }
 
-    /// What is read is told at once.
+    /// One at a time, so that each file is reported as soon as it is read.
     const TOGETHER: usize = 1;
 }
 

@@ -95,11 +95,11 @@ fuse2fs --help.
 IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server checks permissions. A file \
 that is removed while it is open stays as .nfs* until it is closed. Options for servers, as in nfs(5):
   xprtsec=none, xprtsec=tls, xprtsec=mtls
-                   encrypt connections (TLS, RFC 9289): not; with a certificate
-                   of the server; with certificates of server and client
-                   (default: none). Other commands take this option too
+                   encrypt connections with TLS (RFC 9289). tls checks the
+                   server's certificate; mtls also sends the client's. Default:
+                   none. Other commands also take the options of TLS
   tls_authorities=FILE
-                   the authorities to trust, in PEM (default:
+                   the certificate authorities to trust, in PEM (default:
                    /etc/ssl/certs/ca-certificates.crt)
   tls_certificate=FILE, tls_key=FILE
                    the client's certificate and private key, for mtls
@@ -108,9 +108,10 @@ that is removed while it is open stays as .nfs* until it is closed. Options for 
   nconnect=N       use up to N connections (1 to 16) for requests in parallel
                    (default: 1)
   cache-dir=DIR, cache-size=SIZE
-                   keep contents of files in DIR beyond the mount, in at most
-                   SIZE (default: 1G). DIR is for one mount at a time, and no
-                   other user may enter it; it is made if it does not exist
+                   keep contents of files in DIR after the unmount, in at most
+                   SIZE bytes (default: 1G). One mount at a time uses DIR, and
+                   no other user may enter it. It is created if it does not
+                   exist
   actimeo=N        how long attributes count as current, in seconds
                    (default: 3)
   noac             the same as actimeo=0

@@ -169,7 +169,7 @@ fn create(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Problem
     let options = pack::Options { excludes, owners: args.owners.owners(), latest, show: &show };
     let packed = pack::pack(&vfs, &image, &path, &options, BufWriter::with_capacity(BUFFER, out));
     if is_server(&image) {
-        // The server is told that the client leaves. Errors are logged; the archive is complete.
+        // Tells the server that the client leaves. Errors are logged; the archive is complete.
         let _ = vfs.unmount();
     }
     packed
@@ -205,8 +205,8 @@ pub fn open_input(file: &Path) -> Result<File> {
     File::open(file).with_context(|| format!("cannot open {}", file.shown()))
 }
 
-/// Returns the owners of the files that `-x` creates. A server lets only root give files away, so those of
-/// another user belong to that user, as tar(1) does it.
+/// Returns the owners of the files that `-x` creates. On a server only root can change owners, so what
+/// another user extracts belongs to that user, as with tar(1).
 fn new_owners(args: &Args, image: &Path) -> NewOwners {
     let given = args.owners.owners();
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());

@@ -330,8 +330,8 @@ fn many_objects_are_committed_and_pushed() {
     fs.journal.shutdown().unwrap();
 }
 
-/// A log of ranges has space for small changes of many buffers, which all stay in memory until they are
-/// committed.
+/// A log of ranges has space for small changes of many buffers. All these buffers stay in memory until a
+/// commit, so their memory starts one.
 #[test]
 fn many_changed_buffers_are_committed() {
     let device: Arc<dyn Device> = Arc::new(formatted());

@@ -24,8 +24,8 @@ pub trait ServerOps {
     /// [`CacheHandle`] its pages. Called before any of them is used, so it must be cheap while a delegation,
     /// a lease or a timeout vouches for the cache.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()>;
-    /// As [`ServerOps::revalidate`] for several inodes, with one result for each. A driver whose protocol can
-    /// ask for several at once does so.
+    /// As [`ServerOps::revalidate`] for several inodes. Returns one result for each. Implement it if one
+    /// request of the protocol can ask for several inodes.
     fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
         inodes.iter().map(|inode| self.revalidate(caller, inode)).collect()
     }
@@ -115,7 +115,8 @@ impl CacheHandle {
         }
     }
 
-    /// A byte-range lock of an inode may be free: programs that wait for one try again. Quick.
+    /// Reports that a byte-range lock of an inode may be free. Programs that wait for one try again. Does not
+    /// block.
     pub fn lock_available(&self, ino: Ino) {
         if let Some(vfs) = self.0.upgrade() {
             vfs.lock_available(ino);

@@ -181,7 +181,7 @@ impl Chunk {
         }
     }
 
-    /// The ranges of addresses that have a copy in the `len` bytes from `place` on, on any of its devices.
+    /// The ranges of addresses that have a copy in the `len` bytes at `place` of any of its devices.
     pub(crate) fn addresses_of(&self, place: u64, len: u64) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
         let per_device = self.bytes_per_device();

@@ -61,7 +61,8 @@ impl Node {
         u64::from_le_bytes(flags)
     }
 
-    /// Whether the references of the block may name only blocks: a relocation or an old driver made it.
+    /// Returns whether references from this block may name the block instead of a tree: a relocation or
+    /// an old driver made the block.
     pub(crate) fn has_old_references(&self) -> bool {
         let flags = self.header_flags();
         flags & RELOCATED != 0 || flags & MIXED_BACKREF == 0

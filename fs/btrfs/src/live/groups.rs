@@ -18,7 +18,7 @@ pub(crate) struct Group {
     pub len: u64,
     /// What it contains, and its profile.
     pub flags: u64,
-    /// Bytes of extents that have an item, or get one by delayed references.
+    /// Bytes of extents that have an item, or get one when delayed references are stored.
     pub used: u64,
     /// Its item is older than `used`.
     pub changed: bool,

@@ -1,8 +1,8 @@
 //! Delayed references: changes of references to extents that are not stored yet.
 //!
-//! References are stored in the extent tree. Changing that tree allocates and frees blocks, which changes
-//! more references. So a change of a tree only records its changes of references. They are stored between
-//! changes, until none is left.
+//! References are stored in the extent tree. A change of that tree allocates and frees blocks, which changes
+//! more references. So a change of a tree only records delayed references. They are stored between changes,
+//! until none is left.
 
 use crate::layout::extent_item::Ref;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The state of a mount outside the trees.
+//! The state of a mount that is not in the trees.
 
 use ivers_block::Timer;
 use std::sync::OnceLock;

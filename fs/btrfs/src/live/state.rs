@@ -11,7 +11,7 @@ pub(crate) struct NewChunk {
     pub item: Vec<u8>,
 }
 
-/// The trees that storing delayed references changes.
+/// The trees that change when delayed references are stored.
 pub(crate) const REF_TREES: [u64; 3] = [object::EXTENT_TREE, object::CSUM_TREE, object::FREE_SPACE_TREE];
 
 /// The state of a filesystem that is open for writing.
@@ -24,9 +24,9 @@ pub(crate) struct Live {
     pub fresh: HashSet<u64>,
     /// Trees whose roots moved since their items were stored.
     pub changed_roots: BTreeSet<u64>,
-    /// How many blocks more the trees have than their root items say.
+    /// For each tree, how many more blocks it has than its root item says.
     pub more_blocks: BTreeMap<u64, i64>,
-    /// Blocks of the trees in which delayed references are stored.
+    /// The number of blocks in [`REF_TREES`].
     pub ref_tree_blocks: u64,
     pub new_chunks: Vec<NewChunk>,
     /// The superblock of each device, by number.
@@ -45,7 +45,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// A tree has more or fewer blocks than before.
+    /// Notes that a tree has this many more blocks (negative: fewer).
     pub(crate) fn count_blocks(&mut self, tree: u64, more: i64) {
         let sum = self.more_blocks.entry(tree).or_default();
         *sum += more;
@@ -57,7 +57,7 @@ impl Live {
         }
     }
 
-    /// Whether the running transaction has something to commit.
+    /// Returns whether the running transaction has something to commit.
     pub(crate) fn is_changed(&self) -> bool {
         !self.fresh.is_empty() || !self.new_chunks.is_empty()
     }

@@ -22,8 +22,8 @@ use std::time::Duration;
 const KEPT_BLOCKS: u64 = 256;
 const KEPT_PART_OF_USED: u64 = 4;
 const KEPT_PART: u64 = 8;
-/// Delayed references may copy each block of the trees that have them. As many blocks are kept, but at most
-/// one in `REFS_PART` of all metadata blocks.
+/// Storing delayed references may copy each block of [`REF_TREES`](crate::live::REF_TREES). So as many free
+/// blocks as these trees have are kept, but at most one in `REFS_PART` of all metadata blocks.
 const REFS_PART: u64 = 4;
 /// The most bytes that are kept.
 const KEPT_MAX: u64 = 256 << 20;
@@ -35,7 +35,7 @@ const ITEMS_PART: u64 = 16;
 const REFS_MAX: usize = 192;
 /// The blocks that storing one delayed reference may copy: of the extent tree and of the checksum tree.
 const BLOCKS_A_REF: u64 = 3;
-/// A transaction is committed if it has so many bytes of blocks in memory, or fewer with a small budget.
+/// A transaction commits when it has more bytes of blocks than this in memory. A small budget lowers this.
 const DIRTY_MAX: u64 = 32 << 20;
 
 /// What a change needs.
@@ -114,7 +114,8 @@ impl Btrfs {
         self.with_tx(|tx| tx.commit())
     }
 
-    /// Commits, which frees pinned space. Returns whether there was something to free.
+    /// Commits, which frees pinned space. Returns whether that may have freed space: some was pinned, or
+    /// delayed references waited.
     pub(crate) fn reclaim(&self) -> Result<bool> {
         self.with_tx(|tx| {
             let pinned = tx.live.groups.pinned_bytes(Use::Data) + tx.live.groups.pinned_bytes(Use::Metadata);
@@ -156,8 +157,8 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// Whether a removal should go on in another change: storing the delayed references may take half of the
-    /// free blocks. Copying blocks that snapshots share adds many.
+    /// Returns whether a removal must continue in another change, because storing the delayed references may
+    /// take half of the free blocks. Copies of blocks that snapshots share add many references.
     pub(super) fn has_many_refs(&self) -> bool {
         self.live.refs.len() as u64 * BLOCKS_A_REF * 2 > self.free_blocks()
     }
@@ -181,7 +182,7 @@ impl Tx<'_> {
         if self.has_room(need) { Ok(()) } else { Err(NameError::NoSpace.into()) }
     }
 
-    /// Keeps delayed references, and blocks in memory, within bounds.
+    /// Bounds the delayed references and the blocks in memory: stores the references, and commits if needed.
     fn end_change(&mut self) -> Result<()> {
         if self.live.refs.len() > REFS_MAX {
             self.run_refs()?;

@@ -1,7 +1,7 @@
 //! Commits: storing all delayed changes in the trees, and writing the trees.
 //!
-//! Storing a delayed reference changes trees, and that adds delayed references. Each block is copied only
-//! once in a transaction, so the rounds become smaller and end.
+//! Storing a delayed reference changes trees, which adds delayed references. Each block is copied only once
+//! in a transaction, so each round adds fewer references, and the rounds end.
 
 use super::tree::NO_ITEM;
 use super::tx::Tx;
@@ -32,7 +32,8 @@ impl Tx<'_> {
         if !self.live.is_changed() {
             return Ok(());
         }
-        // The superblock has no generation of the root tree but its own, so each commit needs a new root.
+        // The superblock stores one generation for itself and for the root of the root tree. So each commit
+        // needs a new root of this tree.
         self.cow_root(object::ROOT_TREE)?;
         self.settle()?;
         before(self)?;
@@ -73,7 +74,7 @@ impl Tx<'_> {
         Err(self.broken("a commit does not end"))
     }
 
-    /// Stores where the roots of changed trees are, and how many blocks they have.
+    /// Updates the root items of changed trees: the position of the root, and the size of the blocks.
     fn store_roots(&mut self) -> Result<()> {
         let live = &mut *self.live;
         live.more_blocks.retain(|tree, _| !NO_ITEM.contains(tree));
@@ -96,7 +97,7 @@ impl Tx<'_> {
         raw.bytenr = root.bytenr.into();
         raw.level = root.level;
         raw.generation = self.live.transid.into();
-        // Linux keeps as much space free as some trees use.
+        // Linux keeps free as much space as `bytes_used` of some trees says.
         let more = self.live.more_blocks.remove(&id).unwrap_or(0) * i64::from(self.sb().node_size);
         raw.bytes_used = raw.bytes_used.get().saturating_add_signed(more).into();
         item[..ROOT_TAIL].copy_from_slice(raw.as_bytes());

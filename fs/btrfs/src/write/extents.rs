@@ -60,7 +60,7 @@ impl Tx<'_> {
         Ok((refs, is_full))
     }
 
-    /// Stores all delayed references, and those that this adds.
+    /// Stores all delayed references, including those that storing them adds.
     pub(super) fn run_refs(&mut self) -> Result<()> {
         while let Some((bytenr, pending)) = self.live.refs.pop() {
             if pending.is_new {

@@ -117,7 +117,7 @@ impl Btrfs {
         })
     }
 
-    /// How many blocks the trees have that storing delayed references changes, by their root items.
+    /// Returns how many blocks [`REF_TREES`] have, according to their root items.
     fn ref_tree_blocks(&self) -> Result<u64> {
         let Some(roots) = self.tree(object::ROOT_TREE)? else { return Ok(0) };
         let mut bytes = 0u64;

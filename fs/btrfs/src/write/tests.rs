@@ -94,8 +94,8 @@ fn a_tree_keeps_what_a_map_keeps() {
     }
 }
 
-/// Linux keeps as much space free as the root items say. If it counts a value down below zero, it takes a
-/// small filesystem for full.
+/// Linux keeps free as much space as the root items say. If a value is too small, Linux counts it below zero,
+/// and then a small filesystem looks full.
 #[test]
 fn root_items_count_the_blocks_of_their_trees() {
     let Some(device) = new_image() else { return };
@@ -165,7 +165,8 @@ fn a_block_that_was_made_wrong_is_not_written() {
     assert!(device.to_bytes() == before, "something was written");
 }
 
-/// A superblock has no generation of the root tree but its own: each commit needs a new root of that tree.
+/// The superblock stores one generation for itself and for the root of the root tree. So a commit without
+/// changes would write a superblock that does not match this root.
 #[test]
 fn a_change_that_stores_nothing_asks_for_no_commit() {
     let Some(device) = new_image() else { return };

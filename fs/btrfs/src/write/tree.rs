@@ -194,7 +194,7 @@ impl Tx<'_> {
         Ok((at, level))
     }
 
-    /// Finds the place of a key, and makes all blocks on the way dirty. Returns whether the key is there.
+    /// Finds the place of a key, and makes all blocks on the path dirty. Returns whether the key exists.
     fn search(&mut self, tree: u64, key: Key) -> Result<(Path, bool)> {
         let (mut at, level) = self.cow_root(tree)?;
         let mut path = Vec::with_capacity(usize::from(level) + 1);
@@ -272,8 +272,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Moves the upper half of a block on a path into a new block after it. Returns the new block, and how
-    /// many entries stay.
+    /// Moves the upper half of a block on a path into a new block after it. Returns the address of the new
+    /// block, and how many entries stay in the old one.
     fn move_half(&mut self, tree: u64, path: &mut Path, level: usize) -> Result<(u64, usize)> {
         let (right, mut new) = self.new_node(tree, level as u8)?;
         let middle = self.edit(path.0[level].0, |node| {

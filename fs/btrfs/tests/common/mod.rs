@@ -217,7 +217,7 @@ pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
 pub fn assert_clean(images: &Images, what: &str) {
     let check = |device: &str| {
         // It looks at all devices, and misses some of an array if loop devices of other tests come and go.
-        // With `--force` it does not ask what they mount.
+        // With `--force` it does not check what they mount.
         let mut tries = 0;
         let (output, said) = loop {
             let output =

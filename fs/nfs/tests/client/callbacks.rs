@@ -1,4 +1,5 @@
-//! A server that calls back when it should not yet, and one that waits for the client it calls.
+//! A server that recalls a delegation before it grants it, one that delays requests until a delegation is
+//! returned, and one that revokes a delegation.
 
 use super::hostile::{asked, attrs, execute, root_options, truth};
 use super::*;
@@ -27,11 +28,11 @@ const DELEGATION: StateId = StateId { seqid: 1, other: [7; 12] };
 const SOON: Duration = Duration::from_secs(20);
 
 thread_local! {
-    /// The current filehandle of a request is that of the file. Each request has its thread.
+    /// Whether the current filehandle of a request is that of the file. Each request has its own thread.
     static AT_FILE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The connection of a client.
+/// The connection to a client.
 type Line = Arc<Mutex<TcpStream>>;
 
 fn send(line: &Line, message: &[u8]) {
@@ -61,10 +62,10 @@ fn recall() -> CbOp {
     CbOp::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, file })
 }
 
-/// What the server says; `None`: what an honest one with one file says.
+/// What the server answers. `None`: what an honest server with one file answers.
 type Says = dyn Fn(&Op, &Line) -> Option<OpResult> + Send + Sync;
 
-/// Starts a server. Returns its address, and the replies to its callbacks.
+/// Starts a server. Returns its address, and a channel with the replies to its callbacks.
 fn start(says: Box<Says>) -> (SocketAddr, Receiver<CbCompoundRes>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -146,7 +147,7 @@ fn open(client: &Mounted) -> InodeRef {
     file
 }
 
-/// [`D4`] The recall is answered while the OPEN waits, and the delegation goes back as soon as it comes.
+/// [`D4`] The recall is answered while the OPEN waits, and the delegation is returned as soon as it arrives.
 #[test]
 fn a_recall_before_its_delegation() {
     let (returned, returns) = channel();
@@ -163,7 +164,7 @@ fn a_recall_before_its_delegation() {
             }
             Op::DelegReturn(stateid) => {
                 returned.send(*stateid).unwrap();
-                // It is gone.
+                // Recalls a delegation that no longer exists.
                 call(line, 2, recall());
             }
             _ => {}
@@ -175,14 +176,14 @@ fn a_recall_before_its_delegation() {
     let file = open(&client);
     assert_eq!(returns.recv_timeout(SOON), Ok(DELEGATION));
     let answer = answered.lock().unwrap().as_ref().unwrap().recv_timeout(SOON).unwrap();
-    // The reply to DELEGRETURN may not have been handled.
+    // The client may not have handled the reply to DELEGRETURN yet.
     assert!(matches!(answer.status, NfsStat::BadStateid | NfsStat::Ok), "{answer:?}");
     assert_eq!(client.count("server_callbacks"), 2);
     client.vfs.close(&file, OpenMode::READ);
     client.vfs.stop_waiting();
 }
 
-/// [`D5`] A server answers no READ until the delegation is back.
+/// [`D5`] The server answers no READ until the delegation is returned.
 #[test]
 fn recalls_are_answered_while_all_slots_wait() {
     const READERS: usize = 6;
@@ -197,7 +198,7 @@ fn recalls_are_answered_while_all_slots_wait() {
             other => other,
         },
         Op::Read(_) => {
-            // Two of three slots: the last one is for returns.
+            // The second READ takes the second of three slots: the last slot is reserved for returns.
             if theirs.fetch_add(1, Relaxed) == 1 {
                 call(line, 1, recall());
             }
@@ -228,7 +229,7 @@ fn recalls_are_answered_while_all_slots_wait() {
     client.vfs.stop_waiting();
 }
 
-/// What the server has revoked is found, freed, and not counted on.
+/// The client finds and frees a revoked delegation, and does not rely on it.
 #[test]
 fn a_revoked_delegation_is_found_and_freed() {
     let (revoked, freed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -263,7 +264,7 @@ fn a_revoked_delegation_is_found_and_freed() {
     client.vfs.stat_fs().unwrap();
     let attributes = client.count("server_getattr");
     client.vfs.get_attr(&Cred::root(), &file).unwrap();
-    assert_eq!(client.count("server_getattr"), attributes + 1, "no longer counted on");
+    assert_eq!(client.count("server_getattr"), attributes + 1, "no longer relied on");
     let start = std::time::Instant::now();
     while !freed.load(Relaxed) {
         assert!(start.elapsed() < SOON);

@@ -1,4 +1,4 @@
-//! Delegations: what they save, and what becomes of them.
+//! Read delegations: which requests they save; recall, return and loss.
 
 use super::faults::proxy;
 use super::recovery::{Crashing, READ_WRITE, patient};
@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use ivers_vfs::{Error, OpenMode, ServerError, access};
 
-/// A client that has a file open only now and then.
+/// A client with a delegated file.
 struct Holder {
     client: Mounted,
     file: InodeRef,
 }
 
 impl Holder {
-    /// Opens and closes the file once: it is delegated.
+    /// Opens and closes the file once, so that the server delegates it.
     fn new(client: Mounted, path: &str) -> Self {
         let file = client.find(path).unwrap();
         let holder = Self { client, file };
@@ -58,7 +58,7 @@ fn write(client: &Mounted, path: &str, bytes: &[u8]) {
     client.vfs.close(&file, READ_WRITE);
 }
 
-/// Waits until something is so, which must not take long.
+/// Waits until a condition holds. Fails after 20 seconds.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -105,7 +105,7 @@ fn a_writer_elsewhere_recalls_and_the_holder_sees_its_bytes() {
     let before = a.requests();
     a.open();
     a.close();
-    assert!(a.requests() > before, "it is delegated no more");
+    assert!(a.requests() > before, "it is no longer delegated");
     for client in [a.client, b] {
         client.vfs.unmount().unwrap();
     }
@@ -127,7 +127,7 @@ fn attributes_do_not_outlive_their_delegation() {
     a.client.vfs.unmount().unwrap();
 }
 
-/// [`D7`] Requests are counted: the open under the delegation costs none, the recall costs two.
+/// [`D7`] An open under a delegation sends nothing. The recall sends OPEN and DELEGRETURN.
 #[test]
 fn a_recall_keeps_the_files_of_its_readers_open() {
     let served = Served::new(ext4());
@@ -163,7 +163,7 @@ fn readers_share_and_an_attribute_recalls_them_all() {
     }
 }
 
-/// Own changes under a read delegation are seen at once, also those of names.
+/// A client sees its own changes under a read delegation at once, including those of names.
 #[test]
 fn own_changes_are_seen_under_a_delegation() {
     let served = Served::new(ext4());
@@ -206,7 +206,7 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     let a = Holder::new(mount(address, &NfsOptions { patience, ..options() }).unwrap(), "/f");
     assert_eq!(a.read().unwrap(), b"contents");
     plan.swallow.store(true, Relaxed);
-    assert_eq!(a.read().unwrap(), b"contents", "the delegation counts");
+    assert_eq!(a.read().unwrap(), b"contents", "the delegation is still valid");
     // The lease is 3 s.
     std::thread::sleep(Duration::from_millis(3500));
     let read = a.read();
@@ -220,7 +220,7 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     a.client.vfs.unmount().unwrap();
 }
 
-/// [`D4`] The connection breaks when the recall comes over it, and the client is idle.
+/// [`D4`] The connection of an idle client breaks when the server sends the recall over it.
 #[test]
 fn a_recall_over_a_connection_that_breaks_comes_again() {
     let served = Served::new(ext4());
@@ -265,7 +265,7 @@ fn delegations_of_open_files_are_reclaimed_after_a_restart() {
     a.client.vfs.open(&Cred::root(), &closed, OpenMode::READ).unwrap();
     assert_eq!(a.client.count("server_open"), opens + 1, "dropped");
     a.client.vfs.close(&closed, OpenMode::READ);
-    // The new server recalls it.
+    // The restarted server recalls the reclaimed delegation.
     let b = mount(crashing.address, &patient()).unwrap();
     write(&b, "/open", b"CON");
     assert_eq!(a.read().unwrap(), b"CONtents");
@@ -321,7 +321,8 @@ fn there_are_not_too_many_delegations() {
     assert_eq!(client.count("server_delegations"), returned(), "all of them in the end");
 }
 
-/// Four clients read, write and query one file at once. What a query vouches for is what is read (C6).
+/// Four clients write, read and query one file at once. Equal queries around a read mean that the bytes are
+/// current (C6).
 #[test]
 fn what_is_read_between_two_equal_queries_is_current() {
     let served = Served::new(ext4());

@@ -19,8 +19,9 @@ pub struct Plan {
     pub late: AtomicUsize,
     pub delay_ms: AtomicUsize,
     pub cuts: AtomicUsize,
-    /// Connections that were made, and how many of them are refused after the first: 0 is none.
+    /// The number of connections so far.
     pub connections: AtomicUsize,
+    /// How many connections are accepted: later ones are refused. 0: all are accepted.
     pub refused_from: AtomicUsize,
 }
 
@@ -148,7 +149,7 @@ fn threads_share_a_connection_that_breaks_again_and_again() {
     assert!(plan.cuts.load(Relaxed) > 0);
 }
 
-/// Reads files of their own in 8 threads, while `disturb` runs.
+/// Reads files in 8 threads while `disturb` runs.
 fn read_in_threads(client: &Mounted, rounds: usize, disturb: impl FnOnce()) {
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -170,7 +171,7 @@ fn connected(address: SocketAddr, connections: usize) -> Mounted {
     Mounted { vfs: Vfs::mount(nfs.clone(), cache).unwrap(), nfs }
 }
 
-/// [`N16`] Requests in parallel use several connections to one session. A request whose connection is cut is
+/// [`N16`] Parallel requests use several connections of one session. If a connection is cut, its requests are
 /// sent again on another one.
 #[test]
 fn several_connections_carry_one_session() {
@@ -205,7 +206,7 @@ fn several_connections_carry_one_session() {
     client.vfs.unmount().unwrap();
 }
 
-/// A server that takes one connection from a client is used with one.
+/// If a server accepts only one connection from a client, the mount works with one.
 #[test]
 fn refused_connections_do_not_stop_a_mount() {
     let served = Served::new(mem());
@@ -238,7 +239,7 @@ fn changes_over_several_connections_are_executed_once() {
                 for nth in 0..60 {
                     let (one, other) = (format!("a{thread}-{nth}"), format!("b{thread}-{nth}"));
                     let spec = CreateSpec::directory(0o755);
-                    // It fails if it is executed twice: the name exists, or is gone.
+                    // Each change fails if it is executed twice: the name exists, or no longer exists.
                     client.vfs.create(cred, root, one.as_bytes(), &spec, true).unwrap();
                     let (one, other) = (one.as_bytes(), other.as_bytes());
                     client.vfs.rename(cred, root, one, root, other, RenameFlags::empty(), false).unwrap();

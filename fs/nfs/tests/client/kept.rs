@@ -1,4 +1,4 @@
-//! The persistent cache: a second mount reads over the network only what changed, and never old bytes.
+//! The persistent cache: a second mount reads from the server only what changed, and never returns old bytes.
 
 use super::*;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use ivers_content_cache::{BYTES_MIN, ContentCache};
 use ivers_vfs::{ChangeMode, OpenMode, SetAttr};
 
-/// A cache, and what uses it.
+/// A directory with a cache, and mounts that use it.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -33,7 +33,7 @@ impl Place {
     }
 }
 
-/// Reads a file as a program does: it opens it before.
+/// Opens and reads a file, as a program does.
 fn opened(client: &Mounted, path: &str) -> Vec<u8> {
     let file = client.find(path).unwrap();
     client.vfs.open(&Cred::root(), &file, OpenMode::READ).unwrap();
@@ -88,13 +88,13 @@ fn a_second_mount_reads_only_what_changed() {
     let third = place.mount(served.address());
     read_all(&third, Some(7));
     assert_eq!(count(&third, "server_read"), 1, "one file changed, and fits in one READ");
-    // Without the cache, the same reads.
+    // A mount without the cache reads the same.
     let plain = mount(served.address(), &options()).unwrap();
     read_all(&plain, Some(7));
     third.vfs.unmount().unwrap();
     drop(third);
 
-    // Attributes alone change the value too.
+    // A change of attributes alone changes the change attribute, too.
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
     served.vfs.set_attr(&Cred::root(), &files[9], &set).unwrap();
     let fourth = place.mount(served.address());
@@ -103,7 +103,7 @@ fn a_second_mount_reads_only_what_changed() {
     fourth.vfs.unmount().unwrap();
     drop(fourth);
 
-    // The server ends cleanly, and starts again: nothing is lost, as its write verifier says.
+    // After a clean restart the server has the same write verifier: the cache stays valid.
     let Served { vfs, server, state } = served;
     server.stop().unwrap();
     let server = serve_at(state.path(), &vfs, ",no_root_squash", "127.0.0.1:0".parse().unwrap());
@@ -134,7 +134,7 @@ fn parts_of_files_are_kept() {
     }
 }
 
-/// [`P1`] Files that change while they are read, by others and by this mount, are never read old afterwards.
+/// [`P1`] Other clients and this mount change a file while it is read. A later mount never reads old bytes.
 #[test]
 fn concurrent_writers_leave_no_old_bytes() {
     let served = Served::new(ext4());
@@ -160,7 +160,7 @@ fn concurrent_writers_leave_no_old_bytes() {
             }
             stop.store(true, Relaxed);
         });
-        // This mount writes too.
+        // This mount writes, too.
         let here = client.find("/f").unwrap();
         client.vfs.write(&Cred::root(), &here, 50_000, &[round; 7000], WriteFlags::empty()).unwrap();
         client.vfs.fsync(&here, false).unwrap();
@@ -177,7 +177,8 @@ fn concurrent_writers_leave_no_old_bytes() {
     }
 }
 
-/// Serves an image whose file `f` has other contents, and returns its change attribute after that.
+/// Mounts an image, writes `contents` to its file `f`, and serves it. Also returns the change attribute of
+/// `f`.
 fn history(image: &[u8], contents: &[u8], state: &Path) -> (Arc<Vfs>, NfsServer, u64) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(image));
     let options = DriverOptions { place: "a test".into(), ..DriverOptions::default() };
@@ -191,7 +192,7 @@ fn history(image: &[u8], contents: &[u8], state: &Path) -> (Arc<Vfs>, NfsServer,
     (vfs, server, change)
 }
 
-/// [`P3`] A server that lost changes in a crash counts again from an older value: the same value then stands
+/// [`P3`] A server that lost changes in a crash counts again from an older value. The same value then stands
 /// for other bytes.
 #[test]
 fn a_value_that_a_crash_brings_back_finds_nothing() {
@@ -215,19 +216,19 @@ fn a_value_that_a_crash_brings_back_finds_nothing() {
     assert!(opened(&client, "/f") == one);
     client.vfs.unmount().unwrap();
     drop(client);
-    // A crash: the server says nothing, and what it had not made durable is gone.
+    // A crash: the server ends without notice, and loses what was not durable.
     drop(server);
     drop(vfs);
 
     let (_vfs, server, again) = history(&image, &other, state.path());
-    assert_eq!(change, again, "the test tests something");
+    assert_eq!(change, again, "the change attribute repeats");
     let client = place.mount(server.addresses()[0]);
     assert!(opened(&client, "/f") == other, "old bytes");
     client.vfs.unmount().unwrap();
     server.stop().unwrap();
 }
 
-/// [`P4`] A damaged cache costs requests.
+/// [`P4`] Damage of the cache costs requests, but never returns wrong bytes.
 #[test]
 fn damage_is_read_again_from_the_server() {
     let served = Served::new(ext4());
@@ -250,7 +251,7 @@ fn damage_is_read_again_from_the_server() {
     }
 }
 
-/// [`P2`] Without a change attribute that counts, there is no persistent cache.
+/// [`P2`] Without a change attribute that is a counter, the persistent cache is refused.
 #[test]
 fn a_server_that_promises_nothing_is_refused() {
     let vfs = {
@@ -266,7 +267,7 @@ fn a_server_that_promises_nothing_is_refused() {
     mount(served.address(), &options()).unwrap().vfs.unmount().unwrap();
 }
 
-/// A long read does not depend on the attribute timeout, and a change is found after it.
+/// Without an attribute timeout, each read asks for the change attribute, and finds a change.
 #[test]
 fn current_files_are_confirmed_without_their_attributes() {
     let served = Served::new(ext4());

@@ -195,7 +195,7 @@ fn a_lost_lock_stops_its_owner() {
     client.vfs.unmount().unwrap();
 }
 
-/// Clients that wait are told when a lock may be free, and ask less often.
+/// The server tells waiting clients when a lock may be free.
 #[test]
 fn a_server_says_when_a_lock_may_be_free() {
     let served = Served::new(mem());

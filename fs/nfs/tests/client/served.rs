@@ -201,7 +201,7 @@ fn a_server_that_is_not_there_is_an_error_at_once() {
     assert!(started.elapsed() < Duration::from_secs(2));
 }
 
-/// The change attributes of many files cost few round trips. A file that is gone does not hide the others.
+/// Queries of many files cost few round trips. A file that no longer exists does not hide the others.
 #[test]
 fn many_files_are_asked_for_in_one_request() {
     const FILES: usize = 200;
@@ -220,7 +220,7 @@ fn many_files_are_asked_for_in_one_request() {
     let expected: Vec<_> = there.iter().map(|file| served.vfs.change(file)).collect();
     let (changes, requests, getattrs) = asked(&here);
     assert_eq!(changes, expected);
-    // The server takes 64 operations: SEQUENCE, and two for each of 31 files.
+    // The server accepts 64 operations: SEQUENCE, and two for each of 31 files.
     assert_eq!((requests, getattrs), (FILES.div_ceil(31) as u64, FILES as u64));
     assert_eq!(asked(&[]), (Vec::new(), 0, 0));
 

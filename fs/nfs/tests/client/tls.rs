@@ -30,7 +30,7 @@ impl Authority {
         (certificate.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 
-    /// Returns what a client needs that trusts this authority.
+    /// Returns the TLS settings of a client that trusts this authority.
     fn client(&self, identity: Option<&(String, String)>) -> Tls {
         let identity = identity.map(|(certificate, key)| (certificate.as_bytes(), key.as_bytes()));
         Tls::new("127.0.0.1", &Pem { authorities: self.pem().as_bytes(), identity }).unwrap()
@@ -124,7 +124,7 @@ fn certificates_are_checked_by_both_sides() {
     let client = mount(served.address(), &with(authority.client(Some(&own)), 1)).unwrap();
     assert_eq!(client.names("/").unwrap().len(), 3, "`.`, `..` and lost+found");
     client.vfs.unmount().unwrap();
-    // Without TLS the export is closed.
+    // Without TLS the export is refused.
     assert!(mount(served.address(), &options()).is_err());
 }
 

@@ -21,7 +21,7 @@ const KEPT_BLOCKS_A_GROUP: u64 = 64;
 const MOST_WINDOW_BYTES: u64 = 256 << 20;
 const WINDOW_PART: u64 = 64;
 
-/// The most credits that a change begins with. Several changes must fit one transaction of the journal.
+/// The most credits that a change begins with. Several changes must fit in one transaction of the journal.
 const MOST_CREDITS: u32 = 512 << 10;
 
 /// Extents of a file that one transaction changes, to bound its size.

@@ -1,15 +1,15 @@
-//! Memory of blocks for the copies that transactions change.
+//! Reuse of the memory of blocks.
 //!
-//! A transaction copies each block that it changes, and its copy becomes the block. The memory of the block
-//! before takes the next copy: it is in the processor's caches, and memory of the allocator is not.
+//! A transaction copies each block that it changes, and the copy replaces the block. The memory of the old
+//! block holds the next copy, because it is still in the processor's caches. New memory is not.
 
 use ivers_block::BufferRead;
 use ivers_sync::Mutex;
 
-/// Blocks that are kept: a small change has fewer copies.
+/// The most blocks whose memory is kept. A small change makes fewer copies.
 const KEPT: usize = 16;
 
-/// Memory of blocks of one size.
+/// The memory of former blocks, for new copies. All blocks have one size.
 pub(super) struct Spare {
     block_bytes: usize,
     kept: Mutex<Vec<Vec<u8>>>,
@@ -20,7 +20,7 @@ impl Spare {
         Self { block_bytes, kept: Mutex::default() }
     }
 
-    /// Copies the contents of a unit.
+    /// Copies the contents of a unit, into kept memory if there is any of this size.
     pub fn copy(&self, from: &[u8]) -> Vec<u8> {
         let kept = if from.len() == self.block_bytes { self.kept.lock().pop() } else { None };
         match kept {

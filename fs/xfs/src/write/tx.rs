@@ -81,8 +81,8 @@ struct Changed {
     bytes: Rc<Vec<u8>>,
 }
 
-/// Whether it is an inode cluster. Only the links of unlinked inodes are logged of it here. Other threads
-/// change the inodes.
+/// Returns whether a unit is an inode cluster. A transaction logs only the links of unlinked inodes in it.
+/// Other threads change the inodes.
 fn is_cluster(bytes: &[u8]) -> bool {
     bytes.starts_with(b"IN")
 }

@@ -1,4 +1,4 @@
-//! btrfs images: damages structures, then opens, walks and changes the filesystem.
+//! Targets on btrfs images: they damage structures, then open, walk and change the filesystem.
 
 mod place;
 
@@ -26,8 +26,8 @@ pub struct Base {
     node_size: usize,
 }
 
-/// Made by `examples/btrfs_bases.rs`: a tree of every kind of file with snapshots, and the same with the
-/// features of an old mkfs.btrfs in mixed groups.
+/// The images of `examples/btrfs_bases.rs`: a tree with every kind of file and snapshots, and the same tree
+/// with mixed groups and the features of an old mkfs.btrfs.
 pub static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
     let packed: [&[u8]; 2] =
         [include_bytes!("../../bases/btrfs.z"), include_bytes!("../../bases/btrfs_old.z")];
@@ -55,7 +55,7 @@ impl Sealed<Class> for Base {
     }
 }
 
-/// Runs an input whose patches hit structures of `classes`.
+/// Runs an input whose patches damage structures of `classes`.
 pub fn run(input: &[u8], classes: &[Class]) {
     let mut rest = Input::new(input);
     let base = &BASES[usize::from(rest.byte()) % BASES.len()];
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// A patch that writes what is there changes nothing: the checksums are computed as the format says.
+    /// Sealing recomputes the checksum of a structure as the format defines it.
     #[test]
     fn sealing_an_undamaged_structure_changes_nothing() {
         for base in BASES.iter() {

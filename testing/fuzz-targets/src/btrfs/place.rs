@@ -3,11 +3,11 @@
 use crate::place::{Place, le32};
 use std::collections::{HashMap, HashSet};
 
-/// The superblock.
+/// The position of the superblock.
 pub(super) const SUPER: usize = 64 << 10;
 pub(super) const SUPER_BYTES: usize = 4096;
 
-/// The header of a block of a tree, an item and a pointer in it.
+/// Sizes of the header of a tree block, and of an item, a pointer and a key in it.
 const HEADER_BYTES: usize = 101;
 const ITEM_BYTES: usize = 25;
 const POINTER_BYTES: usize = 33;
@@ -21,7 +21,7 @@ const CHUNK_ITEM: u8 = 228;
 pub enum Class {
     /// The superblock.
     Superblock,
-    /// The chunks in the superblock.
+    /// The system chunk array in the superblock.
     ChunkArray,
     /// The header of a block of a tree.
     Header,
@@ -39,7 +39,7 @@ pub enum Class {
     FileExtent,
     /// Checksums of data.
     Checksums,
-    /// The root of a tree, and what names a subvolume.
+    /// The root item of a tree, or a reference to or from a subvolume.
     Root,
     /// An extent item, or references to an extent.
     Extent,
@@ -71,7 +71,7 @@ impl Class {
         Class::Chunk,
     ];
 
-    /// The class of an item's data, by the type in its key.
+    /// Returns the class of an item's data, by the type in its key.
     fn of_item(kind: u8) -> Option<Self> {
         Some(match kind {
             1 => Class::Inode,
@@ -96,7 +96,7 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
 struct Finder<'a> {
     image: &'a [u8],
     node_size: usize,
-    /// Address, length and position of each chunk.
+    /// The address, length and position on the device of each chunk.
     chunks: Vec<(u64, u64, usize)>,
     seen: HashSet<u64>,
     found: HashMap<Class, Vec<Place>>,
@@ -129,14 +129,14 @@ impl Finder<'_> {
         }
     }
 
-    /// Adds a chunk from its item. Returns how many stripes it has.
+    /// Adds a chunk from its item. Returns the number of its stripes.
     fn add_chunk(&mut self, start: u64, item: usize) -> usize {
         let (len, stripes) = (le64(self.image, item), self.image[item + 44]);
         self.chunks.push((start, len, le64(self.image, item + 48 + 8) as usize));
         stripes.into()
     }
 
-    /// Adds the blocks of a tree from one of them down.
+    /// Adds the block at an address and all blocks below it.
     fn tree(&mut self, address: u64) {
         if !self.seen.insert(address) {
             return;

@@ -1,6 +1,7 @@
-//! Callbacks of a hostile server to the NFS client. An input is several messages, each after its length (2).
+//! Callbacks of a hostile server to the NFS client. An input is several messages, each after its length in
+//! two bytes.
 //!
-//! Each message comes twice: the second time nothing is executed, and the answer is the same.
+//! Each message is answered twice. The second time nothing is executed, and the reply is the same.
 
 use crate::input::Input;
 use ivers_nfs::callbacks::{BACK_BYTES, BACK_OPERATIONS, BackChannel, BackSlots, Callee, answer};
@@ -12,10 +13,10 @@ use ivers_nfs4::xdr::{Encoder, List, Xdr};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SESSION: SessionId = [3; 16];
-/// Messages of an input.
+/// The most messages in an input.
 const MESSAGES_MAX: usize = 8;
 
-/// Counts what it is asked for.
+/// Counts the calls of its methods.
 #[derive(Default)]
 struct Counting(AtomicUsize);
 

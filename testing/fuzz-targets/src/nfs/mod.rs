@@ -1,4 +1,4 @@
-//! NFSv4: messages and requests to the server, and the client on a server that lies and calls.
+//! NFSv4: messages and requests to the server; the client with a hostile server, including its callbacks.
 
 pub mod callbacks;
 pub mod client;
