@@ -323,7 +323,8 @@ impl FileObserver for Hooks {
             && !state.emitted_open_writers
         {
             self.wait_for_closes(&tracked, &mut state, |state| state.writers > 0);
-            if state.writers > 0 {
+            // Another reader may have recorded it meanwhile.
+            if state.writers > 0 && !state.emitted_open_writers {
                 self.record_violation(
                     template,
                     &path,

@@ -29,8 +29,8 @@ pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
     /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits if its
-    /// buffers take as much, if its objects take a quarter of it, or, in a log of ranges, if it would write
-    /// more than a quarter of it to the log.
+    /// objects take a quarter of it. With a log of whole blocks it commits if its buffers take as much; with a
+    /// log of ranges, if they take half as much, or if it would write more than a quarter of it to the log.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -152,6 +152,8 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
 /// The objects of a transaction may take one in `MEMORY_PART` of [`JournalOptions::checkpoint_bytes`]. In a
 /// log of ranges, so may its bytes in the log.
 const MEMORY_PART: u64 = 4;
+/// The part of it that the buffers of a transaction may take. The transaction before may be in its commit.
+const BUFFERS_PART: u64 = 2;
 
 /// A buffer with more changed ranges than this is logged from its first changed byte to its last.
 const MAX_RANGES: usize = 32;
@@ -376,8 +378,8 @@ impl Journal {
         if log.needs_recovery() {
             return Err(JournalError::NeedsRecovery);
         }
-        // A quarter of the log, so that commits and checkpoints overlap with new handles. At most what may
-        // stay in memory, but at least 64 blocks that changed in whole if a quarter of the log can hold them.
+        // A quarter of the log, so that commits and checkpoints overlap with new handles. At most a part of what
+        // may stay in memory, but at least 64 blocks that changed in whole if a quarter of the log can hold them.
         let costs = log.costs();
         let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         let in_memory = match costs.has_ranges() {
@@ -599,9 +601,11 @@ impl Inner {
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
         let used = running.charge + running.reserved;
         let buffer_bytes = running.item_blocks * u64::from(self.cache.block_size());
-        let in_memory = running.object_bytes <= self.options.checkpoint_bytes / MEMORY_PART
-            && buffer_bytes <= self.options.checkpoint_bytes;
-        used == 0 || (in_memory && used.saturating_add(credits) <= self.limit)
+        // The limit of a log of whole blocks bounds the buffers, too.
+        let few_buffers =
+            !self.costs.has_ranges() || buffer_bytes <= self.options.checkpoint_bytes / BUFFERS_PART;
+        let few_objects = running.object_bytes <= self.options.checkpoint_bytes / MEMORY_PART;
+        used == 0 || (few_objects && few_buffers && used.saturating_add(credits) <= self.limit)
     }
 
     pub fn abort(&self, cause: &str) {

@@ -271,14 +271,17 @@ pub(crate) trait ForkSource: Source {
             return Ok(blocks);
         }
         let UnitPlace { ino, at: first, count, .. } = place;
+        if count == 0 {
+            return Err(self.corrupt("a structure without blocks", Whose::Inode(ino)));
+        }
         let mut blocks = Vec::new();
-        while (blocks.len() as u64) < count.max(1) {
+        while (blocks.len() as u64) < count {
             let at = first.saturating_add(blocks.len() as u64);
             let mapping = self.map(fork, at, ino)?;
             let start = mapping.block.ok_or_else(|| {
                 self.corrupt(format!("file block {at} should have a block and is a hole"), Whose::Inode(ino))
             })?;
-            blocks.extend(start.run(mapping.len.min(count.max(1) - blocks.len() as u64)));
+            blocks.extend(start.run(mapping.len.min(count - blocks.len() as u64)));
         }
         let blocks = Unit::new(&blocks);
         self.note_unit(place, &blocks);

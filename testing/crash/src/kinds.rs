@@ -18,8 +18,10 @@ where
     let check_every = env("IVERS_CRASH_CHECK_EVERY").unwrap_or(4);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
+    let is_named = |kind: &K| only_kind.as_ref().is_none_or(|only| kind.name() == only);
+    assert!(kinds.iter().any(is_named), "IVERS_CRASH_KIND is the name of no kind");
     for (nth, kind) in (0..).zip(kinds) {
-        if only_kind.as_ref().is_some_and(|only| kind.name() != only) {
+        if !is_named(kind) {
             continue;
         }
         let (workloads, whole) = match &only {

@@ -336,7 +336,7 @@ fn many_objects_are_committed_and_pushed() {
 fn many_changed_buffers_are_committed() {
     let device: Arc<dyn Device> = Arc::new(formatted());
     let log = RangeLog::open(device.clone(), LOG, SECTORS).unwrap();
-    let bytes = 16 * u64::from(BLOCK);
+    let bytes = 32 * u64::from(BLOCK);
     let fs = Fs::with_options(device, log, JournalOptions::default().with_checkpoint_bytes(bytes));
     for number in 0..16 {
         fs.set_one(300 + number, 0, number);

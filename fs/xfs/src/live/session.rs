@@ -21,9 +21,6 @@ const KEPT_BLOCKS_A_GROUP: u64 = 64;
 const MOST_WINDOW_BYTES: u64 = 256 << 20;
 const WINDOW_PART: u64 = 64;
 
-/// The most credits that a change begins with. Several changes must fit in one transaction of the journal.
-const MOST_CREDITS: u32 = 512 << 10;
-
 /// Extents of a file that one transaction changes, to bound its size.
 const MOST_EXTENTS: u64 = 16;
 /// Deferred operations for an extent that is freed, or marked as written.
@@ -50,7 +47,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(space: Space, commits: Commits, next_record: Arc<AtomicU64>) -> Self {
-        let credits = (commits.journal().max_credits() / 4).min(MOST_CREDITS);
+        let credits = (commits.journal().max_credits() / 4).min(space.most_credits());
         // A file that is deleted frees extents of both forks.
         let works = commits.journal().max_intents(space.credits_of_change()) / 2;
         Self {

@@ -23,6 +23,10 @@ use crate::layout::tree::TreeKind;
 /// Blocks a level that an operation changes.
 const BLOCKS_A_LEVEL: u64 = 3;
 
+/// Blocks that changed in whole, and bytes, for which a change has credits when it begins.
+const MOST_BLOCKS: u64 = 32;
+const MOST_CREDITS: u32 = 512 << 10;
+
 /// Blocks of the tree of attributes and of the map of its fork that one attribute changes.
 const ATTRIBUTE_BLOCKS: u64 = 16;
 
@@ -57,6 +61,11 @@ impl Space {
         let credits = u32::try_from(whole.saturating_mul(blocks)).unwrap_or(u32::MAX);
         // A larger transaction cannot begin; what it logs is compared before it is published.
         credits.min(self.journal.max_credits())
+    }
+
+    /// The most credits that a change begins with: several changes must fit one transaction of the journal.
+    pub(crate) fn most_credits(&self) -> u32 {
+        self.credits(MOST_BLOCKS).max(MOST_CREDITS)
     }
 
     /// Blocks of one change of free space: its trees, the free list, and the heads.
