@@ -186,10 +186,8 @@ impl ServerConnection {
             first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
         });
         let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
-        // A command uses most files once, so a delegation would save nothing and have to be returned.
         let nfs = NfsOptions {
             patience,
-            delegations: false,
             facts_of: facts_of.to_vec(),
             tls: self.tls,
             ..NfsOptions::new(Identity::of(self.own))

@@ -93,7 +93,7 @@ impl Client {
     pub fn bind_again(&self, time: Duration) -> Result<()> {
         let limit = self.limit_of(Some(time));
         let (connection, session) = self.linked(&limit)?;
-        establish::bind(&self.exchange, &connection, &session, true, limit.0)
+        establish::bind(&self.exchange, &connection, &session, true, limit.0).map(drop)
     }
 
     /// Notes that a request was answered, and when it was sent.

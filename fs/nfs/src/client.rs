@@ -495,8 +495,8 @@ impl Client {
         let limit = Instant::now() + BIND_TIMEOUT;
         match establish::bind(&self.exchange, &connection, session, false, Some(limit)) {
             Err(error) => Err(connection.fail(error.to_string())),
-            Ok(()) if connection.is_usable() => Ok(connection),
-            Ok(()) => Err(connection.fail("the connection cannot be bound to the session")),
+            Ok(true) if connection.is_usable() => Ok(connection),
+            Ok(_) => Err(connection.fail("the connection cannot be bound to the session")),
         }
     }
 
@@ -595,11 +595,12 @@ impl Client {
         let mut pause = PAUSES.0;
         // The server may have executed it.
         let mut lost = Answered::Not;
+        // Only the first one certainly renews the lease: a server may answer a repeated request from its cache.
+        let sent_at = self.started.elapsed();
         loop {
             let (first, _) = self.linked(limit)?;
             let connection = self.carrier(first.clone(), session, slot.number());
             let has_callbacks = Arc::ptr_eq(&first, &connection);
-            let sent_at = self.started.elapsed();
             let sent = self.exchange.in_slot(&connection, (session, &slot), auth, ops, keeps_reply, limit.0);
             let answer = match sent {
                 Ok(answer) => answer,

@@ -86,9 +86,9 @@ impl Nfs {
         }
         // The VFS waits for bytes here, so the reply must not be passed to it.
         let ops = [Op::GetAttr(Bitmap::of([attr::CHANGE]))];
-        let (mut results, _) = self.on_file(caller, node, &ops)?;
+        let (mut results, sent) = self.on_file(caller, node, &ops)?;
         let change = change_of(&take!(results, GetAttr)?, &self.place(node))?;
-        Ok(change.filter(|change| node.confirm(*change, self.attribute_timeout)))
+        Ok(change.filter(|change| node.confirm(*change, sent, self.attribute_timeout)))
     }
 
     /// Reads a file from local disk, as far as the current contents are there. Reads the rest from the server
@@ -99,6 +99,10 @@ impl Nfs {
         self.unlost_stateid(node, share::READ)?;
         let change = self.current_change(caller, node)?;
         let found = change.map_or(Found::default(), |change| contents.cache.read(&file, change, offset, buf));
+        if self.client.sessions() != sessions {
+            // The server may have restarted since the verifier was asked for (P3).
+            return Ok(false);
+        }
         if found.ends || found.bytes == buf.len() {
             contents.unasked.fetch_add(1, Relaxed);
             buf[found.bytes..].fill(0);
@@ -110,8 +114,8 @@ impl Nfs {
         let end = (offset + buf.len() as u64).next_multiple_of(block);
         let mut bytes = vec![0; (end - start) as usize];
         let arrived = self.receive(caller, node, start, &mut bytes, true)?;
-        if found.bytes > 0 && arrived.change != change {
-            // The bytes from disk are older than the rest.
+        if found.bytes > 0 && (arrived.change != change || self.client.sessions() != sessions) {
+            // The bytes from disk may be older than the rest.
             return Ok(false);
         }
         if let Some(change) = arrived.change

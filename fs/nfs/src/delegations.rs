@@ -345,6 +345,8 @@ impl Callee for Opens {
         let known = self.table.known(file);
         match known.as_ref().and_then(|file| file.begin_return(Some(stateid))) {
             Some(is_new) => {
+                // The delegation is marked, so the recall is not early.
+                returns.queue.lock().early.retain(|early| early.other != stateid.other);
                 if let Some(file) = known.filter(|_| is_new) {
                     Counters::count(&self.client.counters().recalls);
                     returns.push(&file);

@@ -158,7 +158,7 @@ impl Nfs {
     pub(crate) fn learn_or_expire(&self, node: &Node, results: &mut Results, sent: u64) -> Result<()> {
         match results.attributes(&self.place(node))? {
             Some(file) => self.learn(node, &file, sent),
-            None => node.expire(),
+            None => node.expire(self.client.requests() + 1),
         }
         Ok(())
     }

@@ -197,14 +197,15 @@ fn send_first(
 }
 
 /// Binds a connection to a session for requests. With `callbacks` it is bound for callbacks, too, if the
-/// session has a back channel. Set `callbacks` only for a connection that gets a callback thread.
+/// session has a back channel. Set `callbacks` only for a connection that gets a callback thread. Returns
+/// whether the server knows the session.
 pub fn bind(
     exchange: &Exchange,
     connection: &Connection,
     session: &Session,
     callbacks: bool,
     limit: Option<Instant>,
-) -> ivers_vfs::Result<()> {
+) -> ivers_vfs::Result<bool> {
     const FORE: u32 = 1;
     const FORE_OR_BOTH: u32 = 3;
     let direction = if callbacks && session.back.is_some() { FORE_OR_BOTH } else { FORE };
@@ -212,7 +213,9 @@ pub fn bind(
     match exchange.outside(connection, &[Op::BindConnToSession(bind)], limit) {
         Ok(compound) if compound.status == NfsStat::Ok => {}
         // The next SEQUENCE gets the same error, and handles it.
-        Ok(compound) if matches!(compound.status, NfsStat::Badsession | NfsStat::Deadsession) => {}
+        Ok(compound) if matches!(compound.status, NfsStat::Badsession | NfsStat::Deadsession) => {
+            return Ok(false);
+        }
         Ok(compound) => {
             connection.fail(format!("BIND_CONN_TO_SESSION: {}", compound.status.name()));
         }
@@ -220,5 +223,5 @@ pub fn bind(
         Err(Failure::Broken(_)) => {}
         Err(Failure::Final(error)) => return Err(error),
     }
-    Ok(())
+    Ok(true)
 }

@@ -229,7 +229,7 @@ impl Nfs {
             match self.look(caller, dir, name)? {
                 None => {}
                 Some(found) if found.handle == node.handle => {
-                    node.expire();
+                    node.expire(self.client.requests() + 1);
                     return self.look_again(caller, dir);
                 }
                 Some(_) => return Err(NameError::Exists.into()),
@@ -268,7 +268,7 @@ impl Nfs {
             self.hide(caller, dir, name, inode, false)?;
             let nlink = inode.with_attr(|attr| attr.nlink);
             inode.with_attr(|attr| attr.nlink = nlink.saturating_sub(1));
-            node.expire();
+            node.expire(self.client.requests() + 1);
             return Ok(());
         }
         let ops = [
@@ -354,7 +354,7 @@ impl Nfs {
             if !has(self.look(caller, new_dir, new)?) {
                 return Err(NameError::NotFound.into());
             }
-            file.expire();
+            file.expire(self.client.requests() + 1);
             self.look_again(caller, new_dir)?;
             if crosses {
                 self.look_again(caller, old_dir)?;

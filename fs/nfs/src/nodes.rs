@@ -284,8 +284,9 @@ impl Node {
         self.applied.notify_all();
     }
 
-    /// The attributes changed, and no reply said how.
-    pub fn expire(&self) {
+    /// The attributes changed, and no reply said how. Replies to requests before number `next` may be older.
+    pub fn expire(&self, next: u64) {
+        self.open.void_before(next);
         self.known.lock().fresh_until = None;
     }
 
@@ -307,9 +308,10 @@ impl Node {
 
     /// Takes over a change attribute that the server sent alone. If it is the known one, the attributes are
     /// current. Returns whether it is.
-    pub fn confirm(&self, change: u64, timeout: Duration) -> bool {
+    pub fn confirm(&self, change: u64, sent: u64, timeout: Duration) -> bool {
         let mut known = self.known.lock();
-        let same = known.sent != 0 && !known.applying && known.change == change;
+        let same =
+            sent >= self.open.first_valid() && known.sent != 0 && !known.applying && known.change == change;
         if same {
             known.fresh_until = Instant::now().checked_add(timeout);
         }
@@ -465,7 +467,7 @@ mod tests {
         node.apply(&file(5), 4, Duration::ZERO, None);
         assert!(node.is_covered(4, 0) && !node.is_covered(5, 0));
         assert!(!node.is_covered(4, 1), "a change has an unknown outcome");
-        node.expire();
+        node.expire(5);
         assert!(!node.is_covered(4, 0), "a change brought no attributes");
         node.apply(&file(5), 6, Duration::ZERO, None);
         node.note_unknown_changes(5, 1);

@@ -35,7 +35,7 @@ pub struct NfsOptions {
     pub transfer_bytes_max: (u64, u64),
     /// The numbers of owners that the server sends as names. Others are nobody.
     pub owners: Owners,
-    /// Whether opens for reading ask for delegations.
+    /// Whether opens for reading ask for delegations. `docs/nfs.md` says why mounts do not yet.
     pub delegations: bool,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
@@ -56,7 +56,7 @@ impl NfsOptions {
             attribute_timeout: Duration::from_secs(3),
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),
-            delegations: true,
+            delegations: false,
             root: b"/".to_vec(),
             facts_of: Vec::new(),
         }

@@ -68,7 +68,9 @@ impl OpenTable {
     pub(crate) fn remove_if_closed(&self, file: &FileOpen) {
         let mut table = self.files.lock();
         let state = file.state.lock();
-        if state.access == 0 && state.delegation.is_none() && state.local == 0 {
+        // The table may have another one of this file by now.
+        let is_it = table.open.get(&file.handle).is_some_and(|it| std::ptr::eq(&**it, file));
+        if is_it && state.access == 0 && state.delegation.is_none() && state.local == 0 {
             table.open.remove(&file.handle);
         }
     }
@@ -304,7 +306,10 @@ impl Opens {
             Ok((opened, _)) => note_open(&mut state, &opened, had, &caller),
             Err(error) => {
                 log::warn!("{}: an open that the server lost: {error}", self.client.name());
-                (state.access, state.local) = (0, 0);
+                state.local = 0;
+                if state.stateid.is_none() {
+                    state.access = 0;
+                }
             }
         }
         let stateid = state.stateid.filter(|_| state.access & access == access);

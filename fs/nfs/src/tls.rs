@@ -127,14 +127,30 @@ impl Tls {
         tls.set_buffer_limit(None);
         while tls.is_handshaking() || tls.wants_write() {
             go_on()?;
-            match tls.complete_io(&mut stream) {
-                Ok(_) => {}
+            // One step at a time: a server that sends byte after byte must not keep this thread.
+            match step(&mut tls, &mut stream) {
+                Ok(()) => {}
                 Err(error) if is_pause(error.kind()) => {}
                 Err(error) => return Err(Broken(format!("TLS: {error}"))),
             }
         }
         Ok(Wire::secured(stream, tls))
     }
+}
+
+/// Writes or reads once for the handshake.
+fn step(tls: &mut ClientConnection, stream: &mut TcpStream) -> std::io::Result<()> {
+    if tls.wants_write() {
+        return tls.write_tls(stream).map(drop);
+    }
+    if tls.read_tls(stream)? == 0 {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    tls.process_new_packets().map(drop).map_err(|error| {
+        // The alert tells the server why.
+        let _ = tls.write_tls(stream);
+        std::io::Error::other(error)
+    })
 }
 
 fn is_pause(kind: ErrorKind) -> bool {

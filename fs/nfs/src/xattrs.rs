@@ -75,7 +75,7 @@ impl Nfs {
                 break outcome.up_to(2, self.client.name())?;
             }
             if self.xattr_was_set(caller, node, wire, (value, mode))? {
-                node.expire();
+                node.expire(self.client.requests() + 1);
                 return Ok(());
             }
         };

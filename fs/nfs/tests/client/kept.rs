@@ -23,6 +23,7 @@ impl Place {
         let contents = ContentCache::open(&self.dir(), 16 * BYTES_MIN).unwrap();
         NfsOptions {
             contents: Some(Arc::new(contents)),
+            delegations: false,
             attribute_timeout: Duration::from_secs(3),
             ..options()
         }

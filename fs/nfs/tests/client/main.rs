@@ -115,7 +115,12 @@ fn dial(address: SocketAddr) -> Dial {
 
 fn options() -> NfsOptions {
     let root = b"/deep/data".to_vec();
-    NfsOptions { root, attribute_timeout: Duration::ZERO, ..NfsOptions::new(Identity::of(Cred::root())) }
+    NfsOptions {
+        root,
+        delegations: true,
+        attribute_timeout: Duration::ZERO,
+        ..NfsOptions::new(Identity::of(Cred::root()))
+    }
 }
 
 /// Requests that fail soon.
