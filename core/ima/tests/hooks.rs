@@ -164,8 +164,8 @@ fn each_violation_is_recorded_once() {
     assert!(fixture.list.take().is_empty());
 }
 
-/// Opens a file while it is open in `other` mode, and closes that a little later. Returns what was recorded in
-/// the attempt in which the open waited: on a busy machine the close may come too late, or first.
+/// Opens a file while it is open in `other` mode, and closes that a little later. Returns what was recorded
+/// in the attempt in which the open waited: on a busy machine the close may come too late, or first.
 fn recorded_while_waiting(other: OpenMode, open: OpenMode) -> Vec<String> {
     let fixture = Fixture::new("measure mask=^MAY_READ", false, ChangeMode::Lazy);
     let file = fixture.make("f");

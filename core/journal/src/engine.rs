@@ -29,8 +29,8 @@ pub struct JournalOptions {
     /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
     /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits if its
-    /// objects take a quarter of it. With a log of whole blocks it commits if its buffers take as much; with a
-    /// log of ranges, if they take half as much, or if it would write more than a quarter of it to the log.
+    /// objects take a quarter of it. With a log of whole blocks it also commits if its buffers take all of
+    /// it; with a log of ranges, if they take half, or if it would write more than a quarter to the log.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -378,8 +378,8 @@ impl Journal {
         if log.needs_recovery() {
             return Err(JournalError::NeedsRecovery);
         }
-        // A quarter of the log, so that commits and checkpoints overlap with new handles. At most a part of what
-        // may stay in memory, but at least 64 blocks that changed in whole if a quarter of the log can hold them.
+        // A quarter of the log, so that commits and checkpoints overlap with new handles. At most a part of
+        // what may stay in memory, but at least 64 blocks that changed in whole, if they fit that quarter.
         let costs = log.costs();
         let whole = costs.of_buffer(1, std::slice::from_ref(&(0..cache.block_size())));
         let in_memory = match costs.has_ranges() {

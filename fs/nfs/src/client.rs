@@ -595,7 +595,7 @@ impl Client {
         let mut pause = PAUSES.0;
         // The server may have executed it.
         let mut lost = Answered::Not;
-        // Only the first one certainly renews the lease: a server may answer a repeated request from its cache.
+        // Only the first request surely renews the lease: a server may answer a repeated one from its cache.
         let sent_at = self.started.elapsed();
         loop {
             let (first, _) = self.linked(limit)?;

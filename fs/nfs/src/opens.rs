@@ -68,7 +68,7 @@ impl OpenTable {
     pub(crate) fn remove_if_closed(&self, file: &FileOpen) {
         let mut table = self.files.lock();
         let state = file.state.lock();
-        // The table may have another one of this file by now.
+        // The table may have a newer one of this file.
         let is_it = table.open.get(&file.handle).is_some_and(|it| std::ptr::eq(&**it, file));
         if is_it && state.access == 0 && state.delegation.is_none() && state.local == 0 {
             table.open.remove(&file.handle);
