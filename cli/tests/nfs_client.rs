@@ -452,7 +452,7 @@ fn contents_are_kept_for_the_next_mount() {
     }
     let exported = Exported::new();
     let dir = exported.image.dir().join("cache");
-    let options = format!("cache-dir={},cache-size=32M", dir.display());
+    let options = format!("cache-dir={},cache-size=256M", dir.display());
     let reads = |mounted: &Mounted| {
         let stats = works(&["stats", "--json", mounted.0.to_str().unwrap()]);
         let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();

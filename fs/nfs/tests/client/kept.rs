@@ -20,7 +20,8 @@ impl Place {
     }
 
     fn options(&self) -> NfsOptions {
-        let contents = ContentCache::open(&self.dir(), 16 * BYTES_MIN).unwrap();
+        // Ten times the contents: with less, blocks that fall into one set evict each other by chance.
+        let contents = ContentCache::open(&self.dir(), 64 * BYTES_MIN).unwrap();
         NfsOptions {
             contents: Some(Arc::new(contents)),
             delegations: false,
