@@ -15,7 +15,7 @@ use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 
 use crate::callbacks::BACK_BYTES;
 use crate::target::ServerName;
-use crate::wire::Wire;
+use crate::wire::{Wire, is_pause};
 
 /// How long a read of the socket waits before the thread looks at its time limit.
 const READ_SLICE: Duration = Duration::from_millis(500);
@@ -228,14 +228,7 @@ impl Connection {
         let len = match self.wire.receive(&mut reader.buffer) {
             Ok(None) => return Err("the server closed the connection".into()),
             Ok(Some(len)) => len,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) =>
-            {
-                return Ok(Vec::new());
-            }
+            Err(error) if is_pause(error.kind()) => return Ok(Vec::new()),
             Err(error) => return Err(format!("cannot receive: {error}")),
         };
         let mut bytes = reader.buffer.get(..len).unwrap_or_default();

@@ -38,6 +38,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The least time between two attempts to bind the connection for callbacks.
 const BIND_PAUSE: Duration = Duration::from_secs(5);
 
+/// Returns a file with the stateid of its delegation, if it has one.
+fn with_stateid(file: Arc<FileOpen>) -> Option<(Arc<FileOpen>, StateId)> {
+    let delegation = file.state.lock().delegation?;
+    Some((file, delegation.stateid))
+}
+
 impl Opens {
     /// Starts the thread that returns delegations.
     pub(crate) fn start_returns(self: &Arc<Self>) -> Result<()> {
@@ -203,17 +209,14 @@ impl Opens {
         Ok(())
     }
 
-    /// Sends DELEGRETURN for several files. An error has the files whose delegation was not returned.
+    /// Sends DELEGRETURN for several files. An error comes with the files whose delegations are
+    /// left.
     fn return_some(
         &self,
         files: Vec<Arc<FileOpen>>,
         until: Instant,
     ) -> std::result::Result<(), (Error, Vec<Arc<FileOpen>>)> {
-        let stateid = |file: Arc<FileOpen>| {
-            let delegation = file.state.lock().delegation?;
-            Some((file, delegation.stateid))
-        };
-        let mut files: VecDeque<_> = files.into_iter().filter_map(stateid).collect();
+        let mut files: VecDeque<_> = files.into_iter().filter_map(with_stateid).collect();
         // Another client may change them as soon as the server has this request.
         files.iter().for_each(|(file, _)| file.void_before(self.client.requests() + 1));
         while !files.is_empty() {
@@ -266,11 +269,7 @@ impl Opens {
     /// Finds out which delegations are left after the server revoked state.
     fn search_revoked(&self) {
         let revocations = self.client.revocations();
-        let stateid = |file: Arc<FileOpen>| {
-            let delegation = file.state.lock().delegation?;
-            Some((file, delegation.stateid))
-        };
-        let all: Vec<_> = self.all().into_iter().filter_map(stateid).collect();
+        let all: Vec<_> = self.all().into_iter().filter_map(with_stateid).collect();
         for some in all.chunks(TESTS) {
             if let Err(error) = self.test(some) {
                 log::info!("{}: TEST_STATEID: {error}", self.client.name());

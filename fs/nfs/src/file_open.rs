@@ -261,12 +261,13 @@ pub(crate) fn note_open(state: &mut State, opened: &Opened, access: u32, caller:
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use ivers_nfs4::ops::v40::{OpenDelegation, share};
     use ivers_nfs4::types::{Bitmap, ChangeInfo};
 
-    fn opened(other: u8, seqid: u32) -> Opened {
+    /// Returns what OPEN returns.
+    pub(crate) fn opened(other: u8, seqid: u32) -> Opened {
         Opened {
             stateid: StateId { seqid, other: [other; 12] },
             cinfo: ChangeInfo { atomic: false, before: 0, after: 0 },

@@ -7,24 +7,24 @@ use ivers_content_cache::ContentCache;
 use ivers_nfs4::types::Verifier;
 use ivers_vfs::sync::{RankedMutex, rank};
 
-/// The run of the server that a session belongs to.
+/// One run of the server, from a start to the next restart.
 #[derive(Default, Clone, Copy)]
 pub struct Run {
-    /// The number of sessions that were made until then.
+    /// The number of sessions when the verifier was asked for.
     pub sessions: u64,
-    /// The write verifier: another one means that the server may have lost changes (P3).
+    /// The write verifier. A different one means that the server may have lost changes (P3).
     pub verifier: Option<Verifier>,
-    /// Files that were tried for it.
+    /// How many files were tried.
     pub attempts: u32,
 }
 
-/// The contents that are kept.
+/// The persistent cache of a mount.
 pub struct Contents {
     /// The cache.
     pub cache: Arc<ContentCache>,
     /// The run of the server.
     pub run: RankedMutex<rank::Leaf, Run>,
-    /// Reads that needed no READ.
+    /// Reads that sent no READ.
     pub unasked: AtomicU64,
 }
 

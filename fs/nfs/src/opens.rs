@@ -463,17 +463,7 @@ impl Opens {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ivers_nfs4::types::{Bitmap, ChangeInfo};
-
-    fn opened(other: u8, seqid: u32) -> Opened {
-        Opened {
-            stateid: StateId { seqid, other: [other; 12] },
-            cinfo: ChangeInfo { atomic: false, before: 0, after: 0 },
-            rflags: 0,
-            attrset: Bitmap::default(),
-            delegation: OpenDelegation::None,
-        }
-    }
+    use crate::file_open::tests::opened;
 
     #[test]
     fn an_open_outlives_its_node() {

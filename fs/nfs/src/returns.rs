@@ -69,7 +69,7 @@ impl Returns {
         Asking(self)
     }
 
-    /// The delegation of a file must be returned. Its file is marked.
+    /// Queues a file whose delegation must be returned and is marked.
     pub(crate) fn push(&self, file: &Arc<FileOpen>) {
         self.change(|queue| queue.files.push_back(file.clone()));
     }
@@ -79,21 +79,22 @@ impl Returns {
         queue.held = queue.held.saturating_sub(1);
     }
 
-    /// Returns the time of a use.
+    /// Counts a use of a delegation. Returns its number: a later use has a larger one.
     pub(crate) fn use_now(&self) -> u64 {
         let mut queue = self.queue.lock();
         queue.uses += 1;
         queue.uses
     }
 
-    /// The thread ends after what it is doing.
+    /// Makes the thread end after its current work.
     pub(crate) fn stop(&self) {
         self.change(|queue| queue.stop = true);
     }
 
-    pub(crate) fn wait_for_end(&self, until: Instant) {
+    /// Waits until `is_over`, or until a time.
+    fn wait_until(&self, until: Instant, is_over: impl Fn(&Queue) -> bool) {
         let mut queue = self.queue.lock();
-        while !queue.ended {
+        while !is_over(&queue) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -102,17 +103,13 @@ impl Returns {
         }
     }
 
+    pub(crate) fn wait_for_end(&self, until: Instant) {
+        self.wait_until(until, |queue| queue.ended);
+    }
+
     /// Waits, unless the thread must end.
     pub(crate) fn rest(&self, time: Duration) {
-        let end = Instant::now() + time;
-        let mut queue = self.queue.lock();
-        while !queue.stop {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            queue.wait_for(&self.changed, left);
-        }
+        self.wait_until(Instant::now() + time, |queue| queue.stop);
     }
 
     /// Waits for work. `None`: the thread must end.

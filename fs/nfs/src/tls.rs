@@ -20,7 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::connection::Broken;
-use crate::wire::Wire;
+use crate::wire::{Wire, is_pause};
 
 /// The ALPN protocol name (section 8.2).
 const ALPN: &[u8] = b"sunrpc";
@@ -151,10 +151,6 @@ fn step(tls: &mut ClientConnection, stream: &mut TcpStream) -> std::io::Result<(
         let _ = tls.write_tls(stream);
         std::io::Error::other(error)
     })
-}
-
-fn is_pause(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
 /// Sends the request for TLS, and checks the reply (section 4.1).

@@ -4,7 +4,7 @@
 //! under it. Only a thread that sends takes encrypted bytes out of the state, so that they keep their order.
 //! So messages of TLS itself are sent with the next record.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use ivers_vfs::sync::{RankedMutex, rank};
@@ -12,6 +12,11 @@ use rustls::ClientConnection;
 
 /// Space for the plain text of a TLS record whose first bytes an earlier call received.
 const RECORD_BYTES: usize = 17 << 10;
+
+/// Returns whether an error of a socket means that nothing arrived yet.
+pub fn is_pause(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
 
 /// A socket, with or without TLS.
 pub struct Wire {

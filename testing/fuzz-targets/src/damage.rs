@@ -2,12 +2,16 @@
 
 use crate::input::{Flags, Input};
 use crate::place::Place;
-use ivers_block::{ByteOffset, Device};
+use ivers_block::{ByteOffset, Device, OverlayDevice};
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::Arc;
 
 /// A base image whose structures have checksums.
 pub(crate) trait Sealed<C> {
+    /// The bytes of the image, which are never written.
+    fn device(&self) -> &Arc<dyn Device>;
+
     /// The structures of the image by class.
     fn places(&self) -> &HashMap<C, Vec<Place>>;
 
@@ -15,8 +19,22 @@ pub(crate) trait Sealed<C> {
     fn seal(&self, device: &dyn Device, class: C, place: &Place);
 }
 
+/// Returns a copy of one of `bases` as an input damages it, the flags of the input, and what follows.
+pub(crate) fn damaged<'a, C: Copy + Eq + Hash>(
+    bases: &[impl Sealed<C>],
+    input: &'a [u8],
+    classes: &[C],
+) -> (Arc<dyn Device>, Flags, Input<'a>) {
+    let mut rest = Input::new(input);
+    let base = &bases[usize::from(rest.byte()) % bases.len()];
+    let flags = Flags(rest.byte());
+    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device().clone()));
+    damage(base, &*device, classes, flags, &mut rest);
+    (device, flags, rest)
+}
+
 /// Reads the patches of an input and applies them to structures of `classes`.
-pub(crate) fn damage<C: Copy + Eq + Hash>(
+fn damage<C: Copy + Eq + Hash>(
     base: &impl Sealed<C>,
     device: &dyn Device,
     classes: &[C],

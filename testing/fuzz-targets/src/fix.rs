@@ -8,6 +8,7 @@ use ivers_ext4::layout::csum::crc32c;
 use ivers_ext4::layout::group::desc_csum;
 use ivers_ext4::layout::inode::{inode_seed, seal_slot};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -16,6 +17,10 @@ fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
 }
 
 impl Sealed<Class> for Base {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     fn places(&self) -> &HashMap<Class, Vec<Place>> {
         &self.places
     }

@@ -1,10 +1,10 @@
 //! Damages a base image, mounts and walks it, and makes the calls of the input.
 
 use crate::base::BASES;
-use crate::damage::damage;
-use crate::input::{Call, Flags, Input};
+use crate::damage::damaged;
+use crate::input::{Call, Flags};
 use crate::place::Class;
-use ivers_block::{Budget, Device, OverlayDevice};
+use ivers_block::{Budget, Device};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::check::Memory;
 use ivers_vfs::*;
@@ -20,11 +20,7 @@ const MAX_NAMES: usize = 300;
 
 /// Runs an input whose patches hit structures of `classes`.
 pub fn run(input: &[u8], classes: &[Class]) {
-    let mut rest = Input::new(input);
-    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
-    let flags = Flags(rest.byte());
-    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &*device, classes, flags, &mut rest);
+    let (device, flags, mut rest) = damaged(&BASES, input, classes);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
@@ -36,11 +32,7 @@ pub(crate) fn memory() -> Memory {
 
 /// Runs the checker on a base image that the input damages. Its findings do not matter: it must end.
 pub fn check(input: &[u8], classes: &[Class]) {
-    let mut rest = Input::new(input);
-    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
-    let flags = Flags(rest.byte());
-    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &*device, classes, flags, &mut rest);
+    let (device, ..) = damaged(&BASES, input, classes);
     let _ = ivers_ext4::check::check(device, memory(), "image");
 }
 

@@ -47,15 +47,21 @@ pub fn shows(image: &Path, options: &str, look: &mut dyn FnMut(&Path) -> Result<
 }
 
 /// A loop device of an image. Detached when dropped.
-struct LoopDevice(String);
+pub struct LoopDevice(String);
 
 impl LoopDevice {
-    fn attach(image: &Path, read_only: bool) -> Result<Self> {
+    /// Attaches an image to a free loop device.
+    pub fn attach(image: &Path, read_only: bool) -> Result<Self> {
         let mut args = vec![OsStr::new("--find"), "--show".as_ref()];
         args.extend(read_only.then_some(OsStr::new("--read-only")));
         args.push(image.as_ref());
         let attached = crate::run("losetup", args)?;
         Ok(Self(String::from_utf8(attached.stdout)?.trim().to_owned()))
+    }
+
+    /// Returns its name, such as `/dev/loop3`.
+    pub fn name(&self) -> &str {
+        &self.0
     }
 }
 
@@ -88,7 +94,7 @@ impl LoopMount {
 
     /// Returns the name of the loop device.
     pub fn device(&self) -> &str {
-        &self.device.0
+        self.device.name()
     }
 
     /// Returns the mount point.

@@ -11,6 +11,7 @@ pub mod trees;
 
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_btrfs::{Btrfs, OpenOptions};
+use ivers_oracle::kernel::LoopDevice;
 use ivers_oracle::{LoopMount, have_programs, kernel};
 use ivers_vfs::*;
 use std::path::{Path, PathBuf};
@@ -86,16 +87,15 @@ pub fn can_fill() -> bool {
 }
 
 /// Loop devices of image files.
-struct Loops(Vec<String>);
+struct Loops(Vec<LoopDevice>);
 
 impl Loops {
     fn attach(images: &[PathBuf]) -> Self {
-        let mut loops = Self(Vec::new());
-        for image in images {
-            let found = ivers_oracle::run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]);
-            loops.0.push(String::from_utf8(found.unwrap().stdout).unwrap().trim().to_owned());
-        }
-        loops
+        Self(images.iter().map(|image| LoopDevice::attach(image, false).unwrap()).collect())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|device| device.name().to_owned()).collect()
     }
 }
 
@@ -103,8 +103,7 @@ impl Drop for Loops {
     fn drop(&mut self) {
         for device in &self.0 {
             // The kernel remembers devices of arrays by their names, which other tests use again.
-            let _ = ivers_oracle::output("btrfs", ["device", "scan", "--forget", device]);
-            let _ = ivers_oracle::output("losetup", ["-d", device]);
+            let _ = ivers_oracle::output("btrfs", ["device", "scan", "--forget", device.name()]);
         }
     }
 }
@@ -129,7 +128,7 @@ impl Images {
             ivers_oracle::run("mkfs.btrfs", args).unwrap();
         } else {
             let loops = Loops::attach(&paths);
-            args.extend(loops.0.iter().map(String::as_str));
+            args.extend(loops.0.iter().map(LoopDevice::name));
             ivers_oracle::run("mkfs.btrfs", args).unwrap();
         }
         Self { paths }
@@ -156,10 +155,11 @@ impl Images {
     /// Runs something with loop devices of all images, which the kernel and btrfs-progs know as one array.
     pub fn with_loops<T>(&self, run: impl FnOnce(&[String]) -> T) -> T {
         let loops = Loops::attach(&self.paths);
-        for device in &loops.0 {
+        let names = loops.names();
+        for device in &names {
             ivers_oracle::run("btrfs", ["device", "scan", device]).unwrap();
         }
-        run(&loops.0)
+        run(&names)
     }
 
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {

@@ -67,6 +67,13 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// Serves a filesystem with the file `f`.
+fn served_file() -> Served {
+    let served = Served::new(ext4());
+    served.file(&served.root(), b"f", b"contents");
+    served
+}
+
 #[test]
 fn a_delegated_file_is_used_without_requests() {
     let served = Served::new(mem());
@@ -92,8 +99,7 @@ fn a_delegated_file_is_used_without_requests() {
 /// [`D1`]
 #[test]
 fn a_writer_elsewhere_recalls_and_the_holder_sees_its_bytes() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
     let b = mount(served.address(), &options()).unwrap();
     assert_eq!(a.read().unwrap(), b"contents");
@@ -114,8 +120,7 @@ fn a_writer_elsewhere_recalls_and_the_holder_sees_its_bytes() {
 /// A recall voids what is known, however long attributes count otherwise.
 #[test]
 fn attributes_do_not_outlive_their_delegation() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let long = NfsOptions { attribute_timeout: Duration::from_secs(1000), ..options() };
     let a = Holder::new(mount(served.address(), &long).unwrap(), "/f");
     let b = mount(served.address(), &options()).unwrap();
@@ -130,8 +135,7 @@ fn attributes_do_not_outlive_their_delegation() {
 /// [`D7`] An open under a delegation sends nothing. The recall sends OPEN and DELEGRETURN.
 #[test]
 fn a_recall_keeps_the_files_of_its_readers_open() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
     let b = mount(served.address(), &options()).unwrap();
     a.open();
@@ -147,8 +151,7 @@ fn a_recall_keeps_the_files_of_its_readers_open() {
 
 #[test]
 fn readers_share_and_an_attribute_recalls_them_all() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let holders = [(); 3].map(|()| Holder::new(mount(served.address(), &options()).unwrap(), "/f"));
     let other = mount(served.address(), &options()).unwrap();
     let set = ivers_vfs::SetAttr { perm: Some(0o600), ..ivers_vfs::SetAttr::default() };
@@ -166,8 +169,7 @@ fn readers_share_and_an_attribute_recalls_them_all() {
 /// A client sees its own changes under a read delegation at once, including those of names.
 #[test]
 fn own_changes_are_seen_under_a_delegation() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let a = Holder::new(mount(served.address(), &options()).unwrap(), "/f");
     let (cred, root) = (Cred::root(), a.client.vfs.root().unwrap());
     let mut last = a.change();
@@ -199,8 +201,7 @@ fn own_changes_are_seen_under_a_delegation() {
 /// [`D3`]
 #[test]
 fn a_client_that_is_cut_off_does_not_count_on_delegations() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let (address, plan) = proxy(served.address());
     let patience = Patience { reply: Duration::from_millis(500), request: Some(Duration::from_secs(1)) };
     let a = Holder::new(mount(address, &NfsOptions { patience, ..options() }).unwrap(), "/f");
@@ -223,8 +224,7 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
 /// [`D4`] The connection of an idle client breaks when the server sends the recall over it.
 #[test]
 fn a_recall_over_a_connection_that_breaks_comes_again() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let (address, plan) = proxy(served.address());
     let a = Holder::new(mount(address, &patient()).unwrap(), "/f");
     a.open();
@@ -275,8 +275,7 @@ fn delegations_of_open_files_are_reclaimed_after_a_restart() {
 
 #[test]
 fn an_unmount_with_a_recall_pending_ends() {
-    let served = Served::new(ext4());
-    served.file(&served.root(), b"f", b"contents");
+    let served = served_file();
     let (address, plan) = proxy(served.address());
     let a = Holder::new(mount(address, &patient()).unwrap(), "/f");
     a.open();

@@ -4,12 +4,12 @@ mod place;
 
 pub use place::Class;
 
-use crate::damage::{Sealed, damage};
-use crate::input::{Flags, Input};
+use crate::damage::{Sealed, damaged};
+use crate::input::Flags;
 use crate::place::Place;
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use ivers_block::{Budget, ByteOffset, Device, MemDevice};
 use ivers_btrfs::{Btrfs, OpenOptions};
 use ivers_vfs::{DriverOptions, Vfs};
 use place::{SUPER, SUPER_BYTES};
@@ -42,6 +42,10 @@ fn load(packed: &[u8]) -> Base {
 }
 
 impl Sealed<Class> for Base {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     fn places(&self) -> &HashMap<Class, Vec<Place>> {
         &self.places
     }
@@ -57,11 +61,7 @@ impl Sealed<Class> for Base {
 
 /// Runs an input whose patches damage structures of `classes`.
 pub fn run(input: &[u8], classes: &[Class]) {
-    let mut rest = Input::new(input);
-    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
-    let flags = Flags(rest.byte());
-    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &*device, classes, flags, &mut rest);
+    let (device, flags, mut rest) = damaged(&BASES, input, classes);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
@@ -84,11 +84,12 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ivers_block::OverlayDevice;
 
     #[test]
     fn bases_are_mounted_for_writing() {
-        for (number, base) in BASES.iter().enumerate() {
-            let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+        for number in 0..BASES.len() {
+            let (device, ..) = damaged(&BASES, &[number as u8], Class::ALL);
             let vfs = mount(&device, Flags(0)).expect("it is not damaged");
             assert_eq!(vfs.fs().health().read_only, None, "base {number}");
             vfs.unmount().unwrap();

@@ -6,12 +6,12 @@ mod place;
 
 pub use place::Class;
 
-use crate::damage::{Sealed, damage};
-use crate::input::{Flags, Input};
+use crate::damage::{Sealed, damaged};
+use crate::input::Flags;
 use crate::place::Place;
 use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use ivers_block::{Budget, ByteOffset, Device, MemDevice};
 use ivers_vfs::{DriverOptions, Vfs};
 use ivers_xfs::layout::checksum::{SelfDescription, seal_inode};
 use ivers_xfs::layout::superblock::Superblock;
@@ -71,6 +71,10 @@ fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
 }
 
 impl Sealed<Class> for Base {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     fn places(&self) -> &HashMap<Class, Vec<Place>> {
         &self.places
     }
@@ -98,25 +102,15 @@ impl Sealed<Class> for Base {
     }
 }
 
-/// The damaged image of an input, its flags, and what follows.
-fn damaged<'a>(input: &'a [u8], classes: &[Class]) -> (Arc<dyn Device>, Flags, Input<'a>) {
-    let mut rest = Input::new(input);
-    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
-    let flags = Flags(rest.byte());
-    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
-    damage(base, &*device, classes, flags, &mut rest);
-    (device, flags, rest)
-}
-
 /// Runs an input of the checker.
 pub fn check(input: &[u8], classes: &[Class]) {
-    let (device, ..) = damaged(input, classes);
+    let (device, ..) = damaged(&BASES, input, classes);
     let _ = ivers_xfs::check::check(device, memory(), "image");
 }
 
 /// Runs an input whose patches hit structures of `classes`.
 pub fn run(input: &[u8], classes: &[Class]) {
-    let (device, flags, mut rest) = damaged(input, classes);
+    let (device, flags, mut rest) = damaged(&BASES, input, classes);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
@@ -133,11 +127,12 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ivers_block::OverlayDevice;
 
     #[test]
     fn bases_are_mounted_for_writing() {
         for number in 0..BASES.len() {
-            let (device, ..) = damaged(&[number as u8], Class::ALL);
+            let (device, ..) = damaged(&BASES, &[number as u8], Class::ALL);
             let vfs = mount(&device, Flags(0)).expect("it is not damaged");
             assert_eq!(vfs.fs().health().read_only, None, "base {number}");
             vfs.unmount().unwrap();
