@@ -24,6 +24,7 @@ pub fn write_in_place(
 ) -> Result<()> {
     let size = block_size as usize;
     let mut rest = blocks;
+    let mut bytes = Vec::with_capacity((blocks.len() * size).min(RUN_BYTES));
     while let Some((first, _)) = rest.first() {
         let mut run = 1;
         while run < rest.len() && rest[run].0 == *first + run as u64 && run * size < RUN_BYTES {
@@ -34,7 +35,7 @@ pub fn write_in_place(
         if let [(_, data)] = adjacent {
             device.write_at(offset, data.as_ref())?;
         } else {
-            let mut bytes = Vec::with_capacity(run * size);
+            bytes.clear();
             adjacent.iter().for_each(|(_, data)| bytes.extend_from_slice(data.as_ref()));
             device.write_at(offset, &bytes)?;
         }

@@ -312,6 +312,7 @@ fn close(state: &mut State, running: Running) -> Closed {
         patch_snapshots(state, &mut log.items, &running.objects, &running.finished);
     }
     state.committing = log.items.iter().map(|i| i.unit.clone()).collect();
+    log.objects.reserve_exact(running.objects.len() + running.finished.len());
     for (&id, LoggedObject { record, patch, .. }) in &running.objects {
         state.committing_objects.insert(id, patch.clone());
         let kind = patch.as_ref().map_or(RecordKind::Intent, |patch| RecordKind::Placed(patch.unit.clone()));

@@ -1,12 +1,12 @@
 //! The journal: its state and its interface for drivers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use ivers_block::{BlockNo, Buffer, BufferCache, Unit};
+use ivers_block::{BlockNo, Buffer, BufferCache, NumberMap, Unit};
 use ivers_sync::atomic::{AtomicBool, Ordering};
 use ivers_sync::{Condvar, Held, RankedMutex, rank};
 
@@ -221,7 +221,7 @@ pub(crate) struct Running {
     /// A commit waits for the open handles. No new handle may join.
     pub locked: bool,
     pub started: Instant,
-    pub items: HashMap<Unit, Item>,
+    pub items: NumberMap<Unit, Item>,
     /// The number of blocks in `items`.
     pub item_blocks: u64,
     pub revokes: BTreeSet<Unit>,
@@ -245,7 +245,7 @@ impl Running {
             charge: 0,
             locked: false,
             started: Instant::now(),
-            items: HashMap::new(),
+            items: NumberMap::default(),
             item_blocks: 0,
             revokes: BTreeSet::new(),
             forgotten: HashSet::new(),

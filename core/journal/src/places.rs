@@ -1,14 +1,12 @@
 //! The objects that lie in each unit.
 
-use std::collections::HashMap;
-
-use ivers_block::Unit;
+use ivers_block::{NumberMap, Unit};
 
 use crate::ObjectId;
 
 /// The objects of a set that have a place, by the unit that they lie in.
 #[derive(Default)]
-pub(crate) struct Places(HashMap<Unit, Vec<ObjectId>>);
+pub(crate) struct Places(NumberMap<Unit, Vec<ObjectId>>);
 
 impl Places {
     pub fn insert(&mut self, unit: &Unit, id: ObjectId) {

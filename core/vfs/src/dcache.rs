@@ -14,7 +14,7 @@ use crate::memory::{is_sparse, scattered};
 use crate::path_hints::PathHints;
 use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
-use ivers_block::Budget;
+use ivers_block::{Budget, NumberMap};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Shard {
-    directories: HashMap<Ino, HashMap<Arc<[u8]>, Entry>>,
+    directories: NumberMap<Ino, HashMap<Arc<[u8]>, Entry>>,
     /// In order of arrival, for second-chance eviction. Entries of removed names are dropped when eviction
     /// meets them.
     queue: VecDeque<(Ino, Arc<[u8]>)>,

@@ -89,8 +89,8 @@ impl RecordShape {
     }
 }
 
-/// An operation with its data.
-pub(crate) fn operation(tid: u32, client: u8, flags: u8, data: &[u8]) -> Vec<u8> {
+/// Adds an operation with its data.
+pub(crate) fn add_operation(to: &mut Vec<u8>, tid: u32, client: u8, flags: u8, data: &[u8]) {
     let head = RawLogOp {
         oh_tid: tid.into(),
         oh_len: (data.len() as u32).into(),
@@ -98,13 +98,16 @@ pub(crate) fn operation(tid: u32, client: u8, flags: u8, data: &[u8]) -> Vec<u8>
         oh_flags: flags,
         oh_res2: 0.into(),
     };
-    [head.as_bytes(), data].concat()
+    to.extend_from_slice(head.as_bytes());
+    to.extend_from_slice(data);
 }
 
 /// The operation that says that the filesystem was unmounted.
 pub(crate) fn unmount_operation(tid: u32) -> Vec<u8> {
     let unmount = [UNMOUNT_MAGIC.to_le_bytes(), [0; 2], [0; 2], [0; 2]].concat();
-    operation(tid, client::LOG, op::UNMOUNT, &unmount)
+    let mut bytes = Vec::new();
+    add_operation(&mut bytes, tid, client::LOG, op::UNMOUNT, &unmount);
+    bytes
 }
 
 #[cfg(test)]

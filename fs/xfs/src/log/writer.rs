@@ -10,10 +10,10 @@
 //! an empty transaction for that, when there is no other record. The space for it is never given away.
 
 use super::encode::{self, COSTS};
-use super::record::{RecordHead, RecordShape, operation, unmount_operation};
+use super::record::{RecordHead, RecordShape, add_operation, unmount_operation};
 use super::refusal::damaged;
 use super::ring::Lsn;
-use super::wire::{RECORD_MAX, SECTOR, client, op};
+use super::wire::{IN_FLIGHT, RECORD_MAX, SECTOR, client, op};
 use crate::layout::superblock::Superblock;
 use ivers_block::{ByteOffset, Device};
 use ivers_journal::{Costs, JournalError, LiveLog, LogFormat, LogTransaction, LogWritten, Result};
@@ -29,8 +29,9 @@ const OPERATION_BYTES: usize = 12;
 const ENVELOPE_BYTES: u64 = 3 * OPERATION_BYTES as u64 + 16;
 /// Bytes at the end of a record that may stay unused, and the header of an operation that continues.
 const SPLIT_BYTES: u64 = 3 * OPERATION_BYTES as u64;
-/// Records that may be written before a flush. Recovery looks for torn ones only among the last eight.
-const UNFLUSHED_MAX: u32 = 7;
+/// Sectors that may be written before a flush. Recovery looks for missing ones only in the last
+/// [`IN_FLIGHT`].
+const UNFLUSHED_MAX: u32 = IN_FLIGHT - IN_FLIGHT / 8;
 /// Shortest records that always have space: an empty transaction, an unmount, and what aligns them.
 const RESERVED_RECORDS: u64 = 4;
 /// What follows the cycle in the sector after the head of a clean log.
@@ -39,7 +40,7 @@ pub(super) const MARK: &[u8] = b"ivers: the log ends before this sector";
 /// The log of a filesystem that is open for writing.
 pub struct XfsLog {
     device: Arc<dyn Device>,
-    sb: Superblock,
+    sb: Arc<Superblock>,
     start: ByteOffset,
     /// Sectors of the ring.
     len: u32,
@@ -59,7 +60,7 @@ pub struct XfsLog {
     /// The last record is that of an unmount.
     is_clean: bool,
     open: Option<Open>,
-    /// Records since the last flush.
+    /// Sectors since the last flush.
     unflushed: u32,
     live: LiveLog,
 }
@@ -110,7 +111,7 @@ impl XfsLog {
         shape.longest = from.longest.unwrap_or(shape.longest).max(shape.longest);
         let mut log = Self {
             device,
-            sb: sb.clone(),
+            sb: Arc::new(sb.clone()),
             start,
             len,
             shape,
@@ -186,14 +187,15 @@ impl XfsLog {
 
     /// Writes a record at the head. Returns its bytes.
     fn write_record(&mut self, data: Vec<u8>, operations: u32, durable: bool) -> Result<u64> {
-        if !durable && self.unflushed >= UNFLUSHED_MAX {
-            self.device.flush()?;
-            self.unflushed = 0;
-        }
         let lsn = self.lsn(self.head);
         let head = RecordHead { lsn, tail: self.lsn(self.tail), previous: self.previous, operations };
         let bytes = self.shape.record(&head, data, self.len);
-        let end = self.head + (bytes.len() / SECTOR) as u64;
+        let sectors = (bytes.len() / SECTOR) as u32;
+        if !durable && self.unflushed + sectors > UNFLUSHED_MAX {
+            self.device.flush()?;
+            self.unflushed = 0;
+        }
+        let end = self.head + u64::from(sectors);
         if end > self.durable_tail + u64::from(self.len) {
             return Err(JournalError::TooLarge { charge: bytes.len() as u64, limit: self.free() });
         }
@@ -202,7 +204,7 @@ impl XfsLog {
         self.previous = lsn.sector;
         self.ends_empty = false;
         self.is_clean = false;
-        self.unflushed = if durable { 0 } else { self.unflushed + 1 };
+        self.unflushed = if durable { 0 } else { self.unflushed + sectors };
         Ok(bytes.len() as u64)
     }
 
@@ -226,7 +228,8 @@ impl XfsLog {
                 (rest, flags) = (later, op::WAS_CONTINUED);
             }
             let operations = std::mem::take(&mut open.operations);
-            written += self.write_record(std::mem::take(&mut open.data), operations, false)?;
+            let data = std::mem::replace(&mut open.data, Vec::with_capacity(self.shape.data_max()));
+            written += self.write_record(data, operations, false)?;
         }
     }
 
@@ -255,7 +258,7 @@ impl XfsLog {
 
 impl Open {
     fn add(&mut self, flags: u8, data: &[u8]) {
-        self.data.extend(operation(self.tid, client::TRANSACTION, flags, data));
+        add_operation(&mut self.data, self.tid, client::TRANSACTION, flags, data);
         self.operations += 1;
     }
 }
@@ -302,14 +305,20 @@ impl LogFormat for XfsLog {
     }
 
     fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten> {
-        let items = encode::items(&self.sb, self.lsn(self.head), transaction)?;
+        let sb = self.sb.clone();
+        let items = encode::count(&sb, transaction) as u32;
         let mut open = self.begin();
-        let header = [TRANSACTION_MAGIC, TYPE_CHECKPOINT, open.tid, items.len() as u32];
+        let header = [TRANSACTION_MAGIC, TYPE_CHECKPOINT, open.tid, items];
         open.add(0, &header.map(u32::to_le_bytes).concat());
-        let mut bytes = 0;
-        for region in items.iter().flatten() {
-            bytes += self.add_region(&mut open, region)?;
-        }
+        let (mut bytes, mut encoded) = (0, 0);
+        encode::items(&sb, self.lsn(self.head), transaction, |item| {
+            encoded += 1;
+            for region in &item {
+                bytes += self.add_region(&mut open, region)?;
+            }
+            Ok(())
+        })?;
+        debug_assert_eq!(encoded, items);
         let written = self.written(open.position, bytes);
         self.open = Some(open);
         Ok(written)

@@ -83,7 +83,7 @@ impl Tx<'_> {
     }
 
     fn modify_head(&mut self, ag: u32, (block, at): (BlockNo, usize), head: &[u8]) -> Result<()> {
-        self.modify(&[block], None, Whose::Group(ag), |bytes| {
+        self.modify_within(&[block], None, Whose::Group(ag), at..at + head.len(), |bytes| {
             bytes[at..at + head.len()].copy_from_slice(head);
         })
     }
@@ -98,7 +98,8 @@ impl Tx<'_> {
         let Head { bytes, block, at } = head;
         // The change would copy what someone holds.
         drop(bytes);
-        let changed = self.modify(&[block], None, Whose::Group(ag), |bytes| {
+        let range = at..at + size_of::<T>();
+        let changed = self.modify_within(&[block], None, Whose::Group(ag), range, |bytes| {
             let raw = bytes.get_mut(at..).and_then(|bytes| T::mut_from_prefix(bytes).ok());
             raw.map(|(raw, _)| f(raw)).is_some()
         })?;

@@ -261,7 +261,11 @@ impl Tx<'_> {
     /// Replaces a record by one that belongs at the same place.
     pub(super) fn update(&mut self, tree: Tree, cursor: &Cursor, record: &[u8]) -> Result<()> {
         let Step { block, index } = cursor.0[0];
-        self.modify_tree_block(tree, block, |shape, bytes| shape.set_record(bytes, index, record))?;
+        let (place, shape) = (self.tree_place(tree, block)?, self.shape(tree));
+        let (kind, range) = (Some(&SHORT_BTREE), shape.record_range(index));
+        self.modify_within(&[place], kind, tree.whose(), range, |bytes| {
+            shape.set_record(bytes, index, record);
+        })?;
         self.fix_keys(tree, cursor, 0)
     }
 

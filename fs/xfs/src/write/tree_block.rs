@@ -4,6 +4,7 @@ use crate::layout::bytes::number;
 use crate::layout::raw::RawShortBlock;
 use crate::layout::tree::{Key, TreeKind};
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 use zerocopy::{FromZeros, IntoBytes};
 
 const HEADER_BYTES: usize = size_of::<RawShortBlock>();
@@ -92,6 +93,12 @@ impl Shape {
 
     pub(super) fn set_record(&self, bytes: &mut [u8], index: usize, record: &[u8]) {
         put(bytes, HEADER_BYTES + index * self.record, record);
+    }
+
+    /// The bytes of a record.
+    pub(super) fn record_range(&self, index: usize) -> Range<usize> {
+        let start = HEADER_BYTES + index * self.record;
+        start..start + self.record
     }
 
     fn key_at(&self, index: usize) -> usize {

@@ -79,6 +79,8 @@ struct Changed {
     /// The buffer, and its contents before the change. `None` if the unit is new.
     base: Option<(Arc<Buffer>, BufferRead)>,
     bytes: Rc<Vec<u8>>,
+    /// All changed bytes are in this range.
+    touched: Range<usize>,
 }
 
 /// Returns whether a unit is an inode cluster. A transaction logs only the links of unlinked inodes in it.
@@ -90,11 +92,21 @@ fn is_cluster(bytes: &[u8]) -> bool {
 impl Changed {
     /// The runs of bytes that differ from the buffer. All of a new unit.
     fn runs(&self) -> Vec<Range<usize>> {
-        match &self.base {
-            Some((_, before)) if is_cluster(before) => changed_runs(before, &self.bytes, WORD_BYTES),
-            Some((_, before)) => changed_runs(before, &self.bytes, CHUNK_BYTES),
-            None => std::iter::once(0..self.bytes.len()).collect(),
-        }
+        let Some((_, before)) = &self.base else { return std::iter::once(0..self.bytes.len()).collect() };
+        let step = if is_cluster(before) { WORD_BYTES } else { CHUNK_BYTES };
+        let end = self.touched.end.next_multiple_of(CHUNK_BYTES).min(before.len());
+        let start = (self.touched.start / CHUNK_BYTES * CHUNK_BYTES).min(end);
+        debug_assert!(before[..start] == self.bytes[..start] && before[end..] == self.bytes[end..]);
+        let mut runs = changed_runs(&before[start..end], &self.bytes[start..end], step);
+        runs.iter_mut().for_each(|run| *run = run.start + start..run.end + start);
+        runs
+    }
+
+    fn touch(&mut self, range: Range<usize>) {
+        self.touched = match self.touched.is_empty() {
+            true => range,
+            false => self.touched.start.min(range.start)..self.touched.end.max(range.end),
+        };
     }
 }
 
@@ -155,7 +167,8 @@ impl<'s> Tx<'s> {
     pub(crate) fn new_unit(&mut self, blocks: &[BlockNo]) {
         if let Some(first) = blocks.first() {
             let bytes = vec![0; blocks.len() << self.space.sb.block_bits];
-            let changed = Changed { unit: Unit::new(blocks), base: None, bytes: Rc::new(bytes) };
+            let changed =
+                Changed { unit: Unit::new(blocks), base: None, bytes: Rc::new(bytes), touched: 0..0 };
             self.units.insert(*first, changed);
         }
     }
@@ -190,6 +203,19 @@ impl<'s> Tx<'s> {
         whose: Whose,
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
+        let len = blocks.len() << self.space.sb.block_bits;
+        self.modify_within(blocks, kind, whose, 0..len, f)
+    }
+
+    /// As [`Tx::modify`]; `f` changes nothing outside of a range. This saves comparing the rest.
+    pub(super) fn modify_within<R>(
+        &mut self,
+        blocks: &[BlockNo],
+        kind: Option<&SelfDescription>,
+        whose: Whose,
+        range: Range<usize>,
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
         let Some(first) = blocks.first() else {
             return Err(self.space.corrupt("a structure without blocks", whose));
         };
@@ -197,11 +223,13 @@ impl<'s> Tx<'s> {
             let (buffer, before) = self.load(blocks, kind, whose)?;
             self.check_place(blocks, &before, kind, whose)?;
             let bytes = Rc::new(self.space.spare.copy(&before));
-            let changed = Changed { unit: buffer.unit().clone(), base: Some((buffer, before)), bytes };
+            let unit = buffer.unit().clone();
+            let changed = Changed { unit, base: Some((buffer, before)), bytes, touched: 0..0 };
             self.units.insert(*first, changed);
         }
         let changed = self.units.get_mut(first);
         let changed = changed.ok_or_else(|| self.space.corrupt("a structure without blocks", whose))?;
+        changed.touch(range);
         let bytes: &mut Vec<u8> = Rc::make_mut(&mut changed.bytes);
         Ok(f(bytes))
     }
@@ -370,7 +398,7 @@ impl<'s> Tx<'s> {
     }
 
     fn publish_unit(&self, changed: Changed, runs: Vec<Range<usize>>) -> Result<()> {
-        let Changed { unit, base, bytes } = changed;
+        let Changed { unit, base, bytes, .. } = changed;
         let Some((buffer, before)) = base else {
             let buffer = self.space.cache.new_unit(&unit)?;
             self.handle.modify(&buffer, |new| new.copy_from_slice(&bytes));

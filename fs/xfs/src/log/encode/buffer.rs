@@ -9,7 +9,7 @@ use crate::log::stamp::{heads_in, stamp_inodes};
 use crate::log::wire::buffer::{CANCEL, CHUNK, INODES, TYPE_SHIFT};
 use crate::log::wire::{Regions, SECTOR, kind};
 use ivers_block::Unit;
-use ivers_journal::LogItem;
+use ivers_journal::{LogItem, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 use zerocopy::IntoBytes;
@@ -105,26 +105,67 @@ fn regions_continue(is_changed: &[bool], chunk: usize) -> bool {
     chunk > 0 && is_changed[chunk - 1]
 }
 
+/// Returns the number of items of a changed buffer.
+pub(super) fn count_changed(sb: &Superblock, item: &LogItem) -> usize {
+    match heads_in(sb, &item.unit) {
+        Some(sectors) => {
+            let size = sb.sector_size as usize;
+            let sectors = sectors.min(item.data.len() / size);
+            (0..sectors).filter(|index| ranges_in(item, index * size, size).next().is_some()).count()
+        }
+        None => runs_of(sb, item).filter(|run| run.ranges(item).next().is_some()).count(),
+    }
+}
+
 /// Encodes a changed buffer: usually one item.
-pub(super) fn changed(sb: &Superblock, lsn: Lsn, item: &LogItem, items: &mut Vec<Regions>) {
+pub(super) fn changed(
+    sb: &Superblock,
+    lsn: Lsn,
+    item: &LogItem,
+    write: &mut impl FnMut(Regions) -> Result<()>,
+) -> Result<()> {
+    let mut write = |buffer: Option<Regions>| buffer.map_or(Ok(()), &mut *write);
     if let Some(sectors) = heads_in(sb, &item.unit) {
         let size = sb.sector_size as usize;
         for (index, bytes) in item.data.chunks_exact(size).take(sectors).enumerate() {
             let sector = sb.sector_of(item.unit.first()) + (index * size / SECTOR) as u64;
             let buffer = Buffer { sector, bytes, flags: type_of(bytes) << TYPE_SHIFT };
-            items.extend(buffer.regions(ranges_in(item, index * size, size)));
+            write(buffer.regions(ranges_in(item, index * size, size)))?;
         }
-        return;
+        return Ok(());
     }
     let (bytes, flags) = contents(sb, lsn, item);
+    for run in runs_of(sb, item) {
+        let bytes = &bytes[run.at..run.at + run.len];
+        let buffer = Buffer { sector: run.sector, bytes, flags };
+        write(buffer.regions(run.ranges(item)))?;
+    }
+    Ok(())
+}
+
+/// A run of consecutive blocks of a buffer: where it is in the buffer and on the device.
+struct Run {
+    at: usize,
+    len: usize,
+    sector: u64,
+    has_checksum_of_several: bool,
+}
+
+fn runs_of<'a>(sb: &'a Superblock, item: &'a LogItem) -> impl Iterator<Item = Run> + 'a {
     let is_split = item.unit.runs().nth(1).is_some();
     let size = sb.block_size as usize;
-    for (index, first, count) in item.unit.runs() {
-        let (at, len) = (index * size, count * size);
-        let buffer = Buffer { sector: sb.sector_of(first), bytes: &bytes[at..at + len], flags };
+    item.unit.runs().map(move |(index, first, count)| {
+        let has_checksum_of_several = is_split && index == 0;
+        Run { at: index * size, len: count * size, sector: sb.sector_of(first), has_checksum_of_several }
+    })
+}
+
+impl Run {
+    /// The ranges to log, which count from the start of the run.
+    fn ranges<'a>(&self, item: &'a LogItem) -> impl Iterator<Item = Range<usize>> + 'a {
         // The checksum and LSN of a split buffer are in its first chunk.
-        let head = (is_split && at == 0).then_some(0..CHUNK);
-        items.extend(buffer.regions(ranges_in(item, at, len).chain(head)));
+        let head = self.has_checksum_of_several.then_some(0..CHUNK);
+        ranges_in(item, self.at, self.len).chain(head)
     }
 }
 
@@ -156,13 +197,18 @@ fn contents<'a>(sb: &Superblock, lsn: Lsn, item: &'a LogItem) -> (Cow<'a, [u8]>,
 }
 
 /// Encodes a freed buffer: recovery must not restore what the log has of it before.
-pub(super) fn freed(sb: &Superblock, unit: &Unit, items: &mut Vec<Regions>) {
+pub(super) fn freed(
+    sb: &Superblock,
+    unit: &Unit,
+    write: &mut impl FnMut(Regions) -> Result<()>,
+) -> Result<()> {
     for (_, first, count) in unit.runs() {
         // Recovery compares start and length.
         let bytes = vec![0; count * sb.block_size as usize];
         let buffer = Buffer { sector: sb.sector_of(first), bytes: &bytes, flags: CANCEL };
-        items.push(vec![buffer.format(1, &vec![0; bytes.len().div_ceil(CHUNK * 32) * 4])]);
+        write(vec![buffer.format(1, &vec![0; bytes.len().div_ceil(CHUNK * 32) * 4])])?;
     }
+    Ok(())
 }
 
 /// The changed ranges in `len` bytes of a buffer, from their start.

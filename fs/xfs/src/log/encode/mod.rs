@@ -50,28 +50,40 @@ pub(crate) fn order_of(kind: u32) -> u8 {
     }
 }
 
-/// Encodes all items of the transaction that starts at `lsn`.
-pub(super) fn items(sb: &Superblock, lsn: Lsn, transaction: &LogTransaction) -> Result<Vec<Regions>> {
-    let mut items = Vec::with_capacity(transaction.items.len() + transaction.objects.len());
+/// The number of items of a transaction.
+pub(super) fn count(sb: &Superblock, transaction: &LogTransaction) -> usize {
+    let changed: usize = transaction.items.iter().map(|item| buffer::count_changed(sb, item)).sum();
+    let freed: usize = transaction.revokes.iter().map(|unit| unit.runs().count()).sum();
+    changed + freed + transaction.objects.len()
+}
+
+/// Encodes all items of the transaction that starts at `lsn`, one at a time: a large transaction is not in
+/// memory a second time.
+pub(super) fn items(
+    sb: &Superblock,
+    lsn: Lsn,
+    transaction: &LogTransaction,
+    mut write: impl FnMut(Regions) -> Result<()>,
+) -> Result<()> {
     for item in &transaction.items {
-        buffer::changed(sb, lsn, item, &mut items);
+        buffer::changed(sb, lsn, item, &mut write)?;
     }
     for unit in &transaction.revokes {
-        buffer::freed(sb, unit, &mut items);
+        buffer::freed(sb, unit, &mut write)?;
     }
     let mut objects: Vec<&ObjectRecord> = transaction.objects.iter().collect();
     objects.sort_by_key(|object| order_of(object.id.kind));
     for ObjectRecord { id, kind, bytes } in objects {
-        items.push(match kind {
+        write(match kind {
             RecordKind::Placed(unit) if id.kind == object::INODE => {
                 inode::item(sb, id.number, unit, bytes).ok_or_else(|| refused(*id))?
             }
             RecordKind::Placed(_) => return Err(refused(*id)),
             RecordKind::Intent => intent(*id, bytes, false)?,
             RecordKind::Done => intent(*id, bytes, true)?,
-        });
+        })?;
     }
-    Ok(items)
+    Ok(())
 }
 
 fn refused(id: ObjectId) -> JournalError {
