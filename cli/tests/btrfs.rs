@@ -1,12 +1,14 @@
-//! The command on btrfs images, which it only reads.
+//! The command on btrfs images, judged by `btrfs check` and Linux.
 
 mod common;
 
 use common::*;
+use ivers_oracle::kernel::{LoopMount, kernel_knows, may_loop_mount};
 use ivers_oracle::{TreeOptions, have_programs, tree};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const TEXT: &[u8] = b"text of a file";
 const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
@@ -20,6 +22,10 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (source, image) = (dir.path().join("source"), dir.path().join("disk.btrfs"));
         fs::create_dir_all(source.join("dir/many")).unwrap();
@@ -34,7 +40,7 @@ impl Place {
         xattr::set(source.join("large"), "user.short", b"value").unwrap();
         fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
         let words = ["-q", "-f", "-L", "a label", "-r", source.to_str().unwrap(), image.to_str().unwrap()];
-        ivers_oracle::run("mkfs.btrfs", words).unwrap();
+        ivers_oracle::run("mkfs.btrfs", words.iter().chain(options)).unwrap();
         Self { dir, source, image }
     }
 
@@ -50,6 +56,35 @@ impl Place {
     fn at(&self, path: &str) -> String {
         format!("{}:{path}", self.name())
     }
+
+    fn is_clean(&self) {
+        ivers_oracle::btrfs::judge(&self.image).unwrap();
+    }
+
+    fn mount(&self, options: &str) -> PathBuf {
+        let dir = self.dir.path().join("mnt");
+        let _ = fs::create_dir(&dir);
+        works(&["mount", "-o", options, self.name(), dir.to_str().unwrap()]);
+        dir
+    }
+
+    fn unmount(&self) {
+        works(&["unmount", &self.path("mnt")]);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.dir.path().join("mnt"), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn have_tools() -> bool {
+    have_programs(&["mkfs.btrfs", "btrfs"])
+}
+
+fn linux_mounts() -> bool {
+    may_loop_mount() && kernel_knows("btrfs")
 }
 
 #[test]
@@ -85,20 +120,14 @@ fn an_image_is_read() {
 }
 
 #[test]
-fn changes_checks_and_wrong_options_are_refused() {
+fn checks_labels_and_wrong_options_are_refused() {
     if !have_programs(&["mkfs.btrfs"]) {
         return;
     }
     let place = Place::new();
     let before = fs::read(&place.image).unwrap();
-    let (file, new) = (place.path("source/dir/file"), place.at("/new"));
-    let twin = place.at("/twin");
     for (words, has) in [
-        (&["cp", &file, &new][..], "ivers does not change btrfs images yet"),
-        (&["rm", &twin], "ivers does not change btrfs images yet"),
-        (&["mkdir", &new], "ivers does not change btrfs images yet"),
-        (&["label", place.name(), "new"], "ivers does not change btrfs images yet"),
-        (&["check", place.name()], "btrfs check"),
+        (&["check", place.name()][..], "btrfs check"),
         (&["ls", "-o", "subvol=none", place.name()], "there is no subvolume"),
         (&["ls", "-o", "subvolid=300", place.name()], "there is no subvolume 300"),
         (&["ls", "-o", "subvolid=x", place.name()], "subvolid"),
@@ -125,16 +154,137 @@ fn a_mount_shows_the_tree_and_the_stored_counter() {
         return;
     }
     let place = Place::new();
-    let dir = place.path("mnt");
-    fs::create_dir(&dir).unwrap();
-    works(&["mount", "-o", "ro", place.name(), &dir]);
-    let [source, mounted] = [place.source.clone(), PathBuf::from(&dir)].map(|dir| tree(&dir, PLAIN));
-    let stored = xattr::get(format!("{dir}/large"), "system.ivers.stored");
-    let change = xattr::get(format!("{dir}/large"), "system.ivers.change");
-    let refused = fs::write(format!("{dir}/new"), "x").map_err(|error| error.raw_os_error());
-    works(&["unmount", &dir]);
+    let dir = place.mount("ro");
+    let [source, mounted] = [&place.source, &dir].map(|dir| tree(dir, PLAIN));
+    let stored = xattr::get(dir.join("large"), "system.ivers.stored");
+    let change = xattr::get(dir.join("large"), "system.ivers.change");
+    let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
+    place.unmount();
     let (source, mounted) = (source.unwrap(), mounted.unwrap());
     assert!(source == mounted, "{source}\n---\n{mounted}");
     assert_eq!(refused, Err(Some(rustix::io::Errno::ROFS.raw_os_error())));
     assert_eq!(stored.unwrap(), change.unwrap());
+}
+
+#[test]
+fn commands_change_images() {
+    if !have_tools() {
+        return;
+    }
+    for options in [&[][..], &["-n", "4096", "-M"], &["--csum", "sha256"]] {
+        change_by_commands(&Place::with(options));
+    }
+}
+
+fn change_by_commands(place: &Place) {
+    let source = place.path("source");
+    works(&["cp", "-a", &source, &place.at("/")]);
+    works(&["tar", "-c", &place.at("/source"), "-f", &place.path("a.tar")]);
+    works(&["mkdir", "-p", &place.at("/made/below")]);
+    works(&["tar", "-x", &place.at("/made"), "-f", &place.path("a.tar")]);
+    place.is_clean();
+
+    let state = place.path("state");
+    works(&["changed", place.name(), "--save", &state]);
+    works(&["touch", &place.at("/made/below/new")]);
+    works(&["mv", &place.at("/made/large"), &place.at("/made/below")]);
+    works(&["ln", &place.at("/made/below/new"), &place.at("/hard")]);
+    works(&["ln", "-s", "hard", &place.at("/soft")]);
+    works(&["chmod", "600", &place.at("/source/large")]);
+    works(&["chown", "7:70000", &place.at("/hard")]);
+    works(&["attr", "set", "user.x", "y", &place.at("/hard")]);
+    works(&["rm", "-r", &place.at("/source/dir/many")]);
+    works(&["shell", place.name(), "-c", "mkdir /shell", "-c", "cp /hard /shell", "-c", "rm /soft"]);
+    let changed = works(&["changed", place.name(), "--since", &state]);
+    for line in ["N hard", "N shell/hard", "N made/below/new", "M made/large -> made/below/large"] {
+        assert!(changed.lines().any(|found| found == line), "no {line:?}: {changed}");
+    }
+    assert!(!changed.contains("twin"), "it did not change: {changed}");
+    let stat: serde_json::Value =
+        serde_json::from_str(&works(&["stat", "--json", &place.at("/hard")])).unwrap();
+    assert_eq!((stat["nlink"].as_u64(), stat["gid"].as_u64()), (Some(2), Some(70000)), "{stat}");
+    place.is_clean();
+
+    works(&["mv", &place.at("/made/below/large"), &place.at("/made/large")]);
+    works(&["rm", "-r", &place.at("/made/below"), &place.at("/hard"), &place.at("/source")]);
+    let back = place.path("back");
+    works(&["cp", "-a", &place.at("/made"), &back]);
+    let [source, back] = [source, back].map(|dir| tree(Path::new(&dir), PLAIN).unwrap());
+    assert!(source == back, "{source}\n---\n{back}");
+    place.is_clean();
+}
+
+#[test]
+fn a_mount_is_written_and_linux_reads_it() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    for place in [Place::new(), Place::with(&["-n", "4096", "-m", "single"])] {
+        let dir = place.mount("rw");
+        let semantics = xattr::get(&dir, "system.ivers.semantics").unwrap().unwrap();
+        let semantics: serde_json::Value = serde_json::from_slice(&semantics).unwrap();
+        for promise in ["persistent", "crash_safe"] {
+            assert_eq!(semantics[promise].as_bool(), Some(true), "{semantics}");
+        }
+        for nth in 0..400 {
+            let name = format!("dir/file with a long name {nth}");
+            fs::write(dir.join(name), vec![nth as u8; nth * 5]).unwrap();
+        }
+        let mut appended = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).unwrap();
+        (0..200).for_each(|_| appended.write_all(TEXT).unwrap());
+        appended.sync_all().unwrap();
+        drop(appended);
+        fs::remove_file(dir.join("dir/file with a long name 7")).unwrap();
+        fs::rename(dir.join("dir"), dir.join("moved")).unwrap();
+        fs::File::options().write(true).open(dir.join("large")).unwrap().set_len(1_234_567).unwrap();
+        xattr::set(dir.join("large"), "user.long", &[b'v'; 2000]).unwrap();
+        let names = ["", "log", "large", "moved", "moved/file"];
+        let values = || names.map(|name| change(&dir.join(name)));
+        let (before, shown) = (values(), tree(&dir, PLAIN).unwrap());
+        place.unmount();
+        place.is_clean();
+        if linux_mounts() {
+            let linux = LoopMount::new(&place.image, "ro").unwrap();
+            let found = tree(linux.path(), PLAIN).unwrap();
+            assert!(found == shown, "{found}\n---\n{shown}");
+            linux.unmount().unwrap();
+            ivers_oracle::btrfs::linux_writes(&place.image).unwrap();
+        }
+
+        // The values are stored. Only a change raises one, and another system raises all.
+        place.mount("rw");
+        assert!(values() == before, "{before:?} {:?}", values());
+        fs::write(dir.join("log"), "new").unwrap();
+        let after = values();
+        assert!(after[1] > before[1] && after[3..] == before[3..], "{before:?} {after:?}");
+        place.unmount();
+        if !linux_mounts() {
+            continue;
+        }
+        let linux = LoopMount::new(&place.image, "").unwrap();
+        fs::write(linux.path().join("from-linux"), TEXT).unwrap();
+        linux.unmount().unwrap();
+        place.mount("rw");
+        assert_eq!(fs::read(dir.join("from-linux")).unwrap(), TEXT);
+        let raised = values();
+        assert!(raised.iter().zip(&after).all(|(new, old)| new > old), "{after:?} {raised:?}");
+        place.unmount();
+        place.is_clean();
+    }
+}
+
+/// What is not written is mounted read-only, and the message says why.
+#[test]
+fn what_is_not_written_is_named() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    let place = Place::with(&["-R", "quota"]);
+    let before = fs::read(&place.image).unwrap();
+    fs::create_dir(place.path("mnt")).unwrap();
+    let refused = ivers(["mount", "-o", "rw", place.name(), &place.path("mnt")]);
+    assert!(!refused.status.success() && said(&refused).contains("quotas"), "{}", said(&refused));
+    let refused = ivers(["rm", &place.at("/twin")]);
+    assert!(!refused.status.success() && said(&refused).contains("quotas"), "{}", said(&refused));
+    assert!(fs::read(&place.image).unwrap() == before, "the image was written to");
 }

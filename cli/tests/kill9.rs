@@ -28,6 +28,7 @@ const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 struct Kind {
     /// The program that makes an image, and its options.
     make: (&'static str, &'static [&'static str]),
+    mib: u64,
     /// Recovers an image without ivers.
     recover: fn(&Path),
     /// Fails if the image is not clean.
@@ -36,6 +37,7 @@ struct Kind {
 
 const EXT4: Kind = Kind {
     make: ("mkfs.ext4", &["-q"]),
+    mib: 64,
     recover: |image| drop(e2fsck_repair(image).unwrap()),
     check: |image| e2fsck(image).unwrap(),
 };
@@ -43,10 +45,24 @@ const EXT4: Kind = Kind {
 const fn xfs(program: &'static str, make: &'static [&'static str]) -> Kind {
     Kind {
         make: (program, make),
+        mib: 64,
         recover: |image| LoopMount::new(image, "").unwrap().unmount().unwrap(),
         check: |image| {
             ivers_oracle::xfs::judge(image).unwrap();
             ivers_oracle::run(IVERS, ["check".as_ref(), image.as_os_str()]).unwrap();
+        },
+    }
+}
+
+/// Linux recovers copies, and writes to all images.
+const fn btrfs(make: &'static [&'static str]) -> Kind {
+    Kind {
+        make: ("mkfs.btrfs", make),
+        mib: 160,
+        recover: |image| LoopMount::new(image, "").unwrap().unmount().unwrap(),
+        check: |image| {
+            ivers_oracle::btrfs::judge(image).unwrap();
+            ivers_oracle::btrfs::linux_writes(image).unwrap();
         },
     }
 }
@@ -200,7 +216,7 @@ fn synced_data_survives(kind: &Kind) {
     let copy = scratch.path().join("copy");
     let dir = scratch.path().join("mnt");
     fs::create_dir(&dir).unwrap();
-    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    File::create(&image).unwrap().set_len(kind.mib << 20).unwrap();
     let (program, options) = kind.make;
     let words = options.iter().map(OsStr::new).chain([image.as_os_str()]);
     ivers_oracle::run(program, words).unwrap();
@@ -284,4 +300,27 @@ fn synced_data_survives_kill_9_on_xfs_with_small_blocks() {
 fn synced_data_survives_kill_9_on_xfs_with_parent_pointers() {
     let options = &["mkfs", "-q", "-t", "xfs", "--small", "-O", "parent,exchange"];
     synced_data_survives_on_xfs(IVERS, options);
+}
+
+fn synced_data_survives_on_btrfs(options: &'static [&'static str]) {
+    let can = can_loop_mount() && kernel_knows("btrfs");
+    if can && ivers_oracle::have_programs(&["mkfs.btrfs", "btrfs", "setfattr"]) {
+        synced_data_survives(&btrfs(options));
+    }
+}
+
+#[test]
+fn synced_data_survives_kill_9_on_btrfs() {
+    synced_data_survives_on_btrfs(&["-q"]);
+}
+
+#[test]
+fn synced_data_survives_kill_9_on_btrfs_with_mixed_groups() {
+    synced_data_survives_on_btrfs(&["-q", "-M", "-n", "4096"]);
+}
+
+#[test]
+fn synced_data_survives_kill_9_on_btrfs_with_old_features() {
+    let old = &["-q", "-m", "single", "-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"];
+    synced_data_survives_on_btrfs(old);
 }

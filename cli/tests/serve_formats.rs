@@ -222,3 +222,23 @@ fn xfs_is_served() {
         restarted: Ok(()),
     });
 }
+
+#[test]
+fn btrfs_is_served() {
+    if !have_programs(&["mkfs.btrfs", "btrfs"]) {
+        return;
+    }
+    works(&Format {
+        name: "btrfs",
+        make: |image| {
+            empty(image, 128 << 20);
+            ivers_oracle::run("mkfs.btrfs", ["-q".as_ref(), image.as_os_str()]).unwrap();
+        },
+        check: |image| ivers_oracle::btrfs::judge(image).unwrap(),
+        check_crashed: |image| ivers_oracle::btrfs::judge(image).unwrap(),
+        links: true,
+        owners: true,
+        large_owners: true,
+        restarted: Ok(()),
+    });
+}

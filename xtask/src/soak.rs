@@ -11,7 +11,7 @@ const FUZZ_MINUTES: u64 = 30;
 pub(crate) type Step = fn() -> bool;
 
 /// The steps: name and function.
-pub(crate) const STEPS: [(&str, Step); 15] = [
+pub(crate) const STEPS: [(&str, Step); 16] = [
     ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),
@@ -21,6 +21,7 @@ pub(crate) const STEPS: [(&str, Step); 15] = [
     ("roundtrip", roundtrip),
     ("suites", suites::suites),
     ("suites_xfs", suites::suites_xfs),
+    ("suites_btrfs", suites::suites_btrfs),
     ("kill9", kill9),
     ("measure", measure),
     ("kmod", kmod::kmod),

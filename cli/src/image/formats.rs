@@ -285,7 +285,6 @@ fn open_btrfs(
         no_replay: options.no_replay,
         degraded,
         subvolume,
-        writable: false,
         trust_foreign: options.trust_foreign,
     };
     Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)

@@ -29,9 +29,6 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// The subvolume to mount.
     pub subvolume: Subvolume,
-    /// Allow changes, unless [`DriverOptions::read_only`] is set. Writing is not finished: it is for tests,
-    /// and for images of which you have a copy.
-    pub writable: bool,
     /// Serve the change attribute as if no other program wrote meanwhile.
     pub trust_foreign: bool,
 }
@@ -77,8 +74,6 @@ impl Btrfs {
         };
         btrfs.read_only = if options.common.read_only {
             Some("requested".into())
-        } else if !options.writable {
-            Some("ivers does not change btrfs images yet".into())
         } else {
             btrfs.why_not_writable(is_degraded)?
         };

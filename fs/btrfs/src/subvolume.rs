@@ -45,7 +45,11 @@ impl Btrfs {
             let item = RootItem::decode(data).map_err(|what| self.forest.corrupt(what, &root_tree, key))?;
             Ok(Some((key, item)))
         })?;
-        let Some((key, item)) = found.flatten().filter(|(_, item)| item.refs > 0) else { return Ok(None) };
+        // mkfs.btrfs makes other trees, such as that of quotas, without references.
+        let is_deleted = |item: &RootItem| is_subvolume(id) && item.refs == 0;
+        let Some((key, item)) = found.flatten().filter(|(_, item)| !is_deleted(item)) else {
+            return Ok(None);
+        };
         let RootItem { root, last_snapshot, read_only, .. } = item;
         let root = Root { root, key: Some(key), last_snapshot, read_only };
         let mut roots = self.forest.roots.lock();

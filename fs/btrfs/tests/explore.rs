@@ -69,8 +69,7 @@ impl Target for Kind {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
-        let options =
-            OpenOptions { common, writable: true, trust_foreign: trusting, ..OpenOptions::default() };
+        let options = OpenOptions { common, trust_foreign: trusting, ..OpenOptions::default() };
         Ok(Btrfs::open(vec![device], options)?)
     }
 

@@ -115,7 +115,7 @@ fn every_change_of_a_read_only_mount_is_refused() {
     // A feature that does not matter to readers.
     let mut unknown = good.clone();
     change_super(&mut unknown, |block| block[0xb4 + 5] = 1);
-    let fs = ivers_btrfs::Btrfs::open(vec![memory(&unknown)], writing()).unwrap();
+    let fs = ivers_btrfs::Btrfs::open(vec![memory(&unknown)], OpenOptions::default()).unwrap();
     let why = fs.health().read_only;
     let wanted = "the feature unknown-0x10000000000 is not supported for writing";
     assert_eq!(why.as_deref(), Some(wanted));
@@ -196,8 +196,7 @@ fn mutate(image: &[u8], seed: u64, writes: bool) {
         let budget = Arc::new(Budget::new(1 << 20));
         let common = DriverOptions { budget: budget.clone(), read_only: !writes, ..reading().common };
         let degraded = !writes;
-        let options =
-            OpenOptions { common, no_replay: true, degraded, writable: true, ..OpenOptions::default() };
+        let options = OpenOptions { common, no_replay: true, degraded, ..OpenOptions::default() };
         if let Ok(vfs) = open_with(vec![damager.damage()], options, writes) {
             opened += 1;
             if writes {
@@ -213,6 +212,21 @@ fn mutate(image: &[u8], seed: u64, writes: bool) {
     }
     // Opening for writing reads more.
     assert!(opened > count / if writes { 25 } else { 4 }, "seed {seed}: {opened} of {count} opened");
+}
+
+#[test]
+fn quotas_that_mkfs_made_are_not_written() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
+    ivers_oracle::run("mkfs.btrfs", ["-q", "-R", "quota", image.to_str().unwrap()]).unwrap();
+    let device = memory(&std::fs::read(&image).unwrap());
+    let fs = ivers_btrfs::Btrfs::open(vec![device], OpenOptions::default()).unwrap();
+    let why = FileSystem::health(&*fs).read_only;
+    assert!(why.as_ref().is_some_and(|why| why.contains("quotas")), "{why:?}");
 }
 
 #[test]

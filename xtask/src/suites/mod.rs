@@ -8,9 +8,13 @@ use std::process::Command;
 
 use crate::target_dir;
 
+mod btrfs;
+mod full;
+mod kinds;
 mod trees;
 mod xfs;
 
+pub(crate) use btrfs::suites_btrfs;
 pub(crate) use xfs::suites_xfs;
 
 const TOOLS: [&str; 2] = ["pjdfstest@0.2.2", "fsx@0.3.2"];
@@ -167,11 +171,15 @@ struct Volume<'a> {
     kind: &'a str,
     make: &'a dyn Fn(&Path) -> bool,
     is_clean: &'a dyn Fn(&Path) -> bool,
+    /// The same if nothing more fits: Linux cannot write.
+    is_clean_full: &'a dyn Fn(&Path) -> bool,
     has_holes: bool,
     /// What pjdfstest cannot pass.
     excluded: &'a Exclusions,
     /// The length of a run of fsx.
     operations: &'a str,
+    /// Bytes of the largest value of an attribute.
+    value_max: usize,
 }
 
 fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
@@ -180,9 +188,11 @@ fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
         kind: "ext4",
         make,
         is_clean: &is_clean,
+        is_clean_full: &is_clean,
         has_holes: true,
         excluded: &[],
         operations: FSX_OPERATIONS,
+        value_max: trees::VALUE_MAX,
     }
 }
 
@@ -201,9 +211,11 @@ fn fat() -> Volume<'static> {
         kind: "fat",
         make: &make_fat,
         is_clean: &is_clean_fat,
+        is_clean_full: &is_clean_fat,
         has_holes: false,
         excluded: FAT_EXCLUDED,
         operations: FSX_OPERATIONS,
+        value_max: trees::VALUE_MAX,
     }
 }
 
@@ -261,6 +273,10 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>) ->
     Some(passed && unmounted && (volume.is_clean)(&scratch.join("first.img")))
 }
 
+fn is_clean_affs(image: &Path) -> bool {
+    fs::read(image).is_ok_and(|bytes| report(&bytes, 512).closed().is_ok())
+}
+
 /// Runs fsx on OFS or FFS, also with directory caches, made by xdftool. AFFS has no holes to punch.
 fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache: &str) -> Option<bool> {
     let amitools = Amitools::new(&tools.join("../../oracles/amitools")).ok()?;
@@ -274,10 +290,12 @@ fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache:
             amitools.xdftool(&image, &words).is_ok()
                 && fs::rename(&image, image.with_extension("img")).is_ok()
         },
-        is_clean: &|image| fs::read(image).is_ok_and(|bytes| report(&bytes, 512).closed().is_ok()),
+        is_clean: &is_clean_affs,
+        is_clean_full: &is_clean_affs,
         has_holes: false,
         excluded: &[],
         operations: FSX_OPERATIONS,
+        value_max: trees::VALUE_MAX,
     };
     fsx(tools, ivers, scratch, &volume, cache)
 }
@@ -356,9 +374,11 @@ pub(crate) fn suites() -> bool {
             kind: "mem",
             make: &nothing,
             is_clean: &nothing,
+            is_clean_full: &nothing,
             has_holes: true,
             excluded: &[],
             operations: FSX_OPERATIONS,
+            value_max: trees::VALUE_MAX,
         };
         let on_ext = |options: &'static [&'static str], cache: Option<&str>| {
             let make = |image: &Path| make_image("mke2fs", &["-q", "-F"], options, image);

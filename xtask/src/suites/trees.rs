@@ -13,7 +13,7 @@ const FILES: u32 = 20_000;
 const DIRECTORIES: u32 = 100;
 const RENAMES: u32 = 20_000;
 /// Bytes of the largest value that Linux takes.
-const VALUE_MAX: usize = 64 << 10;
+pub(super) const VALUE_MAX: usize = 64 << 10;
 
 /// A sequence of numbers that look random.
 struct Numbers(u64);
@@ -85,7 +85,7 @@ type Attributes = BTreeMap<(PathBuf, String), Vec<u8>>;
 
 /// Sets attributes in every form: in the inode, in a block, in a tree, with values of their own; on a file, a
 /// directory and a link. Replaces and removes some.
-fn set_attributes(root: &Path, names: &[PathBuf]) -> Result<Attributes> {
+fn set_attributes(root: &Path, names: &[PathBuf], value_max: usize) -> Result<Attributes> {
     let mut all = Attributes::new();
     let is_link = |name: &&PathBuf| root.join(name).is_symlink();
     let link = names.iter().find(is_link).context("there are links")?;
@@ -94,7 +94,7 @@ fn set_attributes(root: &Path, names: &[PathBuf]) -> Result<Attributes> {
         |name: &&PathBuf| fs::symlink_metadata(root.join(name)).is_ok_and(|meta| meta.nlink() == 1);
     let mut files = names.iter().filter(|name| !is_link(name) && has_one_name(name));
     let mut plan: Vec<(PathBuf, String, usize)> = Vec::new();
-    for len in [0, 1, 40, 255, 256, 1000, 3000, 4096, 20_000, VALUE_MAX] {
+    for len in [0, 1, 40, 255, 256, 1000, 3000, 4096, 20_000, VALUE_MAX].map(|len| len.min(value_max)) {
         let file = files.next().context("there are files")?;
         plan.push((file.clone(), format!("user.of{len}"), len));
     }
@@ -118,7 +118,7 @@ fn set_attributes(root: &Path, names: &[PathBuf]) -> Result<Attributes> {
                 all.remove(&key);
             }
             1 => {
-                let value = vec![!(*len as u8); (len * 3 + 1).min(VALUE_MAX)];
+                let value = vec![!(*len as u8); (len * 3 + 1).min(value_max)];
                 xattr::set(path, attribute, &value).with_context(|| format!("{attribute} is replaced"))?;
                 all.insert(key, value);
             }
@@ -181,7 +181,7 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
     let root = mounted.dir.clone();
     ivers_oracle::run("tar", words(&["-xf", &to, "-C", &root.to_string_lossy()]))?;
     rename(&root, &mut names)?;
-    let attributes = set_attributes(&root, &names)?;
+    let attributes = set_attributes(&root, &names, volume.value_max)?;
     ivers_oracle::run("sync", words(&["-f", &root.to_string_lossy()]))?;
     compare(&root, &names, &attributes)?;
     let before = tree(&root, TreeOptions::default())?;

@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(short, long, visible_alias = "ro")]
     pub read_only: bool,
     /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
-    /// xfs, btrfs (read-only), or mem (in memory)
+    /// xfs, btrfs, or mem (in memory)
     #[arg(
         short = 't',
         long = "type",

@@ -33,7 +33,7 @@ fn new_image() -> Option<Arc<MemDevice>> {
 }
 
 fn open(device: Arc<dyn Device>) -> Arc<Btrfs> {
-    Btrfs::open(vec![device], OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
+    Btrfs::open(vec![device], OpenOptions::default()).unwrap()
 }
 
 /// Items of a tree from a key on. Each block is checked against the one that leads to it.
@@ -184,7 +184,7 @@ fn changed_blocks_are_charged_to_the_budget() {
     let Some(device) = new_image() else { return };
     let budget = Arc::new(Budget::new(2 << 20));
     let common = DriverOptions { budget: budget.clone(), ..DriverOptions::default() };
-    let options = OpenOptions { common, writable: true, ..OpenOptions::default() };
+    let options = OpenOptions { common, ..OpenOptions::default() };
     let fs = Btrfs::open(vec![device], options).unwrap();
     let first = fs.live.read().as_ref().unwrap().transid;
     let mut most = 0;

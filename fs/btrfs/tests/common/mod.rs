@@ -173,13 +173,9 @@ impl Images {
     }
 }
 
-pub fn writing() -> OpenOptions {
-    OpenOptions { writable: true, ..OpenOptions::default() }
-}
-
 pub fn reading() -> OpenOptions {
     let common = DriverOptions { read_only: true, ..DriverOptions::default() };
-    OpenOptions { common, ..writing() }
+    OpenOptions { common, ..OpenOptions::default() }
 }
 
 pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> ivers_vfs::Result<Arc<Vfs>> {
@@ -202,7 +198,7 @@ pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
 
 /// Opens images for writing.
 pub fn mount_writable(images: &Images) -> Arc<Vfs> {
-    mount_writable_with(images, writing())
+    mount_writable_with(images, OpenOptions::default())
 }
 
 pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {

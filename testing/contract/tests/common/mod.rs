@@ -191,7 +191,7 @@ pub fn new_btrfs(args: &[&str]) -> Vec<u8> {
 
 pub fn open_btrfs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
     let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
-    let options = ivers_btrfs::OpenOptions { common, writable: true, ..Default::default() };
+    let options = ivers_btrfs::OpenOptions { common, ..Default::default() };
     ivers_btrfs::Btrfs::open(vec![device], options).expect("it opens")
 }
 

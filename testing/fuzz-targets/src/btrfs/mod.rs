@@ -74,7 +74,6 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
         common,
         no_replay: flags.no_replay(),
         degraded: flags.no_replay(),
-        writable: true,
         ..OpenOptions::default()
     };
     let fs = Btrfs::open(vec![device.clone()], options).ok()?;
