@@ -3,6 +3,7 @@
 //! | module | oracle |
 //! |---|---|
 //! | [`affs`] | amitools and unadf |
+//! | [`btrfs`] | none: where the fields of an image are, to damage them one by one |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod affs;
+pub mod btrfs;
 pub mod e2fs;
 pub mod fat;
 pub mod kernel;

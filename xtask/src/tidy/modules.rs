@@ -252,10 +252,16 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "",
                 "layout devices volume node_cache dirty_nodes tree numbers compress decompressed ranges live \
-                 filesystem subvolume inode names xattr data file write open driver",
+                 filesystem subvolume inode names xattr data file write open driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs state session"),
+            ("mkfs", "options geometry trees items"),
+            (
+                "check",
+                "ledger space state walk references extents free_space checksums chunks superblock roots \
+                 subvolume names inode files paths scrub",
+            ),
             (
                 "write",
                 "tx tree extents checksums free_space chunks commit load change inodes contents names \
