@@ -137,8 +137,8 @@ impl Volume {
         self.chunk(address).map_or(0, |chunk| chunk.profile.copies)
     }
 
-    /// Calls `each` with the parts of `len` bytes of a copy: their range in the bytes, their device, and where
-    /// they are on it.
+    /// Calls `each` with the parts of `len` bytes of a copy: their range in the bytes, their device, and
+    /// where they are on it.
     fn each_part(
         &self,
         address: u64,

@@ -397,7 +397,7 @@ impl BtrfsImage {
         }
     }
 
-    /// Fields of all structures: of each type of item in each tree the first, the last, and some between them.
+    /// Fields of all structures: of each type of item in each tree the first, the last, and some between.
     pub fn fields(&self, samples: usize) -> Vec<Field> {
         let mut found: Vec<Field> = Vec::new();
         let mut add =

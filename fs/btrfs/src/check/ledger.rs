@@ -1,8 +1,8 @@
 //! Two sides that must agree, compared in little memory.
 //!
-//! Each side adds what it says as signed numbers. In the first pass only the sum of each bucket is kept: it is
-//! zero if the sides agree. In a second pass the entries of buckets with another sum are kept, until the other
-//! side cancels them. What is left is what only one side says.
+//! Each side adds what it says as signed numbers. In the first pass only the sum of each bucket is kept: it
+//! is zero if the sides agree. In a second pass the entries of buckets with another sum are kept, until the
+//! other side cancels them. What is left is what only one side says.
 
 use std::collections::HashMap;
 

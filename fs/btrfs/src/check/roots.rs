@@ -140,7 +140,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Walks a tree that is not a subvolume. Returns whether it could be read; `None` if there is no such tree.
+    /// Walks a tree that is not a subvolume. Returns whether it could be read; `None` if there is none.
     pub(super) fn walk_by_id(&mut self, id: u64, visit: &mut dyn Visit) -> Result<Option<bool>> {
         let Some(root) = self.root(id).copied() else { return Ok(None) };
         self.add_root(&root.tree);

@@ -28,7 +28,7 @@ pub(super) struct Root {
     /// The offset of the key of its item.
     pub item_offset: u64,
     pub refs: u32,
-    /// A deletion that was interrupted has removed all keys below this one, in blocks of this level and above.
+    /// A deletion that was interrupted has removed all keys below this one, in blocks from this level on.
     pub dropped: Option<(Key, u8)>,
     /// The tree could be read.
     pub sound: bool,

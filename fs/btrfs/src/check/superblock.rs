@@ -30,7 +30,7 @@ fn why_unusable(why: Unusable) -> String {
     }
 }
 
-/// Looks for a copy of a superblock on a device whose first one is destroyed. Returns `None` if there is none.
+/// Looks for a copy of a superblock on a device whose first one is destroyed.
 pub(super) fn check_remains(device: &dyn BlockDevice) -> Result<Option<Findings>> {
     for at in &SUPERBLOCK_PLACES[1..] {
         if at + SUPERBLOCK_BYTES as u64 > device.size_bytes() {

@@ -129,7 +129,7 @@ fn all_trees(plan: &Plan, options: &MkfsOptions) -> Result<Vec<NewTree>> {
         items::free_space_tree(&groups(plan, &[])),
         items::file_tree(object::DATA_RELOCATION, options),
     ]);
-    // Their sizes do not depend on the addresses. That of the extent tree depends on how many blocks there are.
+    // Their sizes do not depend on the addresses. That of the extent tree depends on the number of blocks.
     let mut end = plan.chunk(METADATA).start;
     trees[1..].iter_mut().for_each(|tree| place_tree(tree, &mut end, node_size));
     let mut extents = NewTree::new(object::EXTENT_TREE, Vec::new());
