@@ -64,7 +64,7 @@ fn make(dir: &Path, name: &str, args: &[&str]) -> Result<PathBuf> {
     let image = dir.join(name.replace(' ', "-"));
     std::fs::File::create(&image)?.set_len(IMAGE_BYTES)?;
     let path = image.to_string_lossy().into_owned();
-    ivers_oracle::run("mkfs.btrfs", [&["-q", "-f"][..], args, &[&path]].concat())?;
+    ivers_oracle::run("mkfs.btrfs", [&["-q", "-f"][..], args, &[path.as_str()]].concat())?;
     let mounted = LoopMount::new(&image, "")?;
     let many = if args.contains(&"-O") { "" } else { MANY_NAMES };
     let script = format!("{FILL}\n{many}");
