@@ -9,14 +9,14 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, changed, check, cp, du, edit, info, label, ls, manpages, measure, mkfs, mount, resize, serve, shell,
-    stat, stats, tar, tree, unmount,
+    cat, changed, check, cp, du, edit, info, label, ls, manpages, measure, mkfs, mount, resize, scrub, serve,
+    shell, stat, stats, tar, tree, unmount,
 };
 use crate::output::failure::{USAGE, usage};
 use crate::output::progress;
 
 const HELP: &str = "\
-Exit codes of all commands but check, which has those of fsck(8):
+Exit codes of all commands but check and scrub, which have those of fsck(8):
   0  success
   1  the operation failed (I/O error, no space, permission);
      of cp: an operand was not copied, all others were
@@ -74,6 +74,8 @@ enum Command {
     Changed(changed::Args),
     /// Check an image: report what is wrong in it, and repair nothing
     Check(check::Args),
+    /// Read all copies in a btrfs image, and write bad ones again
+    Scrub(scrub::Args),
     /// Keep a measurement list of files, as the IMA of the kernel does; reads only changed files
     Measure(measure::Args),
     /// List a directory of an image
@@ -166,6 +168,7 @@ impl CommandLine {
             Command::Stat(args) => stat::run(&args, json),
             Command::Changed(args) => changed::run(&args, json, quiet),
             Command::Check(args) => check::run(&args, json, quiet),
+            Command::Scrub(args) => scrub::run(&args, json, quiet),
             Command::Measure(args) => measure::run(&args, json),
             Command::Ls(args) => ls::run(&args, json),
             Command::Cat(args) => cat::run(&args, json),
@@ -214,7 +217,7 @@ pub fn asks_for_json(words: &[OsString]) -> bool {
 /// Returns the exit code for an error in this command line.
 pub fn usage_code(words: &[OsString]) -> u8 {
     let command = words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"));
-    if command.is_some_and(|word| word == "check") { check::USAGE } else { USAGE }
+    if command.is_some_and(|word| word == "check" || word == "scrub") { check::USAGE } else { USAGE }
 }
 
 /// Adds the subcommand to `ivers IMAGE DIR -o OPTIONS`, as which mount(8) calls the program of type

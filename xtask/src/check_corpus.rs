@@ -145,7 +145,7 @@ fn images(dir: &Path) -> Result<Vec<(PathBuf, Image)>> {
 
 fn compare(ivers: &Path, image: Image) -> Result<Row> {
     let path = &image.path;
-    let (Ran { code, text }, codes) = ivers_check(LIMIT_S, &ivers.to_string_lossy(), path)?;
+    let (Ran { code, text }, codes) = ivers_check(LIMIT_S, &ivers.to_string_lossy(), &[], path)?;
     let ours = match code {
         Some(0) => Verdict::Clean,
         Some(4) => Verdict::Damaged,

@@ -5,16 +5,16 @@
 //! overwritten in several ways with a right checksum. Then random bits of its block are inverted. STEP takes
 //! one of so many images.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ivers_oracle::LoopMount;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::checkers::{Ran, copy_image, ivers_check, run_limited};
 use crate::target_dir;
+use crate::verdicts::{Page, Row, command_of, verdict};
 
 /// The page that the comparison is written to.
 const PAGE: &str = "docs/results/check-xfs.md";
@@ -114,16 +114,6 @@ struct Base {
     targets: Vec<(String, Vec<String>)>,
 }
 
-/// The verdicts on one image: whether something is wrong; `None` if the checker failed.
-struct Row {
-    target: String,
-    damage: String,
-    theirs: Option<bool>,
-    ours: Option<bool>,
-    codes: Vec<String>,
-    said: String,
-}
-
 fn make(dir: &Path, name: &str, args: &[&str]) -> Result<Base> {
     let image = dir.join(name.replace(' ', "-"));
     std::fs::File::create(&image)?.set_len(48 << 20)?;
@@ -201,13 +191,8 @@ fn fields(base: &Base, commands: &[String]) -> Result<Vec<String>> {
 }
 
 fn compare(ivers: &str, image: &Path, target: &str, damage: &str) -> Result<Row> {
-    let (Ran { code, text }, codes) = ivers_check(LIMIT_S, ivers, image)?;
-    let ours = match code {
-        Some(0) => Some(false),
-        Some(4) => Some(true),
-        Some(8) => None,
-        code => bail!("{target}, {damage}: ivers check ended with {code:?}: {text}"),
-    };
+    let (ran, codes) = ivers_check(LIMIT_S, ivers, &[], image)?;
+    let ours = verdict(&ran).with_context(|| format!("{target}, {damage}"))?;
     let Ran { code, text: said } = run_limited(LIMIT_S, &["xfs_repair", "-n"], image)?;
     let theirs = match code {
         Some(0) => Some(false),
@@ -271,87 +256,16 @@ fn run(step: usize, only: Option<&str>) -> Result<bool> {
             }
         }
     }
-    std::fs::write(PAGE, page(&rows, step)?)?;
+    let version = Command::new("xfs_repair").arg("-V").output()?;
+    let page = Page {
+        other: "xfs_repair",
+        damager: "xfs_db",
+        command: &command_of("check-corpus-xfs", step),
+        other_command: &format!("`xfs_repair -n`: {}", String::from_utf8_lossy(&version.stdout).trim()),
+    };
+    std::fs::write(PAGE, page.text(&rows)?)?;
     println!("{PAGE} is written: {} images", rows.len());
     Ok(!rows.iter().any(|row| row.theirs == Some(true) && row.ours != Some(true)))
-}
-
-fn page(rows: &[Row], step: usize) -> Result<String> {
-    let version = Command::new("xfs_repair").arg("-V").output()?;
-    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
-    let mut text = String::new();
-    writeln!(text, "# `ivers check` beside xfs_repair\n")?;
-    writeln!(
-        text,
-        "For maintainers: which images that xfs_db damaged each checker calls damaged.\n\
-         `cargo xtask check-corpus-xfs{}` writes this page.\n\
-         The other checker is `xfs_repair -n`: {version}.\n",
-        if step > 1 { format!(" {step}") } else { String::new() }
-    )?;
-    let count = |theirs: bool, ours: bool| {
-        rows.iter().filter(|row| (row.theirs, row.ours) == (Some(theirs), Some(ours))).count()
-    };
-    let failed = rows.iter().filter(|row| row.theirs.is_none() || row.ours.is_none()).count();
-    writeln!(text, "| verdicts | images |\n|---|---|")?;
-    writeln!(text, "| both find damage | {} |", count(true, true))?;
-    writeln!(text, "| only ivers finds damage | {} |", count(false, true))?;
-    writeln!(text, "| neither finds damage | {} |", count(false, false))?;
-    writeln!(text, "| only xfs_repair finds damage | {} |", count(true, false))?;
-    writeln!(text, "| a checker could not do it | {failed} |\n")?;
-    writeln!(text, "## Only xfs_repair finds damage, or a checker could not do it\n")?;
-    let name = |verdict: Option<bool>| match verdict {
-        Some(true) => "damaged",
-        Some(false) => "clean",
-        None => "failed",
-    };
-    let wrong: Vec<_> = rows
-        .iter()
-        .filter(|row| {
-            row.theirs.is_none() || row.ours.is_none() || (row.theirs, row.ours) == (Some(true), Some(false))
-        })
-        .collect();
-    if wrong.is_empty() {
-        writeln!(text, "None.\n")?;
-    } else {
-        writeln!(text, "| structure | damage | xfs_repair | ivers |\n|---|---|---|---|")?;
-        for row in wrong {
-            writeln!(
-                text,
-                "| {} | `{}` | {} | {} |",
-                row.target,
-                row.damage,
-                name(row.theirs),
-                name(row.ours)
-            )?;
-        }
-        writeln!(text)?;
-    }
-    writeln!(text, "## Only ivers finds damage\n\n| structure | images | our findings |\n|---|---|---|")?;
-    let mut only: BTreeMap<&str, (u32, BTreeSet<&str>)> = BTreeMap::new();
-    for row in rows.iter().filter(|row| (row.theirs, row.ours) == (Some(false), Some(true))) {
-        let entry = only.entry(&row.target).or_default();
-        entry.0 += 1;
-        entry.1.extend(row.codes.iter().map(String::as_str));
-    }
-    for (target, (images, codes)) in only {
-        writeln!(text, "| {target} | {images} | {} |", codes.into_iter().collect::<Vec<_>>().join(", "))?;
-    }
-    writeln!(text, "\n## All structures\n")?;
-    writeln!(
-        text,
-        "| structure | images | xfs_repair finds damage | ivers finds damage |\n|---|---|---|---|"
-    )?;
-    let mut all: BTreeMap<&str, [u32; 3]> = BTreeMap::new();
-    for row in rows {
-        let entry = all.entry(&row.target).or_default();
-        entry[0] += 1;
-        entry[1] += u32::from(row.theirs == Some(true));
-        entry[2] += u32::from(row.ours == Some(true));
-    }
-    for (target, [images, theirs, ours]) in all {
-        writeln!(text, "| {target} | {images} | {theirs} | {ours} |")?;
-    }
-    Ok(text)
 }
 
 /// Compares the checkers on damaged images. Fails where only xfs_repair finds damage.

@@ -23,9 +23,9 @@ pub fn run_limited(limit_s: u32, words: &[&str], image: &Path) -> Result<Ran> {
     Ok(Ran { code, text: String::from_utf8_lossy(&text).into_owned() })
 }
 
-/// Runs `ivers check --json`. Returns also the kinds of its findings.
-pub fn ivers_check(limit_s: u32, ivers: &str, image: &Path) -> Result<(Ran, Vec<String>)> {
-    let ran = run_limited(limit_s, &[ivers, "check", "--json"], image)?;
+/// Runs `ivers check --json` with options. Returns also the kinds of its findings.
+pub fn ivers_check(limit_s: u32, ivers: &str, options: &[&str], image: &Path) -> Result<(Ran, Vec<String>)> {
+    let ran = run_limited(limit_s, &[&[ivers, "check", "--json"][..], options].concat(), image)?;
     // The last line is the summary; after an error there is none.
     let summary: serde_json::Value =
         ran.text.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();

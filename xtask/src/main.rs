@@ -2,6 +2,7 @@
 
 mod bench;
 mod book;
+mod check_btrfs;
 mod check_corpus;
 mod check_xfs;
 mod checkers;
@@ -18,6 +19,7 @@ mod suites;
 mod test_programs;
 #[cfg(test)]
 mod tidy;
+mod verdicts;
 
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
@@ -217,6 +219,14 @@ enum Task {
         /// Only mutants whose path contains this text
         name: Option<String>,
     },
+    /// Compares `ivers check` with btrfs check on images with one damaged field each; needs root
+    CheckCorpusBtrfs {
+        /// Take one of so many images
+        #[arg(default_value_t = 1)]
+        step: usize,
+        /// Only structures whose name contains this text
+        only: Option<String>,
+    },
     /// Compares `ivers check` with xfs_repair on images that xfs_db damages; needs root
     CheckCorpusXfs {
         /// Take one of so many images
@@ -275,6 +285,10 @@ fn main() -> ExitCode {
         Task::Kmod => kmod::kmod(),
         Task::Nfs => nfs::nfs(),
         Task::Mutants { name } => mutants::mutants(name.as_deref()),
+        Task::CheckCorpusBtrfs { step, only } => {
+            ensure(&[("btrfs", "btrfs-progs"), ("setfattr", "attr")])
+                && check_btrfs::check_btrfs(step, only.as_deref())
+        }
         Task::CheckCorpusXfs { step, only } => {
             ensure(&[("xfs_db", "xfsprogs"), ("xfs_io", "xfsprogs"), ("setfattr", "attr")])
                 && check_xfs::check_xfs(step, only.as_deref())

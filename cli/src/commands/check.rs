@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use ivers_vfs::check::{Finding, Findings};
+use ivers_vfs::check::Findings;
 use serde_json::json;
 
 use crate::image::mount_options::ImageArgs;
 use crate::image::open;
 use crate::output::failure::{is_broken_pipe, reported, reported_as};
-use crate::output::{format, print};
+use crate::output::{findings, format, print};
 
 /// Exit code: findings were reported.
 const UNCORRECTED: u8 = 4;
@@ -22,9 +22,12 @@ const HELP: &str = "\
 Reads all structures of the filesystem, trusts none of them, and writes nothing. A journal that must be \
 replayed is replayed in memory; the result is checked, and a note says so. A note also says if a filesystem \
 without a journal was not unmounted cleanly; alone, that is no finding. An image that the kernel has mounted \
-for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS and XFS. To repair an image, \
-use the format's own tool: e2fsck, fsck.fat, xfs_repair. A check that needs more memory than -o cache= (by \
-default 256M) ends with an error.
+for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS, XFS and btrfs. To repair an \
+image, use the format's own tool: e2fsck, fsck.fat, xfs_repair; for btrfs, ask its developers before you use \
+btrfs check --repair. A check that needs more memory than -o cache= (by default 256M) ends with an error.
+
+With --data, all copies of the contents of files are read and compared with their checksums, which only \
+btrfs has.
 
 Each finding has its place (group, inode, path, block, as far as known) and a code such as \
 block-claimed-twice, which does not change between versions; docs/check.md lists them.
@@ -41,6 +44,7 @@ Exit codes differ from those of the other commands. They are those of fsck(8):
 
 Examples:
   ivers check disk.img
+  ivers check --data disk.img
   ivers check --json -o offset=1M disk.img";
 
 /// Options of `check`.
@@ -49,6 +53,9 @@ Examples:
 pub struct Args {
     /// An image or a device
     image: PathBuf,
+    /// Compare the contents of files with their checksums, too (btrfs)
+    #[arg(long)]
+    data: bool,
     #[command(flatten)]
     options: ImageArgs,
 }
@@ -56,8 +63,8 @@ pub struct Args {
 /// Runs `ivers check`.
 pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let options = args.options.options().map_err(|error| reported_as(&error, USAGE))?;
-    let (name, found) =
-        open::check_image(&args.image, &options).map_err(|error| reported_as(&error, OPERATIONAL))?;
+    let checked = open::check_image(&args.image, &options, args.data);
+    let (name, found) = checked.map_err(|error| reported_as(&error, OPERATIONAL))?;
     let printed = if json { print_json(args, name, &found) } else { print_text(args, name, &found, quiet) };
     match printed {
         // The exit code still says what was found.
@@ -68,63 +75,23 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
 }
 
 fn print_json(args: &Args, name: &str, found: &Findings) -> Result<()> {
-    for Finding { code, place, what } in found.kept() {
-        let object = json!({
-            "code": code,
-            "group": place.group,
-            "inode": place.inode,
-            "block": place.block,
-            "what": what,
-        });
-        print::json_line(&format::with_names(object, [("path", place.path.as_deref())]))?;
-    }
-    let codes = found.counts().iter().map(|(code, count)| json!({ "code": code, "count": count }));
+    findings::print_json(found)?;
     let end = json!({
         "format": name,
         "clean": found.is_clean(),
         "findings": found.total(),
-        "codes": codes.collect::<Vec<_>>(),
+        "codes": findings::json_counts(found),
         "notes": found.notes(),
     });
     print::json_line(&format::with_paths(end, [("image", &*args.image)]))
 }
 
-/// The place of a finding, in words.
-fn place_of(finding: &Finding) -> String {
-    let place = &finding.place;
-    let mut parts = Vec::new();
-    if let Some(group) = place.group {
-        parts.push(format!("group {group}"));
-    }
-    let path = place.path.as_ref().map(|path| format::name(path));
-    match (place.inode, path) {
-        (Some(inode), Some(path)) => parts.push(format!("inode {inode} ({path})")),
-        (Some(inode), None) => parts.push(format!("inode {inode}")),
-        (None, Some(path)) => parts.push(path),
-        (None, None) => {}
-    }
-    if let Some(block) = place.block {
-        parts.push(format!("block {block}"));
-    }
-    if parts.is_empty() { "filesystem".into() } else { parts.join(", ") }
-}
-
 fn print_text(args: &Args, name: &str, found: &Findings, quiet: bool) -> Result<()> {
     let image = format::name(args.image.as_os_str().as_encoded_bytes());
-    for note in found.notes() {
-        print::line(format_args!("{image}: note: {note}"))?;
-    }
-    for finding in found.kept() {
-        print::line(format_args!("{image}: {}: {}: {}", place_of(finding), finding.code, finding.what))?;
-    }
-    let (shown, total) = (found.kept().len() as u64, found.total());
-    if total > shown {
-        print::line(format_args!("{image}: {} more findings of these kinds are not shown", total - shown))?;
-    }
+    findings::print(&image, found)?;
     if found.is_clean() {
         return if quiet { Ok(()) } else { print::line(format_args!("{image}: {name}: clean")) };
     }
-    let codes: Vec<_> = found.counts().iter().map(|(code, count)| format!("{code} {count}")).collect();
-    let noun = if total == 1 { "finding" } else { "findings" };
-    print::line(format_args!("{image}: {name}: {total} {noun} ({}); nothing was changed", codes.join(", ")))
+    let in_words = findings::in_words(found);
+    print::line(format_args!("{image}: {name}: {in_words}; nothing was changed"))
 }

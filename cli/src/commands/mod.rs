@@ -4,7 +4,7 @@
 //!
 //! | module | command |
 //! |---|---|
-//! | [`stat`], [`ls`], [`cat`], [`tree`], [`du`], [`info`], [`check`], [`label`], [`resize`],
+//! | [`stat`], [`ls`], [`cat`], [`tree`], [`du`], [`info`], [`check`], [`scrub`], [`label`], [`resize`],
 //! [`unmount`] | the command of that name |
 //! | [`changed`] | `changed`, and the walks that it shares with the image process |
 //! | [`measure`] | `measure` |
@@ -37,6 +37,7 @@ pub mod measure;
 pub mod mkfs;
 pub mod mount;
 pub mod resize;
+pub mod scrub;
 pub mod serve;
 pub mod shell;
 pub mod stat;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
+use ivers_btrfs::check::Scrubbed;
 use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{DriverOptions, Error, FileSystem, NameError, Result, Timestamp, Vfs};
 
@@ -25,6 +26,10 @@ pub struct Format {
     probe: fn(head: &[u8]) -> bool,
     open: Open,
     check: Check,
+    /// `None`: the format has no checksums of contents.
+    check_data: Option<CheckData>,
+    /// Reads and mends copies; `None`: the format has none.
+    scrub: Option<Scrub>,
     /// Sets the label of an image that is not mounted; `None`: the driver sets that of a mount.
     pub set_label: Option<SetLabel>,
 }
@@ -34,6 +39,12 @@ type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Ar
 
 /// Checks a device. `Memory` bounds what the check keeps; the string names the image in errors.
 type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings>;
+
+/// As [`Check`], with the contents of files.
+type CheckData = Check;
+
+/// Reads all copies on a device, and mends bad ones unless the options are read-only.
+type Scrub = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Scrubbed>;
 
 /// Sets the label of the filesystem on a device. The last string names the image in errors.
 type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
@@ -61,6 +72,8 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_ext4::probe,
         open: open_ext4,
         check: |device, _, memory, place| ivers_ext4::check::check(device, memory, place),
+        check_data: None,
+        scrub: None,
         set_label: None,
     },
     Format {
@@ -72,6 +85,8 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_fat::probe,
         open: open_fat,
         check: |device, _, memory, place| ivers_fat::check::check(device, memory, place),
+        check_data: None,
+        scrub: None,
         set_label: None,
     },
     Format {
@@ -83,6 +98,8 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_affs::probe,
         open: open_affs,
         check: check_affs,
+        check_data: None,
+        scrub: None,
         set_label: None,
     },
     Format {
@@ -94,6 +111,8 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_xfs::probe,
         open: open_xfs,
         check: |device, _, memory, place| ivers_xfs::check::check(device, memory, place),
+        check_data: None,
+        scrub: None,
         set_label: Some(ivers_xfs::set_label),
     },
     Format {
@@ -104,10 +123,9 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_btrfs::probe,
         open: open_btrfs,
-        check: |_, _, _, place| {
-            let why = "ivers does not check btrfs; use btrfs check --check-data-csum";
-            Err(Error::Incompatible(format!("{place}: {why}")))
-        },
+        check: |device, options, memory, place| check_btrfs(device, options, memory, place, false),
+        check_data: Some(|device, options, memory, place| check_btrfs(device, options, memory, place, true)),
+        scrub: Some(scrub_btrfs),
         set_label: None,
     },
 ];
@@ -148,7 +166,8 @@ pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
 /// format and what is wrong, or `None` if no filesystem was there.
 pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findings)>> {
     let found = ivers_ext4::check::check_remains(device)?.map(|found| ("ext4", found));
-    Ok(found.or(ivers_xfs::check::check_remains(device)?.map(|found| ("xfs", found))))
+    let found = found.or(ivers_xfs::check::check_remains(device)?.map(|found| ("xfs", found)));
+    Ok(found.or(ivers_btrfs::check::check_remains(device)?.map(|found| ("btrfs", found))))
 }
 
 fn head(device: &dyn Device) -> Result<Vec<u8>> {
@@ -163,15 +182,36 @@ impl Format {
         Ok((self.probe)(&head(device)?))
     }
 
-    /// Checks a device of this format. `image_name` is for errors.
+    /// Checks a device of this format, and the contents of files if `with_data`. `image_name` is for errors.
     pub fn check(
         &self,
         device: Arc<dyn Device>,
         options: &ImageOptions,
         memory: Memory,
         image_name: &str,
+        with_data: bool,
     ) -> Result<Findings> {
-        (self.check)(device, options, memory, image_name)
+        let check = if with_data { self.check_data } else { Some(self.check) };
+        let check = check.ok_or_else(|| {
+            let why = "has no checksums of data; remove --data";
+            Error::Incompatible(format!("{image_name}: {} {why}", self.in_words()))
+        })?;
+        check(device, options, memory, image_name)
+    }
+
+    /// Reads all copies on a device of this format. `image_name` is for errors.
+    pub fn scrub(
+        &self,
+        device: Arc<dyn Device>,
+        options: &ImageOptions,
+        memory: Memory,
+        image_name: &str,
+    ) -> Result<Scrubbed> {
+        let scrub = self.scrub.ok_or_else(|| {
+            let why = "keeps no copies with checksums: there is nothing to scrub";
+            Error::Incompatible(format!("{image_name}: {} {why}", self.in_words()))
+        })?;
+        scrub(device, options, memory, image_name)
     }
 
     /// Opens a device of this format. `image_name` is for errors.
@@ -288,6 +328,27 @@ fn open_btrfs(
         trust_foreign: options.trust_foreign,
     };
     Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)
+}
+
+fn check_btrfs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    memory: Memory,
+    image_name: &str,
+    data: bool,
+) -> Result<Findings> {
+    let options = ivers_btrfs::check::Options { data, degraded: options.btrfs.degraded };
+    ivers_btrfs::check::check(vec![device], &options, memory, image_name)
+}
+
+fn scrub_btrfs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    memory: Memory,
+    image_name: &str,
+) -> Result<Scrubbed> {
+    let (writes, degraded) = (!options.read_only, options.btrfs.degraded);
+    ivers_btrfs::check::scrub(vec![device], writes, degraded, memory, image_name)
 }
 
 #[cfg(test)]

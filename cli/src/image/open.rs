@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use ivers_block::{
     BlockError, Budget, ByteOffset, CountedDevice, Device, FileDevice, FileRange, OffsetDevice,
 };
+use ivers_btrfs::check::Scrubbed;
 use ivers_mem::Mem;
 use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{Clock, CoarseClock, FileSystem, MountOptions, Timestamp, Vfs};
@@ -184,9 +185,14 @@ pub fn open_on(
     Vfs::mount(fs, mount_options).with_context(|| image_name)
 }
 
-/// Opens an image, enters the sandbox, and checks the filesystem in it. Returns the format's name and what is
-/// wrong.
-pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str, Findings)> {
+/// An image that is open in the sandbox, to be read whole.
+struct OpenImage {
+    file: Arc<FileDevice>,
+    memory: Memory,
+}
+
+/// Opens an image that the kernel does not write, and enters the sandbox.
+fn open_whole(image: &Path, options: &ImageOptions) -> Result<OpenImage> {
     let ImageName { file, .. } = ImageName::parse(image);
     if kernel_writes(image, &file).is_some()
         && let Some(why) = explain_kernel_use(image, &file)
@@ -197,7 +203,17 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
     let budget = metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let budget = budget.unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
-    let memory = Memory::new(budget, "allow more with -o cache=");
+    Ok(OpenImage { file, memory: Memory::new(budget, "allow more with -o cache=") })
+}
+
+/// Opens an image, enters the sandbox, and checks the filesystem in it, with contents of files if
+/// `with_data`. Returns the format's name and what is wrong.
+pub fn check_image(
+    image: &Path,
+    options: &ImageOptions,
+    with_data: bool,
+) -> Result<(&'static str, Findings)> {
+    let OpenImage { file, memory } = open_whole(image, options)?;
     let Located { device, format, partition, image_name, .. } =
         match locate(&file, file.clone(), image, options) {
             Ok(located) => located,
@@ -208,8 +224,18 @@ pub fn check_image(image: &Path, options: &ImageOptions) -> Result<(&'static str
         };
     check_options(format, options).with_context(|| image_name.clone())?;
     let options = ImageOptions { partition, ..options.clone() };
-    let found = format.check(device, &options, memory, &image_name).with_context(|| image_name.clone())?;
+    let found = format.check(device, &options, memory, &image_name, with_data);
+    let found = found.with_context(|| image_name.clone())?;
     Ok((found.fs_type().unwrap_or(format.names[0]), found))
+}
+
+/// Opens an image, enters the sandbox, and reads all copies in it. Mends bad ones, unless the options are
+/// read-only.
+pub fn scrub_image(image: &Path, options: &ImageOptions) -> Result<Scrubbed> {
+    let OpenImage { file, memory } = open_whole(image, options)?;
+    let Located { device, format, image_name, .. } = locate(&file, file.clone(), image, options)?;
+    check_options(format, options).with_context(|| image_name.clone())?;
+    format.scrub(device, options, memory, &image_name).with_context(|| image_name.clone())
 }
 
 /// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if

@@ -3,6 +3,7 @@
 
 pub mod colours;
 pub mod failure;
+pub mod findings;
 pub mod format;
 pub mod log;
 pub mod print;

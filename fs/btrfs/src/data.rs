@@ -74,7 +74,7 @@ impl Btrfs {
             if !found {
                 return Err(as_file_data(volume.unreadable(&what(), bad)));
             }
-            volume.report_bad_copies(what, &bad);
+            volume.report_bad_copies(what, at, &bad, bytes);
         }
         Ok(())
     }

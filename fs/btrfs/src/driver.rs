@@ -100,6 +100,7 @@ impl FileSystem for Btrfs {
             fact("last transaction", sb.generation.to_string()),
             fact("subvolume", crate::numbers::unpack(self.root).0.to_string()),
             fact("bad copies", format!("{} found since the mount", volume.bad_copies())),
+            fact("mended copies", format!("{} since the mount", volume.mended_copies())),
         ];
         if self.is_persistent {
             facts.extend(self.epoch.describe());

@@ -16,9 +16,11 @@
 //! | `ranges`, `live` | sets of ranges; what a writer has in memory |
 //! | `write` | transactions, and everything that changes |
 //! | `filesystem`, `open`, `driver` | what is open; opening; the interface to the VFS |
+//! | [`check`], [`mkfs`] | the checker and the scrub; making filesystems |
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod compress;
 mod data;
 mod decompressed;
@@ -30,6 +32,7 @@ mod filesystem;
 mod inode;
 pub mod layout;
 mod live;
+pub mod mkfs;
 mod names;
 mod node_cache;
 mod numbers;

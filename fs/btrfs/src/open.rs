@@ -12,7 +12,7 @@ use crate::numbers::{Object, pack};
 use crate::subvolume::Subvolume;
 use crate::tree::{Forest, Tree};
 use crate::volume::{CHUNKS_MAX, Volume};
-use ivers_block::Device;
+use ivers_block::{Budget, Device};
 use ivers_vfs::sync::RankedRwLock;
 use ivers_vfs::{DriverOptions, Error, Result, ServedEpoch};
 use std::ops::ControlFlow;
@@ -60,7 +60,7 @@ impl Btrfs {
         for note in &notes {
             log::warn!("{place}: {note}");
         }
-        let forest = open_chunks(Volume::new(devices, place.clone()), &options)?;
+        let forest = open_chunks(Volume::new(devices, place.clone()), options.common.budget.clone())?;
         let mut btrfs = Self {
             forest,
             root: pack(object::FS_TREE, Object::Inode(object::FIRST_FREE))?,
@@ -86,7 +86,10 @@ impl Btrfs {
             }
         }
         match btrfs.read_only {
-            None => btrfs.start_writing(options.trust_foreign)?,
+            None => {
+                btrfs.forest.volume.mend_copies();
+                btrfs.start_writing(options.trust_foreign)?;
+            }
             Some(_) => btrfs.read_epoch(options.trust_foreign),
         }
         let btrfs = Arc::new(btrfs);
@@ -98,7 +101,7 @@ impl Btrfs {
 }
 
 /// Finds all chunks: those in the superblock lead to the tree of chunks, which has the others.
-fn open_chunks(volume: Volume, options: &OpenOptions) -> Result<Forest> {
+pub(crate) fn open_chunks(volume: Volume, budget: Arc<Budget>) -> Result<Forest> {
     let sb = volume.sb.clone();
     let place = volume.place.clone();
     let cut = || Error::corrupt("the array of system chunks is cut off", format!("{place}, superblock"));
@@ -111,7 +114,7 @@ fn open_chunks(volume: Volume, options: &OpenOptions) -> Result<Forest> {
         volume.add_chunk(key.offset.get(), item)?;
         array = rest;
     }
-    let forest = Forest::new(volume, options.common.budget.clone());
+    let forest = Forest::new(volume, budget);
     let tree = Tree { id: object::CHUNK_TREE, root: sb.chunk_root };
     let key = |offset| Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, offset);
     let mut found = Vec::new();

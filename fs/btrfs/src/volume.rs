@@ -3,12 +3,12 @@
 use crate::devices::{Devices, Member};
 use crate::layout::chunk::{BadChunk, Chunk};
 use crate::layout::superblock::Superblock;
-use ivers_block::{BlockError, ByteOffset};
+use ivers_block::{BlockError, ByteOffset, Device};
 use ivers_vfs::sync::{RankedRwLock, rank};
 use ivers_vfs::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The most chunks, and stripes of all chunks, that are kept in memory.
 pub(crate) const CHUNKS_MAX: usize = 1 << 18;
@@ -23,6 +23,10 @@ pub(crate) struct Volume {
     chunks: RankedRwLock<rank::Leaf, Chunks>,
     /// Copies that were wrong or unreadable, where another one was right.
     bad_copies: AtomicU64,
+    /// Of them, copies that were written again.
+    mended_copies: AtomicU64,
+    /// Write bad copies again.
+    mends: AtomicBool,
 }
 
 /// All chunks, by address.
@@ -65,7 +69,8 @@ impl Volume {
     pub(crate) fn new(devices: Devices, place: String) -> Self {
         let Devices { sb, members, .. } = devices;
         let chunks = RankedRwLock::new(Chunks::default());
-        Self { sb, place, members, chunks, bad_copies: AtomicU64::new(0) }
+        let (bad_copies, mended_copies) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { sb, place, members, chunks, bad_copies, mended_copies, mends: AtomicBool::new(false) }
     }
 
     /// Adds a chunk from its item, unless it is known.
@@ -112,6 +117,17 @@ impl Volume {
         self.bad_copies.load(Ordering::Relaxed)
     }
 
+    /// Copies that were written again so far.
+    pub(crate) fn mended_copies(&self) -> u64 {
+        self.mended_copies.load(Ordering::Relaxed)
+    }
+
+    /// Writes each bad copy again from now on, when a right one is read. What is read must not be freed and
+    /// used for something else meanwhile.
+    pub(crate) fn mend_copies(&self) {
+        self.mends.store(true, Ordering::Relaxed);
+    }
+
     fn chunk(&self, address: u64) -> Option<Arc<Chunk>> {
         self.chunks.read().at(address).cloned()
     }
@@ -121,6 +137,34 @@ impl Volume {
         self.chunk(address).map_or(0, |chunk| chunk.profile.copies)
     }
 
+    /// Calls `each` with the parts of `len` bytes of a copy: their range in the bytes, their device, and
+    /// where they are on it.
+    fn each_part(
+        &self,
+        address: u64,
+        copy: usize,
+        len: usize,
+        mut each: impl FnMut(std::ops::Range<usize>, &dyn Device, ByteOffset) -> ivers_block::Result<()>,
+    ) -> std::result::Result<(), BadCopy> {
+        let mut done = 0;
+        while done < len {
+            let at = address.saturating_add(done as u64);
+            let chunk = self.chunk(at);
+            let piece = chunk.as_ref().and_then(|chunk| chunk.piece(at, (len - done) as u64));
+            let place = piece.and_then(|piece| Some((piece.len as usize, piece.place(copy)?)));
+            let Some((part, (stripe, on_device))) = place else {
+                return Err(BadCopy::Wrong(format!("address {at} is in no chunk")));
+            };
+            let member = self.members.get(&stripe.devid).filter(|it| it.uuid == stripe.device_uuid);
+            let Some(member) = member else {
+                return Err(BadCopy::Missing(stripe.devid));
+            };
+            each(done..done + part, &*member.device, ByteOffset(on_device)).map_err(BadCopy::Io)?;
+            done += part;
+        }
+        Ok(())
+    }
+
     /// Fills `buf` from one copy.
     pub(crate) fn read_copy(
         &self,
@@ -128,24 +172,17 @@ impl Volume {
         copy: usize,
         buf: &mut [u8],
     ) -> std::result::Result<(), BadCopy> {
-        let mut done = 0;
-        while done < buf.len() {
-            let at = address.saturating_add(done as u64);
-            let chunk = self.chunk(at);
-            let piece = chunk.as_ref().and_then(|chunk| chunk.piece(at, (buf.len() - done) as u64));
-            let place = piece.and_then(|piece| Some((piece.len as usize, piece.place(copy)?)));
-            let Some((len, (stripe, on_device))) = place else {
-                return Err(BadCopy::Wrong(format!("address {at} is in no chunk")));
-            };
-            let member = self.members.get(&stripe.devid).filter(|it| it.uuid == stripe.device_uuid);
-            let Some(member) = member else {
-                return Err(BadCopy::Missing(stripe.devid));
-            };
-            let part = &mut buf[done..done + len];
-            member.device.read_at(ByteOffset(on_device), part).map_err(BadCopy::Io)?;
-            done += len;
-        }
-        Ok(())
+        self.each_part(address, copy, buf.len(), |range, device, at| device.read_at(at, &mut buf[range]))
+    }
+
+    /// Writes one copy.
+    pub(crate) fn write_copy(
+        &self,
+        address: u64,
+        copy: usize,
+        bytes: &[u8],
+    ) -> std::result::Result<(), BadCopy> {
+        self.each_part(address, copy, bytes.len(), |range, device, at| device.write_at(at, &bytes[range]))
     }
 
     /// Writes all copies of some bytes.
@@ -177,11 +214,33 @@ impl Volume {
         Ok(())
     }
 
-    /// Counts and reports copies that were wrong, where another one was right. `what` names them.
-    pub(crate) fn report_bad_copies(&self, what: impl Fn() -> String, bad: &[BadCopy]) {
-        for copy in bad.iter().filter(|copy| !matches!(copy, BadCopy::Missing(_))) {
-            log::warn!("{}: a copy of {} is bad: {copy}; another one is used", self.place, what());
+    /// Counts and reports copies that were wrong, where `right` is another one. A writable filesystem writes
+    /// them again. `bad` has the first copies, in order; `what` names them.
+    pub(crate) fn report_bad_copies(
+        &self,
+        what: impl Fn() -> String,
+        address: u64,
+        bad: &[BadCopy],
+        right: &[u8],
+    ) {
+        for (copy, why) in bad.iter().enumerate().filter(|(_, copy)| !matches!(copy, BadCopy::Missing(_))) {
             self.bad_copies.fetch_add(1, Ordering::Relaxed);
+            let (place, what) = (&self.place, what());
+            if !self.mends.load(Ordering::Relaxed) {
+                log::warn!("{place}: a copy of {what} is bad: {why}; another one is used");
+                continue;
+            }
+            match self.write_copy(address, copy, right) {
+                Ok(()) => {
+                    log::warn!("{place}: a copy of {what} was bad and is written again: {why}");
+                    self.mended_copies.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    log::warn!(
+                        "{place}: a copy of {what} is bad: {why}; it cannot be written again: {error}"
+                    );
+                }
+            }
         }
     }
 
@@ -197,9 +256,10 @@ impl Volume {
         for copy in 0..self.copies(address) {
             let mut bytes = vec![0; len].into_boxed_slice();
             let read = self.read_copy(address, copy, &mut bytes);
+            let kept = if bad.is_empty() { Vec::new() } else { bytes.to_vec() };
             match read.and_then(|()| accept(bytes).map_err(BadCopy::Wrong)) {
                 Ok(taken) => {
-                    self.report_bad_copies(what, &bad);
+                    self.report_bad_copies(what, address, &bad, &kept);
                     return Ok(taken);
                 }
                 Err(why) => bad.push(why),

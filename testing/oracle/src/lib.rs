@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`affs`] | amitools and unadf |
 //! | [`btrfs`] | btrfs-progs, and the kernel's own driver |
+//! | [`btrfs_fields`] | none: where the fields of an image are, to damage them one by one |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
@@ -15,6 +16,7 @@
 
 pub mod affs;
 pub mod btrfs;
+pub mod btrfs_fields;
 pub mod e2fs;
 pub mod fat;
 pub mod kernel;

@@ -190,7 +190,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
                 "state_format output pattern arguments process file_info archive image commands command_line",
             ),
             ("archive", "member acl_text pax sparse reader writer"),
-            ("output", "format colours failure print progress log save"),
+            ("output", "format colours failure print findings progress log save"),
             (
                 "image",
                 "open_options formats foreign_formats partitions mount_options sandbox unmount_status \
@@ -199,8 +199,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ),
             (
                 "commands",
-                "stat ls cat tree du info check label resize unmount changed measure cp edit shell tar mkfs \
-                 mount serve stats fuse2fs man_page manpages image_process",
+                "stat ls cat tree du info check scrub label resize unmount changed measure cp edit shell tar \
+                 mkfs mount serve stats fuse2fs man_page manpages image_process",
             ),
             ("commands/changed", "saved_state walk renames compare"),
             ("commands/cp", "interrupt stream reader writer"),
@@ -252,10 +252,16 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "",
                 "layout devices volume node_cache dirty_nodes tree numbers compress decompressed ranges live \
-                 filesystem subvolume inode names xattr data file write open driver",
+                 filesystem subvolume inode names xattr data file write open driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs state session"),
+            ("mkfs", "options geometry trees items"),
+            (
+                "check",
+                "ledger space state walk references extents free_space checksums chunks superblock roots \
+                 subvolume names inode files paths scrub",
+            ),
             (
                 "write",
                 "tx tree extents checksums free_space chunks commit load change inodes contents names \

@@ -37,12 +37,13 @@ const HELP: &str = "\
 ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FAT has the sizes of mkfs.fat; \
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
 (DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0). XFS has the geometry of mkfs.xfs, and the features \
-that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount.
+that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount. btrfs has the features and \
+sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it. It cannot be filled with --from yet.
 
-Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext and XFS, --uuid, \
-for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse file \
-reads as zeros; the image records that.) Nothing is written before all checks have passed. An image that is \
-not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS and btrfs, \
+--uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse \
+file reads as zeros; the image records that.) Nothing is written before all checks have passed. An image \
+that is not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
 
 --from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
 extended attributes are those of the directory or the archive. Times after --timestamp become that time. \
@@ -62,7 +63,8 @@ reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. The last two
 
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \
-groups, log_blocks, sector_size, inode_size, features. With --from: files, problems.
+groups, log_blocks, sector_size, inode_size, features. For btrfs: uuid, block_size, bytes, devices, data, \
+metadata, checksum. With --from: files, problems.
 
 Examples:
   ivers mkfs disk.img --size 1G --root-owner
@@ -73,7 +75,8 @@ Examples:
   ivers mkfs rootfs.img --from tree --all-root --exclude .git --size auto
   ivers mkfs -L data -m 0 /dev/sdx1
   ivers mkfs disk.img --size 1G -O ^metadata_csum,^64bit
-  ivers mkfs --type xfs disk.img --size 10G --features parent,exchange";
+  ivers mkfs --type xfs disk.img --size 10G --features parent,exchange
+  ivers mkfs --type btrfs disk.img --size 1G --data dup --checksum xxhash64";
 
 /// A format that `mkfs` makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,6 +93,7 @@ pub enum FsType {
     Ofs,
     Ffs,
     Xfs,
+    Btrfs,
 }
 
 /// Options of `mkfs`.
@@ -105,9 +109,9 @@ pub struct Args {
     /// small as the files fit
     #[arg(short, long)]
     pub size: Option<String>,
-    /// Block size; of FAT: cluster size. ext: 1024, 2048 or 4096 (default: 1024 below 512 MiB, else 4096);
-    /// FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096 (default: 512); XFS: 1024 to 65536 (default:
-    /// 4096)
+    /// Block size; of FAT: cluster size; of btrfs: size of the blocks of trees. ext: 1024, 2048 or 4096
+    /// (default: 1024 below 512 MiB, else 4096); FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096
+    /// (default: 512); XFS: 1024 to 65536 (default: 4096); btrfs: 4096 to 65536 (default: 16384)
     #[arg(short, long, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// Inode size. ext: 256 or a larger power of two up to the block size (default: 256); XFS: 512, 1024 or
@@ -120,10 +124,11 @@ pub struct Args {
     /// ext: reserve this part of the blocks for the superuser (default: 5)
     #[arg(short = 'm', long, value_name = "PERCENT")]
     pub reserved_percent: Option<u32>,
-    /// The label: at most 16 bytes (ext), 11 characters (FAT), 30 characters (Amiga) or 12 bytes (XFS)
+    /// The label: at most 16 bytes (ext), 11 characters (FAT), 30 characters (Amiga), 12 bytes (XFS) or 255
+    /// bytes (btrfs)
     #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
     pub label: String,
-    /// ext, XFS: the UUID (default: random)
+    /// ext, XFS, btrfs: the UUID (default: random)
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
     /// FAT: the serial number, as 1234-ABCD (default: random)
@@ -135,7 +140,7 @@ pub struct Args {
     /// The time of creation in seconds since 1970 (default: $SOURCE_DATE_EPOCH, else now)
     #[arg(long, value_name = "SECONDS")]
     pub timestamp: Option<u32>,
-    /// ext, XFS: the owner of the root directory and of lost+found (default: 0:0; without a value: the
+    /// ext, XFS, btrfs: the owner of the root directory and of lost+found (default: 0:0; without a value: the
     /// calling user)
     #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub root_owner: Option<String>,
@@ -163,6 +168,15 @@ pub struct Args {
     /// XFS: allow less than 300 MiB, and a log of less than 64 MiB, as for tests
     #[arg(long)]
     pub small: bool,
+    /// btrfs: copies of data: single or dup (default: single)
+    #[arg(long, value_name = "PROFILE")]
+    pub data: Option<String>,
+    /// btrfs: copies of the blocks of trees: single or dup (default: dup)
+    #[arg(long, value_name = "PROFILE")]
+    pub metadata: Option<String>,
+    /// btrfs: the checksum: crc32c, xxhash64, sha256 or blake2b (default: crc32c)
+    #[arg(long, value_name = "NAME")]
+    pub checksum: Option<String>,
     /// Overwrite existing contents
     #[arg(short = 'F', long)]
     pub force: bool,

@@ -38,6 +38,8 @@ pub enum NewFilesystem {
     },
     /// XFS.
     Xfs(ivers_xfs::mkfs::MkfsOptions),
+    /// btrfs.
+    Btrfs(ivers_btrfs::mkfs::MkfsOptions),
 }
 
 /// What was made.
@@ -56,7 +58,9 @@ impl NewFilesystem {
         let ext = |fs_type| ext_options(args, fs_type, seconds).map(Self::Ext);
         let fat = |fat_type| fat_options(args, fat_type, time).map(Self::Fat);
         let affs = |low_byte| {
+            refuse_options("an AmigaDOS volume", &unix_only(args))?;
             refuse_options("an AmigaDOS volume", &ext_or_xfs(args))?;
+            refuse_options("an AmigaDOS volume", &btrfs_only(args))?;
             refuse_options("an AmigaDOS volume", &ext_only(args))?;
             refuse_options("an AmigaDOS volume", &xfs_only(args))?;
             refuse_options("an AmigaDOS volume", &[("volume-id", args.volume_id.is_some())])?;
@@ -75,6 +79,7 @@ impl NewFilesystem {
             FsType::Ofs => affs(0),
             FsType::Affs | FsType::Ffs => affs(3),
             FsType::Xfs => xfs_options(args, seconds).map(Self::Xfs),
+            FsType::Btrfs => btrfs_options(args, seconds).map(Self::Btrfs),
         }
     }
 
@@ -84,8 +89,8 @@ impl NewFilesystem {
             Self::Ext(options) => options.zeroed = true,
             Self::Fat(options) => options.zeroed = true,
             Self::Xfs(options) => options.zeroed = true,
-            // It has no large tables of zeros.
-            Self::Affs { .. } => {}
+            // They have no large tables of zeros.
+            Self::Affs { .. } | Self::Btrfs(_) => {}
         }
     }
 
@@ -96,6 +101,7 @@ impl NewFilesystem {
             Self::Fat(options) => options.time.sec,
             Self::Affs { time, .. } => time.sec,
             Self::Xfs(options) => options.timestamp.into(),
+            Self::Btrfs(options) => options.timestamp.into(),
         }
     }
 
@@ -104,6 +110,7 @@ impl NewFilesystem {
         match self {
             Self::Ext(options) => Some(options.root_owner),
             Self::Xfs(options) => Some(options.root_owner),
+            Self::Btrfs(options) => Some(options.root_owner),
             Self::Fat(_) | Self::Affs { .. } => None,
         }
     }
@@ -126,6 +133,7 @@ impl NewFilesystem {
                 ivers_affs::mkfs::plan(bytes, *low_byte, *block_size, label)
             }
             Self::Xfs(options) => ivers_xfs::mkfs::plan(bytes, options),
+            Self::Btrfs(options) => ivers_btrfs::mkfs::plan(&[bytes], options),
         };
         planned.map_err(|error| match error {
             Error::Incompatible(why) if self.fits_without_journal(bytes) => {
@@ -152,10 +160,11 @@ impl NewFilesystem {
     }
 
     /// Erases what a checker of the new format could take for its own, away from the start of the device.
-    pub fn erase_old(&self, device: &dyn Device) -> ivers_vfs::Result<()> {
+    pub fn erase_old(&self, device: &Arc<dyn Device>) -> ivers_vfs::Result<()> {
         match self {
             // xfs_repair searches the device for copies of a lost superblock.
-            Self::Xfs(_) => ivers_xfs::mkfs::erase_copies(device),
+            Self::Xfs(_) => ivers_xfs::mkfs::erase_copies(&**device),
+            Self::Btrfs(_) => ivers_btrfs::mkfs::erase_superblocks(std::slice::from_ref(device)),
             Self::Ext(_) | Self::Fat(_) | Self::Affs { .. } => Ok(()),
         }
     }
@@ -238,17 +247,46 @@ impl NewFilesystem {
                     }),
                 })
             }
+            Self::Btrfs(options) => {
+                let made = ivers_btrfs::mkfs::mkfs(std::slice::from_ref(device), options)?;
+                let uuid = Uuid::from_bytes(options.uuid);
+                Ok(Made {
+                    text: format!(
+                        "btrfs, {} bytes, blocks of {} bytes, data {}, metadata {}, {}, UUID {uuid}",
+                        made.bytes, made.node_size, made.data, made.metadata, made.checksum
+                    ),
+                    json: json!({
+                        "fs": "btrfs",
+                        "uuid": uuid.to_string(),
+                        "block_size": made.node_size,
+                        "bytes": made.bytes,
+                        "devices": made.devices,
+                        "data": made.data,
+                        "metadata": made.metadata,
+                        "checksum": made.checksum,
+                    }),
+                })
+            }
         }
     }
 }
 
+/// Options of ext, XFS and btrfs that were given.
+fn unix_only(args: &Args) -> [(&'static str, bool); 2] {
+    [("uuid", args.uuid.is_some()), ("root-owner", args.root_owner.is_some())]
+}
+
 /// Options of ext and XFS that were given.
-fn ext_or_xfs(args: &Args) -> [(&'static str, bool); 4] {
+fn ext_or_xfs(args: &Args) -> [(&'static str, bool); 2] {
+    [("features", args.features.is_some()), ("inode-size", args.inode_size.is_some())]
+}
+
+/// Options of btrfs alone that were given.
+fn btrfs_only(args: &Args) -> [(&'static str, bool); 3] {
     [
-        ("features", args.features.is_some()),
-        ("inode-size", args.inode_size.is_some()),
-        ("uuid", args.uuid.is_some()),
-        ("root-owner", args.root_owner.is_some()),
+        ("data", args.data.is_some()),
+        ("metadata", args.metadata.is_some()),
+        ("checksum", args.checksum.is_some()),
     ]
 }
 
@@ -282,6 +320,7 @@ fn refuse_options(format: &str, given: &[(&str, bool)]) -> Result<()> {
 fn ext_options(args: &Args, fs_type: ExtType, timestamp: u32) -> Result<ivers_ext4::mkfs::MkfsOptions> {
     refuse_options("ext", &[("volume-id", args.volume_id.is_some())])?;
     refuse_options("ext", &xfs_only(args))?;
+    refuse_options("ext", &btrfs_only(args))?;
     let uuid = uuid_or_random(args)?;
     let list = args.features.as_deref().unwrap_or_default();
     let refuse = |why: String| usage(format!("--features {list}: {why}"));
@@ -314,7 +353,9 @@ fn fat_options(
     if args.uuid.is_some() {
         return Err(usage("--uuid: FAT has none; choose its serial number with --volume-id"));
     }
+    refuse_options("FAT", &unix_only(args))?;
     refuse_options("FAT", &ext_or_xfs(args))?;
+    refuse_options("FAT", &btrfs_only(args))?;
     refuse_options("FAT", &ext_only(args))?;
     refuse_options("FAT", &xfs_only(args))?;
     let volume_id = match &args.volume_id {
@@ -335,6 +376,7 @@ fn fat_options(
 fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptions> {
     refuse_options("XFS", &[("volume-id", args.volume_id.is_some())])?;
     refuse_options("XFS", &ext_only(args))?;
+    refuse_options("XFS", &btrfs_only(args))?;
     let list = args.features.as_deref().unwrap_or_default();
     let features =
         ivers_xfs::mkfs::Features::parse(list).map_err(|why| usage(format!("--features {list}: {why}")))?;
@@ -359,6 +401,42 @@ fn xfs_options(args: &Args, timestamp: u32) -> Result<ivers_xfs::mkfs::MkfsOptio
         root_owner: owner_of(args.root_owner.as_deref())?,
         small: args.small,
         zeroed: false,
+    })
+}
+
+fn btrfs_options(args: &Args, timestamp: u32) -> Result<ivers_btrfs::mkfs::MkfsOptions> {
+    use ivers_btrfs::layout::checksum::ChecksumKind;
+    use ivers_btrfs::mkfs::{Copies, MkfsOptions};
+    refuse_options("btrfs", &[("volume-id", args.volume_id.is_some())])?;
+    refuse_options("btrfs", &ext_or_xfs(args))?;
+    refuse_options("btrfs", &ext_only(args))?;
+    refuse_options("btrfs", &xfs_only(args))?;
+    if args.filling.from.is_some() {
+        return Err(usage("--from: ivers does not write btrfs yet; use mkfs.btrfs --rootdir"));
+    }
+    let copies = |option: &str, name: &Option<String>| match name {
+        None => Ok(None),
+        Some(name) => Copies::parse(name).map(Some).ok_or_else(|| {
+            let names = Copies::ALL.map(|(name, _)| name).join(", ");
+            usage(format!("--{option} {name}: must be one of {names}"))
+        }),
+    };
+    let checksum = match &args.checksum {
+        None => ChecksumKind::Crc32c,
+        Some(name) => ChecksumKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let names = ChecksumKind::ALL.map(ChecksumKind::name).join(", ");
+            usage(format!("--checksum {name}: must be one of {names}"))
+        })?,
+    };
+    Ok(MkfsOptions {
+        node_size: args.block_size.unwrap_or(16 << 10),
+        data: copies("data", &args.data)?.unwrap_or(Copies::Single),
+        metadata: copies("metadata", &args.metadata)?,
+        checksum,
+        label: args.label.clone().into_bytes(),
+        uuid: uuid_or_random(args)?,
+        timestamp,
+        root_owner: owner_of(args.root_owner.as_deref())?,
     })
 }
 

@@ -114,7 +114,7 @@ fn write(args: &Args, new: &NewFilesystem, new_len: Option<u64>, has_contents: b
     new.plan(device.size_bytes(), &name)?;
     if !is_empty {
         // It finds the old copies by the old superblock.
-        new.erase_old(&*device).with_context(|| name.clone())?;
+        new.erase_old(&device).with_context(|| name.clone())?;
         erase_head(&*device).with_context(|| name.clone())?;
     }
     let with_progress: Arc<dyn Device> = Arc::new(WithProgress { device, progress: Progress::unbounded() });

@@ -34,6 +34,19 @@ impl ChecksumKind {
         })
     }
 
+    /// All checksums.
+    pub const ALL: [Self; 4] = [Self::Crc32c, Self::XxHash64, Self::Sha256, Self::Blake2b];
+
+    /// Its number in the superblock.
+    pub(crate) fn to_disk(self) -> u16 {
+        match self {
+            Self::Crc32c => 0,
+            Self::XxHash64 => 1,
+            Self::Sha256 => 2,
+            Self::Blake2b => 3,
+        }
+    }
+
     /// The name that `mkfs.btrfs --csum` has for it.
     pub fn name(self) -> &'static str {
         match self {

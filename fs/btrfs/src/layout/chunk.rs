@@ -43,6 +43,12 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
+    /// Bits of the type of a chunk.
+    pub(crate) const DUP: u64 = DUP;
+    pub(crate) const RAID1: u64 = RAID1;
+    pub(crate) const RAID1C3: u64 = RAID1C3;
+    pub(crate) const RAID1C4: u64 = RAID1C4;
+
     /// The profile that the bits of a chunk's type name, as if it had one column.
     pub(crate) fn of(kind: u64) -> Option<Self> {
         let (name, copies) = match kind & !CONTENTS {
@@ -83,6 +89,8 @@ pub(crate) struct Chunk {
     pub length: u64,
     /// What it contains, of `DATA` and others.
     pub contents: u64,
+    /// Its type as stored: contents and profile.
+    pub flags: u64,
     pub profile: Profile,
     stripe_len: u64,
     pub stripes: Vec<Stripe>,
@@ -158,7 +166,8 @@ impl Chunk {
         };
         let stripes: Option<Vec<_>> = (0..count).map(stripe).collect();
         let stripes = stripes.ok_or_else(|| damaged("its item is too short".into()))?;
-        let chunk = Self { start, length, contents: kind & CONTENTS, profile, stripe_len, stripes };
+        let chunk =
+            Self { start, length, contents: kind & CONTENTS, flags: kind, profile, stripe_len, stripes };
         let per_device = chunk.bytes_per_device();
         if chunk.stripes.iter().any(|stripe| stripe.offset.checked_add(per_device).is_none()) {
             return Err(damaged("a stripe ends past all addresses".into()));

@@ -112,6 +112,21 @@ impl ExtentItem {
         Self { refs: 0, generation, flags: FLAG_TREE_BLOCK, block, inline: Vec::new() }
     }
 
+    /// The extent has data of files.
+    pub(crate) fn is_data(&self) -> bool {
+        self.flags & FLAG_DATA != 0
+    }
+
+    /// The extent has either data or a block of a tree.
+    pub(crate) fn has_one_kind(&self) -> bool {
+        [FLAG_DATA, FLAG_TREE_BLOCK].contains(&(self.flags & (FLAG_DATA | FLAG_TREE_BLOCK)))
+    }
+
+    /// The level of a block, without the feature skinny-metadata.
+    pub(crate) fn level(&self) -> Option<u8> {
+        self.block.map(|(_, level)| level)
+    }
+
     pub(crate) fn is_full_backref(&self) -> bool {
         self.flags & FLAG_FULL_BACKREF != 0
     }

@@ -40,6 +40,9 @@ pub(crate) mod kind {
     pub(crate) const INODE_REF: u8 = 12;
     pub(crate) const INODE_EXTREF: u8 = 13;
     pub(crate) const XATTR_ITEM: u8 = 24;
+    /// Descriptors and hashes of fs-verity.
+    pub(crate) const VERITY_DESC: u8 = 36;
+    pub(crate) const VERITY_MERKLE: u8 = 37;
     pub(crate) const ORPHAN_ITEM: u8 = 48;
     pub(crate) const DIR_ITEM: u8 = 84;
     pub(crate) const DIR_INDEX: u8 = 96;
@@ -63,6 +66,11 @@ pub(crate) mod kind {
     pub(crate) const CHUNK_ITEM: u8 = 228;
     /// Where a balance that was interrupted has its state.
     pub(crate) const TEMPORARY_ITEM: u8 = 248;
+    /// Counts of errors of a device.
+    pub(crate) const DEV_STATS: u8 = 249;
+    pub(crate) const DEV_REPLACE: u8 = 250;
+    /// The subvolume with a UUID.
+    pub(crate) const UUID_KEY_SUBVOL: u8 = 251;
 }
 
 /// Numbers of trees and of objects in them.
@@ -73,8 +81,11 @@ pub(crate) mod object {
     pub(crate) const DEV_TREE: u64 = 4;
     /// The top-level subvolume.
     pub(crate) const FS_TREE: u64 = 5;
+    /// The directory in the root tree that names the default subvolume.
+    pub(crate) const ROOT_TREE_DIR: u64 = 6;
     pub(crate) const CSUM_TREE: u64 = 7;
     pub(crate) const QUOTA_TREE: u64 = 8;
+    pub(crate) const UUID_TREE: u64 = 9;
     pub(crate) const FREE_SPACE_TREE: u64 = 10;
     pub(crate) const BLOCK_GROUP_TREE: u64 = 11;
     /// Devices, in the chunk tree.
@@ -91,6 +102,8 @@ pub(crate) mod object {
     pub(crate) const ORPHANS: u64 = -5i64 as u64;
     /// Trees of a relocation that runs.
     pub(crate) const RELOCATION: u64 = -8i64 as u64;
+    /// Data that a balance moves.
+    pub(crate) const DATA_RELOCATION: u64 = -9i64 as u64;
     /// Checksums of data, in their tree.
     pub(crate) const EXTENT_CSUM: u64 = -10i64 as u64;
 }

@@ -4,7 +4,7 @@
 //! its manual, and images that mkfs.btrfs 6.2 and Linux 6.18 made, as `btrfs inspect-internal` prints them.
 
 pub(crate) mod bytes;
-pub(crate) mod checksum;
+pub mod checksum;
 pub(crate) mod chunk;
 pub(crate) mod edit;
 pub(crate) mod extent_item;

@@ -146,6 +146,12 @@ impl Node {
         }
     }
 
+    /// The flags in the head, and the revision of its references.
+    pub(crate) fn flags(&self) -> (u64, u8) {
+        let flags = read::<RawHeader>(&self.bytes, 0).map_or(0, |header| header.flags.get());
+        (flags & (u64::MAX >> 8), (flags >> 56) as u8)
+    }
+
     /// Bytes that it takes in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         (self.bytes.len() + size_of::<Self>()) as u64

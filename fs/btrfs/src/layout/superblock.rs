@@ -11,7 +11,12 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Where a device has its superblock and the copies of it.
 pub const SUPERBLOCK_PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The magic.
-const MAGIC: &[u8; 8] = b"_BHRfS_M";
+pub(crate) const MAGIC: &[u8; 8] = b"_BHRfS_M";
+/// The longest label.
+pub(crate) const LABEL_MAX: usize = 255;
+/// Sectors, and parts of stripes, of new filesystems.
+pub(crate) const SECTOR: u64 = 4096;
+pub(crate) const STRIPE_LEN: u64 = 64 << 10;
 /// Where the superblock has the array of system chunks, and its largest size.
 pub(crate) const SYS_CHUNK_ARRAY: usize = 0x32b;
 pub(crate) const SYS_CHUNK_ARRAY_BYTES: usize = 2048;

@@ -1,0 +1,285 @@
+//! The checker: reads all trees with all their copies, believes nothing, repairs nothing.
+//!
+//! It shares with the driver what interprets bytes (`layout`), chunks, and searches (`tree`). It computes
+//! itself which extents are used and by whom, which names lead where, and what counts must say.
+//!
+//! | pass | what it reads | what it leaves for later passes |
+//! |---|---|---|
+//! | 1 | extent tree | sectors in use, what references should be there |
+//! | 2 | root tree, chunk tree, device tree, block groups | all trees, names of subvolumes |
+//! | 3 | free-space tree, checksum tree (and data) | sectors with checksums |
+//! | 4 | each subvolume: its inodes, names, extents | names of subvolumes that were found |
+//! | 5 | other trees, superblocks | - |
+//! | 6 | all trees again, if references differ | - |
+//!
+//! Memory does not grow with the number of extents or names: the two sides of each reference, and of each
+//! name, are added up in a fixed number of buckets. Only if a sum is not zero, a second pass collects the
+//! entries of that bucket ([`ledger`]).
+//!
+//! | module | contents |
+//! |---|---|
+//! | `ledger` | two sides that must agree |
+//! | `space`, `state` | sectors of all chunks; what a check knows |
+//! | `walk` | walks of trees, and all copies of their blocks |
+//! | `references`, `extents`, `free_space` | extents, who uses them, block groups, free space |
+//! | `checksums` | the checksum tree, and data |
+//! | `chunks`, `superblock`, `roots` | chunks and devices, superblocks, the root tree |
+//! | `subvolume`, `names`, `inode`, `files` | subvolumes |
+//! | `paths` | paths of findings |
+//! | `scrub` | reading and mending all copies |
+
+mod checksums;
+mod chunks;
+mod extents;
+mod files;
+mod free_space;
+mod inode;
+mod ledger;
+mod names;
+mod paths;
+mod references;
+mod roots;
+mod scrub;
+mod space;
+mod state;
+mod subvolume;
+mod superblock;
+mod walk;
+
+pub use scrub::{Scrubbed, scrub};
+
+use crate::devices::Devices;
+use crate::layout::features::{Incompat, RoCompat};
+use crate::layout::items::RootItem;
+use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::node::Node;
+use crate::layout::superblock::TreeRoot;
+use crate::open::open_chunks;
+use crate::tree::{Forest, Tree};
+use crate::volume::Volume;
+use checksums::ChecksumTree;
+use extents::ExtentTree;
+use ivers_block::{Budget, Device};
+use ivers_vfs::check::{Findings, Memory, Place};
+use ivers_vfs::{Error, Result};
+use ledger::Ledger;
+use space::Space;
+use state::{Checker, Root};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use walk::{Nothing, Visit};
+
+/// Options of [`check`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Read all data, and compare it with its checksums.
+    pub data: bool,
+    /// Check what is left if devices are missing.
+    pub degraded: bool,
+}
+
+/// Memory for blocks that are read again.
+const CACHE_BYTES: u64 = 16 << 20;
+/// Bytes of chunks beyond which the sets of sectors would be too large.
+const SPACE_MAX: u64 = 1 << 56;
+
+/// Checks a filesystem on one or several devices; `place` names the image in errors. An error means that the
+/// check could not be done: a device failed or is missing, or the format is not supported.
+pub fn check(
+    devices: Vec<Arc<dyn Device>>,
+    options: &Options,
+    memory: Memory,
+    place: &str,
+) -> Result<Findings> {
+    let mut checker = match open(devices, options.degraded, memory, place)? {
+        Ok(checker) => checker,
+        Err(found) => return Ok(found),
+    };
+    if checker.forest.volume.sb.log_root != 0 {
+        let what = "the log tree, which fsync leaves before a crash, is not checked: the last commit is";
+        checker.found.note(what);
+    }
+    checker.run(options)?;
+    checker.add_paths()?;
+    Ok(checker.found)
+}
+
+/// Finds superblocks and chunks. Damage that hides everything else is returned as findings.
+fn open(
+    devices: Vec<Arc<dyn Device>>,
+    degraded: bool,
+    memory: Memory,
+    place: &str,
+) -> Result<std::result::Result<Checker, Findings>> {
+    let mut found = Findings::of("btrfs");
+    let devices = match Devices::find(devices, place, degraded) {
+        Ok(devices) => devices,
+        Err(Error::Corrupt { what, .. }) => {
+            found.add("superblock-invalid", Place::filesystem(), what);
+            return Ok(Err(found));
+        }
+        Err(error) => return Err(error),
+    };
+    devices.notes.iter().for_each(|note| found.note(note));
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    match open_chunks(Volume::new(devices, place.into()), budget) {
+        Ok(forest) => Checker::new(forest, found, memory).map(Ok),
+        Err(Error::Corrupt { what, place }) => {
+            let what = format!("{place}: {what}; without all chunks, nothing else is checked");
+            found.add("chunks-invalid", Place::filesystem(), what);
+            Ok(Err(found))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks a device that is not recognised as btrfs, because its first superblock is destroyed. Returns `None`
+/// if no btrfs was there.
+pub fn check_remains(device: &dyn Device) -> Result<Option<Findings>> {
+    superblock::check_remains(device)
+}
+
+/// The items of the tree of block groups.
+struct GroupTree;
+
+impl Visit for GroupTree {
+    fn leaf(&mut self, checker: &mut Checker, leaf: &Node) -> Result<()> {
+        for index in 0..leaf.count() {
+            let (key, data) = (leaf.key(index), leaf.data(index));
+            match key.kind {
+                kind::BLOCK_GROUP_ITEM => checker.add_group(key, data),
+                _ => {
+                    let what = "no item of this type belongs here";
+                    checker.bad_item("item-unexpected", object::BLOCK_GROUP_TREE, key, what);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn root_of(id: u64, root: TreeRoot) -> Root {
+    Root { tree: Tree { id, root }, item_offset: 0, refs: 1, dropped: None, sound: true, orphan: false }
+}
+
+impl Checker {
+    fn new(forest: Forest, found: Findings, mut memory: Memory) -> Result<Self> {
+        let volume = &forest.volume;
+        let chunks = volume.chunks();
+        let total = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.length));
+        if total > SPACE_MAX {
+            return Err(Error::Incompatible(format!("{total} bytes in chunks are too many to check")));
+        }
+        // The sets of sectors have a pointer for each 32,768 of them.
+        memory.keep(total / u64::from(volume.sb.sector_size) / 512)?;
+        let space = Space::new(chunks, volume.sb.sector_size);
+        Ok(Self {
+            forest,
+            found,
+            memory,
+            space,
+            references: Ledger::new(),
+            roots: BTreeMap::new(),
+            namings: BTreeMap::new(),
+            quiet: false,
+            extents_sound: true,
+            trees_sound: true,
+            sums_sound: false,
+            skip_references: None,
+            orphans: 0,
+            beside: 0,
+            mending: None,
+        })
+    }
+
+    /// Finds the extent tree, which is needed before the root tree is walked.
+    fn find_extent_tree(&mut self) -> Result<()> {
+        let roots = Tree { id: object::ROOT_TREE, root: self.forest.volume.sb.root };
+        let last = Key::new(object::EXTENT_TREE, kind::ROOT_ITEM, u64::MAX);
+        let found = self.forest.last_at_most(&roots, last, |key, data| {
+            let is_it = (key.objectid, key.kind) == (object::EXTENT_TREE, kind::ROOT_ITEM);
+            Ok(RootItem::decode(data).ok().filter(|_| is_it).map(|item| (key, item.root)))
+        });
+        if let Some((key, root)) = walk::without_damage(found)?.flatten() {
+            self.roots.insert(
+                (key.objectid, key.offset),
+                Root { item_offset: key.offset, ..root_of(object::EXTENT_TREE, root) },
+            );
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, options: &Options) -> Result<()> {
+        let sb = &self.forest.volume.sb;
+        let (ro_compat, incompat) = (sb.ro_compat, sb.incompat);
+        let first = [root_of(object::ROOT_TREE, sb.root), root_of(object::CHUNK_TREE, sb.chunk_root)];
+        self.find_extent_tree()?;
+        let mut extents = ExtentTree::default();
+        self.extents_sound = self.walk_by_id(object::EXTENT_TREE, &mut extents)?.unwrap_or(false);
+        extents.finish(self);
+        self.check_root_tree(&first[0])?;
+        let devices = self.check_chunk_tree(&first[1])?;
+        self.check_device_tree(&devices)?;
+        if ro_compat.contains(RoCompat::BLOCK_GROUP_TREE) {
+            self.walk_by_id(object::BLOCK_GROUP_TREE, &mut GroupTree)?;
+        }
+        self.check_groups();
+        self.check_free_space()?;
+        let mut sums = ChecksumTree { with_data: options.data };
+        self.sums_sound = self.walk_by_id(object::CSUM_TREE, &mut sums)?.unwrap_or(false);
+        self.check_trees(incompat)?;
+        self.check_subvolume_names();
+        self.check_superblocks(&devices)?;
+        self.compare_references(first)?;
+        if self.orphans > 0 {
+            self.found.note(format!("{} inodes without a name: the next mount removes them", self.orphans));
+        }
+        Ok(())
+    }
+
+    /// Walks the subvolumes, and what no other pass has walked.
+    fn check_trees(&mut self, incompat: Incompat) -> Result<()> {
+        let mut walked = vec![object::EXTENT_TREE, object::DEV_TREE, object::CSUM_TREE];
+        walked.extend([object::FREE_SPACE_TREE, object::BLOCK_GROUP_TREE]);
+        let roots: Vec<Root> = self.roots.values().copied().collect();
+        let mut blocks = std::collections::BTreeSet::new();
+        for root in roots {
+            let id = root.tree.id;
+            let is_files = is_subvolume(id) || id == object::DATA_RELOCATION;
+            if id == object::RELOCATION || walked.contains(&id) {
+                continue;
+            }
+            if is_files && !blocks.insert(root.tree.root.bytenr) {
+                let what = format!("subvolume {id} and another one have the same root block");
+                self.bad("root-item-wrong", Place::filesystem(), what);
+                continue;
+            }
+            if is_files && root.refs > 0 {
+                self.check_subvolume(&root)?;
+            } else if is_files || [object::QUOTA_TREE, object::UUID_TREE].contains(&id) {
+                self.add_root(&root.tree);
+                self.trees_sound &= self.walk(&root, &mut Nothing, false)?;
+            } else {
+                self.bad("tree-unknown", Place::filesystem(), format!("there is a tree {id}"));
+            }
+        }
+        if self.root(object::QUOTA_TREE).is_some() || incompat.contains(Incompat::SIMPLE_QUOTA) {
+            self.found.note("the figures of quotas are not compared");
+        }
+        Ok(())
+    }
+
+    /// Compares the references that trees have with those of the extent tree.
+    fn compare_references(&mut self, first: [Root; 2]) -> Result<()> {
+        if self.skip_references.is_some() || self.references.agrees() {
+            return Ok(());
+        }
+        self.references.keep_entries();
+        self.quiet = true;
+        let collected = self.collect_references(first);
+        self.quiet = false;
+        collected?;
+        self.report_references();
+        Ok(())
+    }
+}

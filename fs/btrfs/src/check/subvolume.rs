@@ -1,0 +1,65 @@
+//! What is kept of a subvolume while it is walked.
+
+use super::ledger::Ledger;
+use super::state::Checker;
+use crate::layout::key::object;
+use std::collections::BTreeSet;
+
+/// Memory of an orphan, with its share of a node.
+const ORPHAN_BYTES: usize = 24;
+
+/// Who says a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    /// The inode and the index of the directory.
+    Inode,
+    /// The hash and the index of the directory.
+    Hash,
+}
+
+/// A name, for a message.
+pub(super) struct Name {
+    pub by: Said,
+    pub dir: u64,
+    pub child: u64,
+    pub name: Box<[u8]>,
+}
+
+/// A subvolume.
+pub(super) struct Subvolume {
+    pub tree: u64,
+    pub names: Ledger<Name>,
+    /// Directories and their parents, in the order of their numbers.
+    pub dirs: Vec<(u64, u64)>,
+    /// Inodes without names whose orphan item was not met.
+    pub orphans: BTreeSet<u64>,
+}
+
+impl Subvolume {
+    pub(super) fn new(tree: u64) -> Self {
+        Self { tree, names: Ledger::new(), dirs: Vec::new(), orphans: BTreeSet::new() }
+    }
+
+    /// Memory that it takes.
+    pub(super) fn bytes_kept(&self) -> usize {
+        let dirs = self.dirs.capacity() * size_of::<(u64, u64)>();
+        self.names.bytes_kept() + dirs + self.orphans.len() * ORPHAN_BYTES
+    }
+
+    /// Reports an item of an inode.
+    pub(super) fn bad(
+        &self,
+        checker: &mut Checker,
+        code: &'static str,
+        objectid: u64,
+        what: impl AsRef<str>,
+    ) {
+        let place = checker.inode_place(self.tree, objectid);
+        let of = match (self.tree, &place.inode) {
+            (object::FS_TREE, Some(_)) => String::new(),
+            (tree, Some(_)) => format!(" (inode {objectid} of subvolume {tree})"),
+            (tree, None) => format!(" (inode {objectid} of tree {tree})"),
+        };
+        checker.bad(code, place, format!("{}{of}", what.as_ref()));
+    }
+}
