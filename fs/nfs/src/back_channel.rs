@@ -6,11 +6,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ivers_nfs4::ops::v41::seq4_status;
+use ivers_nfs4::types::SessionId;
 use ivers_vfs::Result;
 use ivers_vfs::sync::thread::Builder;
 
-use crate::callbacks::{self, BackChannel, Callee};
+use crate::callbacks::{self, BackChannel, BackSlots, Callee};
 use crate::client::Client;
+use crate::clock::now_ms;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
 use crate::establish;
@@ -40,16 +42,37 @@ impl Client {
     }
 
     /// Returns whether the server certainly keeps the state of this client (D3): the lease cannot have
-    /// expired, and all reports of revoked state were handled.
+    /// expired, all reports of revoked state were handled, and recalls can arrive. A change that was given up
+    /// must not change files behind a delegation.
     pub fn vouches(&self) -> bool {
         let (renewed, lease) = (self.back.renewed_ms.load(Acquire), self.back.lease_ms.load(Relaxed));
         self.revocations() == self.back.searched.load(Acquire)
-            && (self.started.elapsed().as_millis() as u64) < renewed + lease
+            && self.back.path_down_at.load(Acquire) == 0
+            && !self.back.pending_change.load(Acquire)
+            && now_ms() < renewed + lease
     }
 
-    /// Returns the number of changes with an unknown outcome: the server may or may not have executed them.
-    pub fn unknown_changes(&self) -> u64 {
-        self.back.unknown_changes.load(Relaxed)
+    /// Returns a request number: replies to earlier requests may lack a change of this client.
+    pub fn void_before(&self) -> u64 {
+        self.back.void_before.load(Acquire)
+    }
+
+    /// A change of this client had an unknown outcome, or changed an unknown file: what is known of delegated
+    /// files until here does not count any longer.
+    pub fn void_all(&self) {
+        self.back.void_before.fetch_max(self.requests() + 1, AcqRel);
+    }
+
+    /// Returns how often the server was found to have lost the state of this client.
+    pub fn runs(&self) -> u64 {
+        self.back.runs.load(Acquire)
+    }
+
+    /// The server has lost the state of this client. Returns how often that happened.
+    pub(crate) fn state_is_lost(&self) -> u64 {
+        // What was sent to the server before that is never executed.
+        self.back.pending_change.store(false, Release);
+        self.back.runs.fetch_add(1, AcqRel) + 1
     }
 
     /// Returns how many replies reported revoked state. The server reports it until the state is freed.
@@ -77,15 +100,27 @@ impl Client {
     /// Executes a callback and sends the reply.
     fn called(&self, connection: &Connection, call: &[u8]) -> std::result::Result<(), Broken> {
         Counters::count(&self.counters().callbacks);
-        let session = self.link.lock().session.clone();
-        let channel = session.as_ref().and_then(|session| {
-            let slots = session.back.as_ref()?;
-            Some(BackChannel { session: session.id, minor: self.minor_version(), slots })
-        });
+        let slots = |session: &SessionId| self.back_slots(connection, session);
+        let channel = BackChannel { minor: self.minor_version(), slots: &slots };
         let callee = self.callee();
-        match callbacks::answer(call, channel.as_ref(), callee.as_deref()) {
+        match callbacks::answer(call, &channel, callee.as_deref()) {
             Ok(mut record) => connection.send(&mut record),
             Err(why) => Err(connection.fail(why)),
+        }
+    }
+
+    /// Returns the slots of a session for callbacks. A callback can arrive before the reply that says that
+    /// its session exists. So it waits while a session is made: for that reply, and for no other.
+    fn back_slots(&self, connection: &Connection, session: &SessionId) -> Option<Arc<BackSlots>> {
+        let mut link = self.link.lock();
+        loop {
+            if let Some(found) = link.with_callbacks.iter().find(|known| known.id == *session) {
+                return found.back.clone();
+            }
+            if !link.busy || link.created || self.is_stopped() || !connection.is_usable() {
+                return None;
+            }
+            self.wait_for_link(&mut link);
         }
     }
 
@@ -96,18 +131,31 @@ impl Client {
         establish::bind(&self.exchange, &connection, &session, true, limit.0).map(drop)
     }
 
-    /// Notes that a request was answered, and when it was sent.
-    pub(crate) fn renewed(&self, sent_at: Duration) {
-        self.back.renewed_ms.fetch_max(sent_at.as_millis() as u64, AcqRel);
+    /// Notes that a request was answered on the connection for callbacks, and when it was sent. A recall that
+    /// the server sent before this answer has arrived, too. An answer on another connection does not say
+    /// that.
+    pub(crate) fn renewed(&self, sent_at_ms: u64) {
+        self.back.renewed_ms.fetch_max(sent_at_ms, AcqRel);
     }
 
-    /// Handles the status flags of a reply.
-    pub(crate) fn heed(&self, flags: u32) {
+    /// Returns the time since the request was sent whose answer renewed the lease last.
+    pub(crate) fn since_renewal(&self) -> Duration {
+        Duration::from_millis(now_ms().saturating_sub(self.back.renewed_ms.load(Acquire)))
+    }
+
+    /// Handles the status flags of a reply to the request `sent`.
+    pub(crate) fn heed(&self, flags: u32, sent: u64) {
         if flags & REVOKED != 0 {
             self.back.revocations.fetch_add(1, AcqRel);
             self.callee().inspect(|callee| callee.state_revoked());
         }
+        let down_at = self.back.path_down_at.load(Acquire);
+        if flags & PATH_DOWN == 0 && down_at != 0 && sent >= down_at {
+            // Another report may have come in between.
+            let _ = self.back.path_down_at.compare_exchange(down_at, 0, AcqRel, Relaxed);
+        }
         if flags & PATH_DOWN != 0 {
+            self.back.path_down_at.fetch_max(self.requests() + 1, AcqRel);
             self.callee().inspect(|callee| callee.path_down());
         }
     }

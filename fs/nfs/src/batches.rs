@@ -68,7 +68,7 @@ impl Nfs {
 
     /// Takes over the results of a request for the first of `nodes`, up to and including one that failed.
     fn take_batch(&self, nodes: &[&Arc<Node>], outcome: Outcome, results: &mut Vec<Result<()>>) {
-        let Outcome { status, results: answers, sent } = outcome;
+        let Outcome { status, results: answers, sent, .. } = outcome;
         let failed = || crate::status::error(status, self.client.name());
         for (nth, (node, answer)) in nodes.iter().zip(answers.chunks(2)).enumerate() {
             match answer {

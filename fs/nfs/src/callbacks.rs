@@ -2,8 +2,8 @@
 //!
 //! The server may be hostile: sizes are bounded, and nothing here blocks.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ivers_nfs4::callback::{
     CALLBACK_PROGRAM, CbOp, CbResult, CbSequenceArgs, CbSequenceOk, PROC_CB_COMPOUND, PROC_CB_NULL,
@@ -53,14 +53,22 @@ pub(crate) struct BackState {
     pub(crate) callee: OnceLock<Weak<dyn Callee>>,
     /// How long the server keeps state without hearing of this client, in milliseconds; 0: unknown.
     pub(crate) lease_ms: AtomicU64,
-    /// When the newest of the requests was sent that were answered, in milliseconds since `started`.
+    /// When the newest of the requests was sent that renewed the lease, by the clock of leases.
     pub(crate) renewed_ms: AtomicU64,
     /// How often the server has said that it has revoked state, and how often that was when the state that it
     /// still has was found last.
     pub(crate) revocations: AtomicU64,
     pub(crate) searched: AtomicU64,
-    /// Changes of which nobody knows whether they were executed.
-    pub(crate) unknown_changes: AtomicU64,
+    /// Replies to requests before this number may lack a change of this client whose outcome or file is
+    /// unknown.
+    pub(crate) void_before: AtomicU64,
+    /// A change was given up, and the server may execute it at any time.
+    pub(crate) pending_change: AtomicBool,
+    /// The server reported that it cannot send callbacks. The number of the first request after that; 0: it
+    /// can.
+    pub(crate) path_down_at: AtomicU64,
+    /// How often the server was found to have lost the state of this client.
+    pub(crate) runs: AtomicU64,
 }
 
 #[derive(Default)]
@@ -110,21 +118,19 @@ impl BackSlots {
     }
 }
 
-/// The session that callbacks belong to.
+/// What callbacks belong to.
 pub struct BackChannel<'a> {
-    /// Its ID.
-    pub session: SessionId,
-    /// Its minor version.
+    /// The minor version of the sessions.
     pub minor: u32,
-    /// Its slots for callbacks.
-    pub slots: &'a BackSlots,
+    /// Returns the slots of a session for callbacks, or `None` if this client does not have the session.
+    pub slots: &'a dyn Fn(&SessionId) -> Option<Arc<BackSlots>>,
 }
 
-/// Executes a callback. Returns the record of the reply, with four free bytes for the record mark. `channel`
-/// is `None` if the session is gone. Fails if the message has no valid header, so that no reply is possible.
+/// Executes a callback. Returns the record of the reply, with four free bytes for the record mark. Fails if
+/// the message has no valid header, so that no reply is possible.
 pub fn answer(
     message: &[u8],
-    channel: Option<&BackChannel<'_>>,
+    channel: &BackChannel<'_>,
     callee: Option<&dyn Callee>,
 ) -> Result<Vec<u8>, String> {
     let mut from = Decoder::new(message);
@@ -172,16 +178,13 @@ pub fn answer(
 /// Executes CB_COMPOUND. Returns `CB_COMPOUND4res`.
 fn compound(
     from: &mut Decoder<'_>,
-    channel: Option<&BackChannel<'_>>,
+    channel: &BackChannel<'_>,
     callee: Option<&dyn Callee>,
 ) -> Result<Vec<u8>, XdrError> {
     let tag = from.opaque(TAG_MAX)?.to_vec();
     let (minor, _ident) = (from.word()?, from.word()?);
     let count = from.count(usize::MAX)?;
     let failed = |op: u32, status: NfsStat| vec![CbResult::Failed { op, status }];
-    let Some(channel) = channel else {
-        return Ok(encode(NfsStat::Badsession, &tag, &failed(SEQUENCE, NfsStat::Badsession)));
-    };
     if minor != channel.minor {
         return Ok(encode(NfsStat::MinorVersMismatch, &tag, &[]));
     }
@@ -199,17 +202,15 @@ fn compound(
             return Ok(encode(status, &tag, &failed(op, status)));
         }
     };
-    let begun = if args.sessionid != channel.session {
-        Err(NfsStat::Badsession)
-    } else if count > BACK_OPERATIONS as usize {
-        Err(NfsStat::TooManyOps)
-    } else {
-        channel.slots.begin(&args)
-    };
-    match begun {
+    let refused = |status| Ok(encode(status, &tag, &failed(SEQUENCE, status)));
+    let Some(slots) = (channel.slots)(&args.sessionid) else { return refused(NfsStat::Badsession) };
+    if count > BACK_OPERATIONS as usize {
+        return refused(NfsStat::TooManyOps);
+    }
+    match slots.begin(&args) {
         Ok(Turn::New) => {}
         Ok(Turn::Again(answer)) => return Ok(answer),
-        Err(status) => return Ok(encode(status, &tag, &failed(SEQUENCE, status))),
+        Err(status) => return refused(status),
     }
     let mut results = vec![CbResult::Sequence(Ok(CbSequenceOk {
         sessionid: args.sessionid,
@@ -233,7 +234,7 @@ fn compound(
         }
     }
     let answer = encode(status, &tag, &results);
-    channel.slots.end(args.slotid, &answer);
+    slots.end(args.slotid, &answer);
     Ok(answer)
 }
 
@@ -327,7 +328,7 @@ mod tests {
     }
 
     struct Test {
-        slots: BackSlots,
+        slots: Arc<BackSlots>,
         noted: Noted,
     }
 
@@ -365,12 +366,12 @@ mod tests {
 
     impl Test {
         fn new() -> Self {
-            Self { slots: BackSlots::default(), noted: Noted::default() }
+            Self { slots: Arc::default(), noted: Noted::default() }
         }
 
         fn raw(&self, message: &[u8]) -> Result<Vec<u8>, String> {
-            let channel = BackChannel { session: SESSION, minor: 2, slots: &self.slots };
-            answer(message, Some(&channel), Some(&self.noted))
+            let slots = |session: &SessionId| (*session == SESSION).then(|| self.slots.clone());
+            answer(message, &BackChannel { minor: 2, slots: &slots }, Some(&self.noted))
         }
 
         fn results(&self, message: &[u8]) -> CbCompoundRes {
@@ -449,6 +450,7 @@ mod tests {
                 }
             }
         }
-        assert!(answer(&whole, None, None).is_ok(), "without a session");
+        let channel = BackChannel { minor: 2, slots: &|_| None };
+        assert!(answer(&whole, &channel, None).is_ok(), "without a session");
     }
 }

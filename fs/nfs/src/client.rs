@@ -5,7 +5,7 @@
 //! next session, [`Client::call_once`] does not (N10).
 
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,15 @@ use ivers_nfs4::ops::v40::ClientOwner;
 use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, Opaque, SessionId};
-use ivers_vfs::sync::{Condvar, RankedMutex, rank};
-use ivers_vfs::{Cred, Result, ServerError};
+use ivers_nfs4::types::{ClientId, Opaque, OpenHow, SessionId};
+use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
+use ivers_vfs::{Cred, Error, Result, ServerError};
 
 use crate::callbacks::BackState;
+use crate::clock::now_ms;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
-use crate::establish::{self, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
+use crate::establish::{self, Making, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
 use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::identity::Identity;
 use crate::reply::{Compound, Results};
@@ -58,6 +59,8 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why the connections of a client that was stopped end.
 const STOPPED: &str = "the client was stopped";
+/// The most sessions whose callbacks are answered.
+const SESSIONS: usize = 2;
 /// How long a thread waits before it looks at its time limit.
 const SLICE: Duration = Duration::from_millis(500);
 /// What the server keeps for this client, and loses with the client ID.
@@ -85,10 +88,14 @@ type Linked = (Arc<Connection>, Arc<Session>);
 pub(crate) struct Link {
     connection: Option<Arc<Connection>>,
     pub(crate) session: Option<Arc<Session>>,
+    /// The newest sessions, whose callbacks are answered: the one in use, also before and after it is used.
+    pub(crate) with_callbacks: Vec<Arc<Session>>,
     /// A connection on which a session is being made.
     new: Option<Arc<Connection>>,
     /// A thread is replacing one of them.
-    busy: bool,
+    pub(crate) busy: bool,
+    /// This thread is past the reply that says that a session exists, or makes none.
+    pub(crate) created: bool,
     /// There was a connection before.
     connected_before: bool,
     /// Not before this time. It moves with each connection, and back with the first reply on it.
@@ -105,14 +112,16 @@ pub struct Outcome {
     pub status: NfsStat,
     /// Its results, and those of the operations before it.
     pub results: Vec<OpResult>,
-    /// When the request was sent: those that are sent later have a larger number.
+    /// When the request was begun: those that are begun later have a larger number.
     pub sent: u64,
+    /// How often the server had lost the state of this client when it executed the request.
+    pub run: u64,
 }
 
 impl Outcome {
     /// Returns the results and when the request was sent, or the error of the operation that failed.
     pub fn ok(self, place: &str) -> Result<(Results, u64)> {
-        let Self { status, results, sent } = self;
+        let Self { status, results, sent, .. } = self;
         Ok((Compound { status, results }.ok(place)?, sent))
     }
 
@@ -166,6 +175,21 @@ fn changes(op: u32) -> bool {
     )
 }
 
+/// Returns whether an operation changes a file or its attributes.
+fn alters(op: &Op) -> bool {
+    let is_state = matches!(
+        op.number(),
+        number::CLOSE
+            | number::LOCK
+            | number::LOCKU
+            | number::COMMIT
+            | number::FREE_STATEID
+            | number::DELEGRETURN
+    );
+    let only_opens = matches!(op, Op::Open(args) if args.how == OpenHow::NoCreate);
+    changes(op.number()) && !is_state && !only_opens
+}
+
 /// A server, and the state that this client has on it.
 pub struct Client {
     pub(crate) exchange: Exchange,
@@ -173,7 +197,7 @@ pub struct Client {
     owner: ClientOwner,
     /// The client ID that the server assigned.
     id: RankedMutex<rank::Leaf, Option<ClientId>>,
-    patience: Patience,
+    pub(crate) patience: Patience,
     dial: Dial,
     tls: Option<Tls>,
     /// Held while [`Dial`] is called.
@@ -190,7 +214,7 @@ pub struct Client {
     reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// When the last request was answered, in milliseconds since `started`.
     last_answer_ms: AtomicU64,
-    pub(crate) started: Instant,
+    started: Instant,
 }
 
 impl Client {
@@ -223,8 +247,10 @@ impl Client {
             link: RankedMutex::new(Link {
                 connection: None,
                 session: None,
+                with_callbacks: Vec::new(),
                 new: None,
                 busy: false,
+                created: false,
                 connected_before: false,
                 next_dial: now,
                 pause: PAUSES.0,
@@ -344,7 +370,7 @@ impl Client {
                     (link.connection, link.session) = (Some(connection.clone()), Some(session.clone()));
                     return Ok((connection.clone(), session.clone()));
                 }
-                link.busy = true;
+                (link.busy, link.created) = (true, session.is_some());
                 (connection, session, link.next_dial, !link.connected_before)
             };
             let made = self.make_link(connection, session, not_before, limit);
@@ -405,21 +431,41 @@ impl Client {
                 Ok((connection, session))
             }
             None => match self.make_session(&connection, limit) {
-                Ok(session) => Ok((connection, Arc::new(session))),
+                Ok(session) => Ok((connection, session)),
                 Err(failure) => Err((None, failure)),
             },
         }
     }
 
-    fn make_session(&self, connection: &Connection, limit: &Limit) -> Tried<Session> {
+    fn make_session(&self, connection: &Connection, limit: &Limit) -> Tried<Arc<Session>> {
         let reclaim = self.reclaim.get().and_then(Weak::upgrade);
-        let reclaim = |send: &SendOnce<'_>| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send));
         let known = *self.id.lock();
+        let making = Making {
+            state_lost: &|| self.state_is_lost(),
+            run: self.runs(),
+            created: &|session| self.created(session),
+            reclaim: &|send| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send)),
+        };
         let (session, id) =
-            establish::session(&self.exchange, &self.owner, connection, limit.0, known, &reclaim)?;
+            establish::session(&self.exchange, &self.owner, connection, limit.0, known, &making)?;
         *self.id.lock() = Some(id);
         Counters::count(&self.counters.sessions);
         Ok(session)
+    }
+
+    /// A session exists. From now on its callbacks are answered.
+    fn created(&self, session: &Arc<Session>) {
+        let mut link = self.link.lock();
+        link.created = true;
+        link.with_callbacks.truncate(SESSIONS - 1);
+        link.with_callbacks.insert(0, session.clone());
+        drop(link);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the link may have changed.
+    pub(crate) fn wait_for_link(&self, link: &mut RankedMutexGuard<'_, Link>) {
+        link.wait_for(&self.changed, SLICE);
     }
 
     fn dialled(&self, not_before: Instant, limit: &Limit) -> Tried<Arc<Connection>> {
@@ -538,7 +584,10 @@ impl Client {
             Ok(outcome) => outcome.as_ref().is_some_and(Outcome::may_have_changed_a_part),
         };
         if is_unknown {
-            Counters::count(&self.back.unknown_changes);
+            self.void_all();
+        }
+        if matches!(attempted, Err(Error::Server(ServerError::Timeout))) && ops.iter().any(alters) {
+            self.back.pending_change.store(true, Release);
         }
         attempted
     }
@@ -566,15 +615,16 @@ impl Client {
                 }
                 Acquired::Dead => continue,
             };
-            let Compound { status, results } = match self.on_slot(slot, &session, &auth, ops, limit)? {
-                Answered::Done(compound) => compound,
-                Answered::Not => continue,
-                Answered::InDoubt => return Ok(None),
-            };
+            let Compound { status, results } =
+                match self.on_slot(slot, (&session, sent), &auth, ops, limit)? {
+                    Answered::Done(compound) => compound,
+                    Answered::Not => continue,
+                    Answered::InDoubt => return Ok(None),
+                };
             // What was changed is not changed again because an operation after it asks for a pause.
             let changed = |result: &OpResult| result.status() == NfsStat::Ok && changes(result.number());
             if !matches!(status, NfsStat::Delay | NfsStat::Grace) || results.iter().any(changed) {
-                return Ok(Some(Outcome { status, results, sent }));
+                return Ok(Some(Outcome { status, results, sent, run: session.run }));
             }
             Counters::count(&self.counters.retries);
             self.rest(pause, limit)?;
@@ -582,11 +632,11 @@ impl Client {
         }
     }
 
-    /// Sends a request until it is answered.
+    /// Sends the request `number` until it is answered.
     fn on_slot(
         &self,
         slot: Slot<'_>,
-        session: &Session,
+        (session, number): (&Session, u64),
         auth: &AuthSys,
         ops: &[Op],
         limit: &Limit,
@@ -596,7 +646,7 @@ impl Client {
         // The server may have executed it.
         let mut lost = Answered::Not;
         // Only the first request surely renews the lease: a server may answer a repeated one from its cache.
-        let sent_at = self.started.elapsed();
+        let sent_at_ms = now_ms();
         loop {
             let (first, _) = self.linked(limit)?;
             let connection = self.carrier(first.clone(), session, slot.number());
@@ -619,8 +669,11 @@ impl Client {
             let mut results = answer.results.into_iter();
             let refused = match results.next() {
                 Some(OpResult::Sequence(Ok(ok))) if slot.accepts(&ok) => {
-                    self.heed(ok.status_flags);
-                    self.answered(sent_at);
+                    self.heed(ok.status_flags, number);
+                    if has_callbacks {
+                        self.renewed(sent_at_ms);
+                    }
+                    self.answered();
                     slot.finish(true);
                     if answer.status == NfsStat::RetryUncachedRep {
                         return Ok(Answered::InDoubt);
@@ -661,8 +714,7 @@ impl Client {
     }
 
     /// Notes that the server answers: a connection that breaks later is replaced at once.
-    fn answered(&self, sent_at: Duration) {
-        self.renewed(sent_at);
+    fn answered(&self) {
         self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
         if let Some(mut link) = self.link.try_lock()
             && link.pause > PAUSES.0

@@ -27,6 +27,8 @@ const READ_BYTES: usize = 256 << 10;
 const IDLE: Duration = Duration::from_millis(10);
 /// The most callbacks that wait to be executed.
 const CALLS_MAX: usize = 64;
+/// The most requests whose replies nobody waits for.
+const ABANDONED_MAX: usize = 64;
 
 /// Connects to the first address of a server that answers, within a time limit for each. Sets the options of
 /// the socket: a sandboxed process cannot.
@@ -56,9 +58,28 @@ struct Reader {
     buffer: Vec<u8>,
 }
 
+/// Until when a thread waits for a reply.
+#[derive(Debug, Clone, Copy)]
+pub enum Until {
+    /// Then the server is too slow, and the connection fails.
+    Patience(Instant),
+    /// Then the request is given up. The connection fails if no other request waits for a reply.
+    Limit(Instant),
+}
+
+/// What is known of the reply to a request.
+enum Expected {
+    /// A thread waits for it.
+    Awaited,
+    /// It arrived.
+    Arrived(Vec<u8>),
+    /// Nobody waits for it.
+    Abandoned,
+}
+
 struct Receiving {
-    /// The requests in flight, with replies that their threads have not taken yet.
-    replies: HashMap<u32, Option<Vec<u8>>>,
+    /// The requests in flight, and those whose replies were not taken yet.
+    replies: HashMap<u32, Expected>,
     /// `None` while a thread reads.
     reader: Option<Box<Reader>>,
     /// When the socket was read last.
@@ -117,18 +138,18 @@ impl Connection {
         self.receiving.lock().broken.is_none()
     }
 
-    /// Sends a call, whose first four bytes are free for the record mark, and waits for its reply until
-    /// `deadline`. No other call in flight may have this `xid`.
-    pub fn call(&self, xid: u32, mut record: Vec<u8>, deadline: Instant) -> Result<Vec<u8>, Broken> {
+    /// Sends a call, whose first four bytes are free for the record mark, and waits for its reply. No other
+    /// call in flight may have this `xid`.
+    pub fn call(&self, xid: u32, mut record: Vec<u8>, until: Until) -> Result<Vec<u8>, Broken> {
         {
             let mut receiving = self.receiving.lock();
             if let Some(broken) = &receiving.broken {
                 return Err(broken.clone());
             }
-            receiving.replies.insert(xid, None);
+            receiving.replies.insert(xid, Expected::Awaited);
         }
         self.send(&mut record)?;
-        self.wait(xid, deadline)
+        self.wait(xid, until)
     }
 
     /// Sends a record, whose first four bytes are free for the record mark.
@@ -165,7 +186,8 @@ impl Connection {
                 return Ok(Vec::new());
             }
             let idle_at = receiving.read_at + IDLE;
-            let idle = idle_at <= now && receiving.replies.values().all(Option::is_some);
+            let idle =
+                idle_at <= now && !receiving.replies.values().any(|it| matches!(it, Expected::Awaited));
             match receiving.reader.take_if(|_| idle) {
                 Some(reader) => {
                     drop(receiving);
@@ -179,22 +201,23 @@ impl Connection {
         }
     }
 
-    fn wait(&self, xid: u32, deadline: Instant) -> Result<Vec<u8>, Broken> {
+    fn wait(&self, xid: u32, until: Until) -> Result<Vec<u8>, Broken> {
+        let (Until::Patience(deadline) | Until::Limit(deadline)) = until;
         let mut receiving = self.receiving.lock();
         loop {
-            if let Some(Some(_)) = receiving.replies.get(&xid) {
-                let reply = receiving.replies.remove(&xid).flatten();
+            if let Some(Expected::Arrived(reply)) = receiving.replies.get_mut(&xid) {
+                let reply = std::mem::take(reply);
+                receiving.replies.remove(&xid);
                 // Another thread must read for the others.
                 self.changed.notify_all();
-                return reply.ok_or_else(|| Broken("a reply disappeared".into()));
+                return Ok(reply);
             }
             if let Some(broken) = &receiving.broken {
                 return Err(broken.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                drop(receiving);
-                return Err(self.fail("no reply in time"));
+                return Err(self.give_up(receiving, xid, until));
             }
             let Some(reader) = receiving.reader.take() else {
                 receiving.wait_for(&self.changed, left);
@@ -202,6 +225,20 @@ impl Connection {
             };
             drop(receiving);
             receiving = self.take_turn(reader)?;
+        }
+    }
+
+    /// The time for a reply is over.
+    fn give_up(&self, mut receiving: RankedMutexGuard<'_, Receiving>, xid: u32, until: Until) -> Broken {
+        receiving.replies.insert(xid, Expected::Abandoned);
+        let awaited = receiving.replies.values().filter(|it| matches!(it, Expected::Awaited)).count();
+        let abandoned = receiving.replies.values().filter(|it| matches!(it, Expected::Abandoned)).count();
+        drop(receiving);
+        match until {
+            Until::Limit(_) if awaited > 0 && abandoned <= ABANDONED_MAX => {
+                Broken("the time of the request is over".into())
+            }
+            _ => self.fail("no reply in time"),
         }
     }
 
@@ -244,8 +281,9 @@ fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), Stri
     for message in messages {
         match Kind::of(&message) {
             Ok(Kind::Reply(xid)) => match receiving.replies.get_mut(&xid) {
-                Some(slot @ None) => *slot = Some(message),
-                Some(Some(_)) => return Err("two replies to one request".into()),
+                Some(expected @ Expected::Awaited) => *expected = Expected::Arrived(message),
+                Some(Expected::Arrived(_)) => return Err("two replies to one request".into()),
+                Some(Expected::Abandoned) => drop(receiving.replies.remove(&xid)),
                 None => return Err("a reply to no request".into()),
             },
             Ok(Kind::Call) if message.len() > BACK_BYTES as usize => {
@@ -257,4 +295,43 @@ fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), Stri
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use ivers_nfs4::rpc::Reply;
+    use ivers_nfs4::xdr::Encoder;
+
+    fn reply(xid: u32) -> Vec<u8> {
+        let mut to = Encoder::default();
+        Reply::SUCCESS.put(xid, &mut to);
+        let message = to.into_bytes();
+        [&mark(message.len())[..], &message].concat()
+    }
+
+    /// The request of one thread is given up while the other one waits for longer.
+    #[test]
+    fn a_request_that_is_given_up_does_not_end_the_connection_of_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(READ_SLICE)).unwrap();
+        let connection = Connection::new(stream.into(), 1000);
+        let mut server = listener.accept().unwrap().0;
+        let now = Instant::now();
+        std::thread::scope(|scope| {
+            let patient = scope
+                .spawn(|| connection.call(1, vec![0; 8], Until::Patience(now + Duration::from_secs(60))));
+            server.read_exact(&mut [0; 8]).unwrap();
+            assert!(connection.call(2, vec![0; 8], Until::Limit(now)).is_err());
+            server.write_all(&[reply(2), reply(1)].concat()).unwrap();
+            assert!(patient.join().unwrap().is_ok());
+        });
+        assert!(connection.is_usable());
+        assert!(connection.call(3, vec![0; 8], Until::Patience(now)).is_err());
+        assert!(!connection.is_usable(), "the server is too slow");
+    }
 }

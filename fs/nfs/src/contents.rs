@@ -81,7 +81,7 @@ impl Nfs {
     /// Returns the known change attribute of a file if it is current. Asks the server after the attribute
     /// timeout.
     fn current_change(&self, caller: &Cred, node: &Node) -> Result<Option<u64>> {
-        if node.is_fresh() || self.covered_since(node).is_some() {
+        if node.is_fresh() || self.covered_by(node).is_some() {
             return Ok(Some(node.change()));
         }
         // The VFS waits for bytes here, so the reply must not be passed to it.

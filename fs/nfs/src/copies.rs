@@ -16,7 +16,7 @@ use ivers_vfs::*;
 use crate::attributes;
 use crate::client::Outcome;
 use crate::data::LOSSES_MAX;
-use crate::driver::Nfs;
+use crate::driver::{Changing, Nfs};
 use crate::nodes::Node;
 use crate::opens::is_lost;
 use crate::reply::take;
@@ -92,11 +92,16 @@ impl Nfs {
     }
 
     /// The bytes of a range are not those that this client wrote there.
-    fn copied(&self, node: &Node, range: std::ops::Range<u64>, outcome: Outcome) -> Result<()> {
+    fn copied(
+        &self,
+        (node, changing): (&Node, Changing<'_>),
+        range: std::ops::Range<u64>,
+        outcome: Outcome,
+    ) -> Result<()> {
         let (mut results, sent) = outcome.up_to(BEFORE + 2, &self.place(node))?;
         (0..BEFORE + 2).for_each(|_| results.skip());
         node.open.with_unstable(|unstable| unstable.forget(range));
-        self.learn_or_expire(node, &mut results, sent)
+        changing.learn_or_expire(&mut results, sent)
     }
 }
 
@@ -116,13 +121,14 @@ impl CloneOps for Nfs {
         let range = target_offset..target_offset.saturating_add(count);
         let op =
             |source, target| Op::Clone(CloneArgs { source, target, source_offset, target_offset, count });
+        let changing = self.changing(to);
         let outcome = self.change(self.between(caller, (from, to), &range, op))?;
         let status = outcome.results.get(BEFORE).map_or(outcome.status, OpResult::status);
         // The server's blocks may be larger.
         if is_refused(status, &self.missing.clone) || status == NfsStat::Inval {
             return Err(NameError::NotSupported.into());
         }
-        self.change(self.copied(to, range, outcome))
+        self.change(self.copied((to, changing), range, outcome))
     }
 
     fn copy_range(
@@ -153,6 +159,7 @@ impl CloneOps for Nfs {
             })
         };
         for _ in 0..RESTARTS_MAX {
+            let changing = self.changing(to);
             let outcome = self.change(self.between(caller, (from, to), &range, op))?;
             let copied = match outcome.results.get(BEFORE) {
                 Some(OpResult::Copy(CopyRes::Ok(ok))) => ok.response.clone(),
@@ -178,7 +185,7 @@ impl CloneOps for Nfs {
                 continue;
             }
             let done = target_offset..target_offset + copied.count;
-            self.change(self.copied(to, done, outcome))?;
+            self.change(self.copied((to, changing), done, outcome))?;
             return Ok(copied.count);
         }
         Err(ServerError::StateLost.into())

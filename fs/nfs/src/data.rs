@@ -74,6 +74,7 @@ impl Nfs {
                 let write = WriteArgs { stateid, offset: at, stable, data };
                 vec![Op::Write(write), Op::GetAttr(attributes::of_file())]
             };
+            let changing = self.changing(node);
             let outcome = self.with_stateid(&writer, node, share::WRITE, ops)?;
             let (mut results, sent) = outcome.up_to(2, &place)?;
             results.skip();
@@ -88,7 +89,7 @@ impl Nfs {
                 written = Written::Unstable;
             }
             node.open.with_unstable(|unstable| unstable.note(at..at + count as u64, verifier));
-            self.learn_or_expire(node, &mut results, sent)?;
+            changing.learn_or_expire(&mut results, sent)?;
             done += count;
         }
         Ok(written)

@@ -19,19 +19,17 @@ use ivers_vfs::{Cred, Error, Result};
 use crate::callbacks::Callee;
 use crate::counters::Counters;
 use crate::file_open::{Delegation, FileOpen, note_open};
-use crate::opens::{Opens, is_lost};
+use crate::opens::{Opens, Pace, is_lost};
 use crate::reply::take;
-use crate::returns::Queue;
+use crate::returns::{Queue, Unknown};
 
 /// The most delegations that are kept.
 const DELEGATIONS_MAX: usize = 1000;
-/// The most remembered recalls of delegations that no reply has granted yet.
-const EARLY_MAX: usize = 64;
 /// The most delegations that one request returns.
 const BATCH: usize = 5;
 /// The most stateids that one request tests.
 const TESTS: usize = 64;
-/// How long a request of the thread may take before it is tried again.
+/// The least time that a request of the thread may take before it is tried again.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the return thread tries something again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -64,9 +62,22 @@ impl Opens {
         self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
     }
 
-    /// Stores the delegation that an OPEN granted. `sent` is the number of its request. Returns the
-    /// delegation to the server if this client did not ask for it.
-    pub(crate) fn granted(&self, file: &Arc<FileOpen>, granted: &OpenDelegation, asked: bool, sent: u64) {
+    /// Returns how long a request of the return thread may take before it is tried again. It never ends
+    /// before other requests on the same connection have lost their patience.
+    fn patience(&self) -> Duration {
+        PATIENCE.max(self.client.patience.reply * 2)
+    }
+
+    /// Stores the delegation that the reply to an OPEN granted. `sent` is the number of its request, and
+    /// `run` is [`Outcome::run`](crate::client::Outcome::run). Returns the delegation to the server if this
+    /// client did not ask for it.
+    pub(crate) fn granted(
+        &self,
+        file: &Arc<FileOpen>,
+        granted: &OpenDelegation,
+        asked: bool,
+        (sent, run): (u64, u64),
+    ) {
         let held = file.state.lock().delegation.map(|it| it.stateid);
         let ReadDelegation { stateid, recall, .. } = match granted {
             OpenDelegation::Read(read) if asked => read,
@@ -82,28 +93,39 @@ impl Opens {
         };
         Counters::count(&self.client.counters().delegations);
         let returns = &self.table.returns;
-        let used = returns.use_now();
-        let delegation = Delegation { stateid: *stateid, since: sent, returning: false, used };
-        let replaced = file.state.lock().delegation.replace(delegation);
-        self.table.add(file);
-        let mut queue = returns.queue.lock();
-        queue.held += usize::from(replaced.is_none());
-        if queue.held > DELEGATIONS_MAX {
-            queue.keep = Some(DELEGATIONS_MAX - DELEGATIONS_MAX / 8);
-        }
-        let recalled = *recall || queue.early.iter().any(|early| early.other == stateid.other);
-        drop(queue);
-        if recalled {
+        let delegation = Delegation {
+            stateid: *stateid,
+            // The server executes later requests under the delegation: its reply is here.
+            since: self.client.requests() + 1,
+            granted_by: sent,
+            returning: false,
+            used: returns.use_now(),
+        };
+        let Some(replaced) = self.table.delegate(file, delegation, || self.client.runs() == run) else {
+            log::info!("{}: a delegation was lost before it arrived", self.client.name());
+            return;
+        };
+        returns.change(|queue| {
+            queue.held += usize::from(replaced.is_none());
+            if queue.held > DELEGATIONS_MAX {
+                queue.keep = Some(DELEGATIONS_MAX - DELEGATIONS_MAX / 8);
+            }
+        });
+        self.heed_early(file, *stateid, *recall);
+    }
+
+    /// Returns a delegation that was just stored, if the server has recalled it already.
+    pub(crate) fn heed_early(&self, file: &Arc<FileOpen>, stateid: StateId, recall: bool) {
+        let came_before = self.table.returns.was_recalled(stateid);
+        if (recall || came_before) && file.begin_return(Some(stateid)) == Some(true) {
             Counters::count(&self.client.counters().recalls);
-            file.begin_return(Some(*stateid));
-            returns.push(file);
+            self.table.returns.push(file);
         }
-        returns.changed.notify_all();
     }
 
     fn give_back(&self, file: &FileOpen, stateid: StateId) {
         let ops = [Op::PutFh(file.handle.clone()), Op::DelegReturn(stateid)];
-        if let Err(error) = self.client.call_urgently(&Cred::system(), &ops, None) {
+        if let Err(error) = self.client.call_urgently(&Cred::system(), &ops, Some(self.patience())) {
             log::info!("{}: cannot return a delegation: {error}", self.client.name());
         }
     }
@@ -128,7 +150,7 @@ impl Opens {
         if let Some(keep) = work.keep {
             self.shrink(keep);
         }
-        let left = self.return_files(work.files.into(), Instant::now() + PATIENCE);
+        let left = self.return_files(work.files.into(), Instant::now() + self.patience());
         if !left.is_empty() {
             self.table.returns.rest(PAUSE);
             left.iter().for_each(|file| self.table.returns.push(file));
@@ -145,7 +167,7 @@ impl Opens {
             }
             is_due
         };
-        if is_due && let Err(error) = self.client.bind_again(PATIENCE) {
+        if is_due && let Err(error) = self.client.bind_again(self.patience()) {
             log::info!("{}: the server cannot send callbacks: {error}", self.client.name());
         }
     }
@@ -172,10 +194,13 @@ impl Opens {
 
     /// Returns the delegations of files to the server. The result is the files for which that failed.
     fn return_files(&self, files: Vec<Arc<FileOpen>>, until: Instant) -> Vec<Arc<FileOpen>> {
-        let (mut ready, mut left) = (Vec::new(), Vec::new());
+        let (mut ready, mut left, mut opened) = (Vec::new(), Vec::new(), Vec::new());
         for file in files {
             match self.open_for_readers(&file, until) {
-                Ok(()) => ready.push(file),
+                Ok(is_opened) => {
+                    opened.extend(is_opened.then(|| file.clone()));
+                    ready.push(file);
+                }
                 Err(error) => {
                     log::info!("{}: a delegation cannot be returned yet: {error}", self.client.name());
                     left.push(file);
@@ -190,23 +215,25 @@ impl Opens {
                 left.append(&mut ready);
             }
         }
+        // The last program may have closed them meanwhile.
+        let time = until.saturating_duration_since(Instant::now());
+        opened.iter().for_each(|file| self.settle_at(file, Pace::Urgent(time)));
         left
     }
 
-    /// Opens a file on the server if programs opened it under its delegation (D7).
-    fn open_for_readers(&self, file: &Arc<FileOpen>, until: Instant) -> Result<()> {
-        let Some((access, caller)) = file.opened_locally() else { return Ok(()) };
+    /// Opens a file on the server if programs opened it under its delegation (D7). Returns whether it is open
+    /// then.
+    fn open_for_readers(&self, file: &Arc<FileOpen>, until: Instant) -> Result<bool> {
+        let Some((access, caller)) = file.opened_locally() else { return Ok(false) };
         let time = until.saturating_duration_since(Instant::now());
-        match self.ask_within(file, &caller, access, Some(time)) {
+        match self.ask_at(file, &caller, access, Pace::Urgent(time)) {
             Ok((opened, _)) => note_open(&mut file.state.lock(), &opened, access, &caller),
             Err(error @ Error::Server(_)) => return Err(error),
             // As with an open that the server lost: the next use asks for it again.
             Err(error) => log::warn!("{}: OPEN before DELEGRETURN: {error}", self.client.name()),
         }
         self.table.add(file);
-        // The last program may have closed the file meanwhile.
-        self.settle(file);
-        Ok(())
+        Ok(true)
     }
 
     /// Sends DELEGRETURN for several files. An error comes with the files whose delegations are
@@ -262,7 +289,11 @@ impl Opens {
     /// Frees a stateid if this status says that the server revoked it. Until then the server remembers it.
     pub(crate) fn free(&self, stateid: StateId, status: NfsStat) {
         if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked) {
-            let _ = self.client.call_urgently(&Cred::system(), &[Op::FreeStateId(stateid)], Some(PATIENCE));
+            let _ = self.client.call_urgently(
+                &Cred::system(),
+                &[Op::FreeStateId(stateid)],
+                Some(self.patience()),
+            );
         }
     }
 
@@ -288,7 +319,7 @@ impl Opens {
     fn test(&self, files: &[(Arc<FileOpen>, StateId)]) -> Result<()> {
         let stateids = files.iter().map(|(_, stateid)| *stateid).collect();
         let ops = [Op::TestStateId(List(stateids))];
-        let outcome = self.client.call_urgently(&Cred::system(), &ops, Some(PATIENCE))?;
+        let outcome = self.client.call_urgently(&Cred::system(), &ops, Some(self.patience()))?;
         let states = take!(outcome.ok(self.client.name())?.0, TestStateId)?;
         for (nth, (file, stateid)) in files.iter().enumerate() {
             let status = states.0.get(nth).and_then(|status| NfsStat::from_bytes(&status.to_be_bytes()).ok());
@@ -333,27 +364,23 @@ impl Callee for Opens {
     fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat {
         let returns = &self.table.returns;
         // Before the lookup: another thread may be handling the reply that grants the delegation.
-        let is_early = {
-            let mut queue = returns.queue.lock();
-            let is_early = queue.asking > 0 && queue.early.len() < EARLY_MAX;
-            if is_early {
-                queue.early.push(stateid);
-            }
-            is_early
-        };
+        let unknown = returns.queue.lock().remember(stateid);
         let known = self.table.known(file);
         match known.as_ref().and_then(|file| file.begin_return(Some(stateid))) {
             Some(is_new) => {
                 // The delegation is marked, so the recall is not early.
-                returns.queue.lock().early.retain(|early| early.other != stateid.other);
+                returns.queue.lock().take_early(stateid);
                 if let Some(file) = known.filter(|_| is_new) {
                     Counters::count(&self.client.counters().recalls);
                     returns.push(&file);
                 }
                 NfsStat::Ok
             }
-            None if is_early => NfsStat::Ok,
-            None => NfsStat::BadStateid,
+            None => match unknown {
+                Unknown::Remembered => NfsStat::Ok,
+                Unknown::TooMany => NfsStat::Delay,
+                Unknown::Invalid => NfsStat::BadStateid,
+            },
         }
     }
 

@@ -15,6 +15,7 @@ use ivers_vfs::*;
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
 use crate::counters::Counters;
+use crate::file_open::Delegation;
 use crate::kept::Contents;
 use crate::lease::Lease;
 use crate::listing::Listings;
@@ -147,20 +148,15 @@ impl Nfs {
     /// Takes over the attributes of a file in a reply.
     pub(crate) fn learn(&self, node: &Node, file: &FileAttributes, sent: u64) {
         let file = file.with_owners(&self.owners);
-        let unknown_changes = self.client.unknown_changes();
         if node.apply(&file, sent, self.attribute_timeout, self.cache.get()) {
             self.listings.forget(node.ino);
         }
-        node.note_unknown_changes(sent, unknown_changes);
     }
 
-    /// Takes over the attributes of a file that a change asked for, or asks for them before they are used.
-    pub(crate) fn learn_or_expire(&self, node: &Node, results: &mut Results, sent: u64) -> Result<()> {
-        match results.attributes(&self.place(node))? {
-            Some(file) => self.learn(node, &file, sent),
-            None => node.expire(self.client.requests() + 1),
-        }
-        Ok(())
+    /// A request that changes a file is about to be sent.
+    pub(crate) fn changing<'a>(&'a self, node: &'a Node) -> Changing<'a> {
+        node.change_begins();
+        Changing { nfs: self, node, reply: None }
     }
 
     /// Asks for the attributes of a file.
@@ -188,17 +184,15 @@ impl Nfs {
         held
     }
 
-    /// Returns the first request whose replies are current under the file's delegation. `None` if the file is
-    /// not delegated, or its attributes are not current.
-    pub(crate) fn covered_since(&self, node: &Node) -> Option<u64> {
+    /// Returns the delegation of a file, if its attributes are current under it.
+    pub(crate) fn covered_by(&self, node: &Node) -> Option<Delegation> {
         let delegation = node.open.delegation().filter(|it| self.opens.is_usable(it))?;
-        let unknown_changes = self.client.unknown_changes();
-        node.is_covered(delegation.since, unknown_changes).then_some(delegation.since)
+        node.is_covered(&delegation, self.client.void_before()).then_some(delegation)
     }
 
     /// Whether the attributes of a file count as current for this caller.
     fn is_current(&self, caller: &Cred, node: &Node) -> bool {
-        !caller.system && node.is_fresh() || self.covered_since(node).is_some()
+        !caller.system && node.is_fresh() || self.covered_by(node).is_some()
     }
 
     /// Stores what ACCESS granted, and returns it. `at` has the change attribute in the same reply, and the
@@ -213,7 +207,7 @@ impl Nfs {
     /// Returns what ACCESS grants a caller.
     pub(crate) fn access(&self, caller: &Cred, node: &Node) -> Result<u32> {
         let auth = self.client.identity().auth(caller);
-        if let Some(granted) = node.access_of(&auth, self.covered_since(node)) {
+        if let Some(granted) = node.access_of(&auth, self.covered_by(node).as_ref()) {
             Counters::count(&self.client.counters().access_hits);
             return Ok(granted);
         }
@@ -223,6 +217,37 @@ impl Nfs {
         let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         self.learn(node, &file, sent);
         Ok(self.granted(node, auth, &ok, (file.change, sent)))
+    }
+}
+
+/// Held while a request is in flight that changes a file. Without a reply, its outcome is unknown.
+pub(crate) struct Changing<'a> {
+    nfs: &'a Nfs,
+    node: &'a Node,
+    /// The number of its request, if its reply had attributes.
+    reply: Option<u64>,
+}
+
+impl Changing<'_> {
+    /// Takes over the attributes in the reply, or asks for them before they are used.
+    pub(crate) fn learn_or_expire(self, results: &mut Results, sent: u64) -> Result<()> {
+        match results.attributes(&self.nfs.place(self.node))? {
+            Some(file) => self.learn(&file, sent),
+            None => self.node.expire(self.nfs.client.requests() + 1),
+        }
+        Ok(())
+    }
+
+    /// Takes over the attributes in the reply.
+    pub(crate) fn learn(mut self, file: &FileAttributes, sent: u64) {
+        self.nfs.learn(self.node, file, sent);
+        self.reply = Some(sent);
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.node.change_ended(self.nfs.client.requests() + 1, self.reply);
     }
 }
 
@@ -453,7 +478,7 @@ impl ServerOps for Nfs {
         let was_created = node.open.is_unclaimed() && node.is_fresh();
         match self.open_on_server(caller, node, mode)? {
             Some((file, sent)) => self.learn(node, &file, sent),
-            None if was_created || self.covered_since(node).is_some() => {}
+            None if was_created || self.covered_by(node).is_some() => {}
             None => {
                 self.ask(caller, node)?;
             }

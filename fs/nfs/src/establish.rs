@@ -1,5 +1,6 @@
 //! Making a session: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE (RFC 8881, 18.35, 18.36, 18.51).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,8 @@ const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
 const SLOTS: u32 = 32;
-/// Operations in a request: enough for SEQUENCE, and PUTFH and GETATTR for 63 files.
-const OPERATIONS: u32 = 128;
+/// Operations in a request: enough for SEQUENCE, and PUTFH and GETATTR for 255 files.
+const OPERATIONS: u32 = 512;
 /// The least that this client works with: replies, requests and kept replies in bytes, and operations.
 const LEAST: (u32, u32, u32, u32) = (8192, 8192, 1536, 12);
 /// The minor versions, the best first.
@@ -37,22 +38,39 @@ const MINORS: [u32; 2] = [2, 1];
 /// Sends one operation outside of a session.
 type Outside<'a> = dyn Fn(Op) -> Tried<Compound> + 'a;
 
-/// Makes a session on a connection. If the server no longer has the state of the client ID `known`, calls
-/// `reclaim`.
+/// What else happens while a session is made.
+pub struct Making<'a> {
+    /// The server no longer has the state of this client. Returns how often that happened.
+    pub state_lost: &'a dyn Fn() -> u64,
+    /// How often that happened before.
+    pub run: u64,
+    /// The session exists. Called before it is used: callbacks may arrive in it.
+    pub created: &'a dyn Fn(&Arc<Session>),
+    /// Reclaims the state.
+    pub reclaim: &'a dyn Fn(&SendOnce<'_>) -> Tried<()>,
+}
+
+/// Makes a session on a connection. If the server no longer has the state of the client ID `known`, reclaims
+/// it.
 pub fn session(
     exchange: &Exchange,
     owner: &ClientOwner,
     connection: &Connection,
     limit: Option<Instant>,
     known: Option<ClientId>,
-    reclaim: &dyn Fn(&SendOnce<'_>) -> Tried<()>,
-) -> Tried<(Session, ClientId)> {
+    making: &Making<'_>,
+) -> Tried<(Arc<Session>, ClientId)> {
     let outside = |op: Op| exchange.outside(connection, &[op], limit);
     let Announced { client, sequence, confirmed } = announce(exchange, owner, &outside)?;
-    let session = create_session(exchange, client, sequence, &outside)?;
+    let is_lost = known.is_some() && !(confirmed && known == Some(client));
+    let run = if is_lost { (making.state_lost)() } else { making.run };
+    let mut session = create_session(exchange, client, sequence, &outside)?;
+    session.run = run;
+    let session = Arc::new(session);
+    (making.created)(&session);
     let send = |caller: &Cred, ops: &[Op]| send_first(exchange, connection, &session, caller, ops, limit);
-    if known.is_some() && !(confirmed && known == Some(client)) {
-        reclaim(&send)?;
+    if is_lost {
+        (making.reclaim)(&send)?;
     }
     match send(&Cred::system(), &[Op::ReclaimComplete(false)])?.status {
         NfsStat::Ok | NfsStat::CompleteAlready => Ok((session, client)),
@@ -167,7 +185,7 @@ fn create_session(
         fore.max_operations.min(OPERATIONS) as usize,
     );
     let has_back_channel = granted.flags & session_flags::CONN_BACK_CHAN != 0;
-    session.back = has_back_channel.then(BackSlots::default);
+    session.back = has_back_channel.then(|| Arc::new(BackSlots::default()));
     Ok(session)
 }
 

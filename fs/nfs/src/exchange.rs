@@ -9,7 +9,7 @@ use ivers_nfs4::xdr::Encoder;
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 use ivers_vfs::{Cred, Error, NameError};
 
-use crate::connection::{Broken, Connection};
+use crate::connection::{Broken, Connection, Until};
 use crate::identity::Identity;
 use crate::reply::{self, Answer, Compound};
 use crate::session::{Session, Slot};
@@ -68,9 +68,9 @@ impl Exchange {
         Error::Io(format!("{}: {why}", self.name).into())
     }
 
-    fn deadline(&self, limit: Option<Instant>) -> Instant {
+    fn until(&self, limit: Option<Instant>) -> Until {
         let patience = Instant::now() + self.patience;
-        limit.map_or(patience, |end| end.min(patience))
+        limit.filter(|end| *end < patience).map_or(Until::Patience(patience), Until::Limit)
     }
 
     /// Sends operations outside of a session, with the credentials of this process.
@@ -123,7 +123,7 @@ impl Exchange {
         if record.len() - 4 > request_bytes_max {
             return Err(Error::from(NameError::NameTooLong).into());
         }
-        let message = connection.call(xid, record.into_bytes(), self.deadline(limit))?;
+        let message = connection.call(xid, record.into_bytes(), self.until(limit))?;
         let numbers: Vec<u32> = ops().map(Op::number).collect();
         match reply::decode(&message, xid, &numbers, TAG) {
             Ok(Answer::Compound(compound)) => Ok(compound),

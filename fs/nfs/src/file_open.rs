@@ -16,12 +16,22 @@ use crate::unstable::Unstable;
 pub struct Delegation {
     /// Its stateid.
     pub stateid: StateId,
-    /// The number of the first request whose reply is current under it: replies to earlier ones may be older.
+    /// Requests from this number on were begun after it was granted, so their replies are current under it.
     pub since: u64,
+    /// The number of the OPEN that granted it, whose reply is current, too. Replies to other requests before
+    /// `since` may be older.
+    pub granted_by: u64,
     /// Whether it is being returned, so that nothing may rely on it (D1).
     pub returning: bool,
     /// The number of its last use. A later use has a larger number.
     pub used: u64,
+}
+
+impl Delegation {
+    /// Returns whether the server executed the request `sent` under this delegation.
+    pub fn covers(&self, sent: u64) -> bool {
+        sent >= self.since || sent == self.granted_by
+    }
 }
 
 /// The name of a removed file that is still open.
@@ -188,7 +198,9 @@ impl FileOpen {
     pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
         let mut state = self.state.lock();
         if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
-            state.delegation = new.map(|(stateid, since)| Delegation { stateid, since, ..delegation });
+            // Attributes from before the restart may be out of date.
+            let renewed = |(stateid, since)| Delegation { stateid, since, granted_by: since, ..delegation };
+            state.delegation = new.map(renewed);
         }
     }
 

@@ -49,7 +49,7 @@ fn renew(stop: &Stop, client: &Weak<Client>, period: Duration) {
             return;
         }
         // Any request renews the lease; a SEQUENCE alone does nothing else.
-        if client.idle() >= period
+        if client.idle().max(client.since_renewal()) >= period
             && let Err(error) = client.call_urgently(&Cred::system(), &[], None)
         {
             log::warn!("{}: cannot renew the lease: {error}", client.name());

@@ -8,6 +8,7 @@
 //! | `counters` | counters of a mount |
 //! | `status` | errors of the server as errors of the VFS |
 //! | `reply` | replies, checked against their request |
+//! | `clock` | the clock of leases |
 //! | `wire` | the bytes of a connection, with or without TLS |
 //! | `callbacks` | callbacks of the server |
 //! | `connection` | a TCP connection and the threads that wait for replies |
@@ -20,6 +21,7 @@
 //! | `back_channel` | running callbacks; whether the server still keeps the client's state |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
+//! | `own_changes` | which attributes include the changes of this client |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
 //! | `file_open` | the state of a file on the server |
@@ -45,6 +47,7 @@ mod back_channel;
 mod batches;
 pub mod callbacks;
 mod client;
+mod clock;
 mod connection;
 mod contents;
 mod copies;
@@ -67,6 +70,7 @@ mod names;
 mod nodes;
 mod open;
 mod opens;
+mod own_changes;
 pub mod owners;
 mod reclaim;
 mod reply;

@@ -13,7 +13,7 @@ use ivers_nfs4::types::{ChangeInfo, CreateHow, CreateType, FileHandle, NfsTime, 
 use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
-use crate::driver::Nfs;
+use crate::driver::{Changing, Nfs};
 use crate::file_open::Hidden;
 use crate::nodes::Node;
 use crate::opens::open_op;
@@ -103,6 +103,14 @@ impl Nfs {
         let file = results.attributes(&self.place(dir))?;
         self.names_changed(dir, info, file.as_ref(), sent);
         Ok(file)
+    }
+
+    /// A name was removed or replaced. If the directory has been changed by others since `known`, it may have
+    /// been the name of another file: then the attributes of all delegated files are asked for again.
+    fn name_was_expected(&self, known: u64, info: &ChangeInfo) {
+        if !info.atomic || info.before != known {
+            self.client.void_all();
+        }
     }
 
     /// A request was executed, and its reply is lost: asks for a directory that it changed.
@@ -217,6 +225,7 @@ impl Nfs {
             Op::RestoreFh(()),
             Op::GetAttr(attributes::of_file()),
         ];
+        let changing = self.changing(node);
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
                 let (mut results, sent) = outcome.up_to(4, self.client.name())?;
@@ -224,7 +233,7 @@ impl Nfs {
                 let info = take!(results, Link)?;
                 self.take_directory(dir, info, &mut results, sent)?;
                 results.skip();
-                return self.learn_or_expire(node, &mut results, sent);
+                return changing.learn_or_expire(&mut results, sent);
             }
             match self.look(caller, dir, name)? {
                 None => {}
@@ -238,12 +247,11 @@ impl Nfs {
     }
 
     /// A file has lost a name. `file`: its attributes, if it still exists.
-    fn lost_name(&self, inode: &Inode, file: Option<FileAttributes>, sent: u64) {
-        let node = self.node(inode);
-        let hidden = node.open.hidden_names();
+    fn lost_name(&self, (inode, changing): (&Inode, Changing<'_>), file: Option<FileAttributes>, sent: u64) {
+        let hidden = self.node(inode).open.hidden_names();
         let names = file.as_ref().map_or(0, |file| file.names.saturating_sub(hidden));
         if let Some(file) = file {
-            self.learn(node, &file, sent);
+            changing.learn(&file, sent);
         }
         inode.with_attr(|attr| attr.nlink = names);
     }
@@ -278,21 +286,24 @@ impl Nfs {
             Op::PutFh(node.handle.clone()),
             Op::GetAttr(attributes::of_file()),
         ];
+        let (known, changing) = (dir.change(), self.changing(node));
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
                 let (mut results, sent) = outcome.up_to(2, self.client.name())?;
                 results.skip();
                 let info = take!(results, Remove)?;
+                self.name_was_expected(known, &info);
                 self.take_directory(dir, info, &mut results, sent)?;
                 results.skip();
                 let file = results.attributes(&self.place(node))?;
-                self.lost_name(inode, file, sent);
+                self.lost_name((inode, changing), file, sent);
                 return Ok(());
             }
             let found = self.look(caller, dir, name)?;
             if found.is_some_and(|found| found.handle == node.handle) {
                 continue;
             }
+            drop(changing);
             self.look_again(caller, dir)?;
             self.lost_name_unseen(caller, inode)?;
             return Ok(());
@@ -328,21 +339,27 @@ impl Nfs {
         if let Some(target) = target {
             ops.extend(of(self.node(target)));
         }
+        let (known, changing) = ((old_dir.change(), new_dir.change()), self.changing(file));
+        let target = target.map(|target| (target, self.changing(self.node(target))));
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
                 let (mut results, sent) = outcome.up_to(4, self.client.name())?;
                 (0..3).for_each(|_| results.skip());
                 let infos = take!(results, Rename)?;
+                self.name_was_expected(known.0, &infos.source);
+                if crosses {
+                    self.name_was_expected(known.1, &infos.target);
+                }
                 self.take_directory(new_dir, infos.target, &mut results, sent)?;
                 if crosses {
                     results.skip();
                     self.take_directory(old_dir, infos.source, &mut results, sent)?;
                 }
                 results.skip();
-                self.learn_or_expire(file, &mut results, sent)?;
+                changing.learn_or_expire(&mut results, sent)?;
                 if let Some(target) = target {
                     results.skip();
-                    let gone = results.attributes(&self.place(self.node(target)))?;
+                    let gone = results.attributes(&self.place(self.node(target.0)))?;
                     self.lost_name(target, gone, sent);
                 }
                 return Ok(());
@@ -359,6 +376,7 @@ impl Nfs {
             if crosses {
                 self.look_again(caller, old_dir)?;
             }
+            let target = target.map(|(target, _)| target);
             return target.map_or(Ok(()), |target| self.lost_name_unseen(caller, target));
         }
     }

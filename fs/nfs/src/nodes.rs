@@ -14,8 +14,9 @@ use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 use ivers_vfs::{CacheHandle, Cause, Ino};
 
 use crate::attributes::FileAttributes;
-use crate::file_open::FileOpen;
+use crate::file_open::{Delegation, FileOpen};
 use crate::opens::OpenTable;
+use crate::own_changes::OwnChanges;
 
 /// The first number that the table assigns.
 const ASSIGNED: u64 = 1 << 63;
@@ -41,8 +42,8 @@ struct Known {
     change: u64,
     /// The filesystem of the file, and its `fileid` there.
     place: Option<(Fsid, u64)>,
-    /// How many changes had an unknown outcome when the reply was taken over.
-    unknown_changes: u64,
+    /// The changes of the file by this client.
+    changes: OwnChanges,
     /// The attributes count as current until then. `None`: they were changed, and no reply had the new ones.
     fresh_until: Option<Instant>,
     /// A thread passes a reply to the cache.
@@ -318,13 +319,13 @@ impl Node {
         same
     }
 
-    /// Returns what ACCESS granted this caller, if that is still valid. `covered` is the first request whose
-    /// replies are current under a delegation.
-    pub fn access_of(&self, caller: &AuthSys, covered: Option<u64>) -> Option<u32> {
+    /// Returns what ACCESS granted this caller, if that is still valid. `covered` is the delegation under
+    /// which the attributes are current.
+    pub fn access_of(&self, caller: &AuthSys, covered: Option<&Delegation>) -> Option<u32> {
         let known = self.known.lock();
         let found = known.access.iter().find(|granted| granted.caller == *caller)?;
         let is_fresh = Instant::now() < found.until && found.sent >= self.open.first_valid();
-        let counts = is_fresh || covered.is_some_and(|since| found.sent >= since);
+        let counts = is_fresh || covered.is_some_and(|it| it.covers(found.sent));
         counts.then_some(found.rights)
     }
 
@@ -342,22 +343,25 @@ impl Node {
         known.access.push(Granted { caller, rights, sent, until });
     }
 
-    /// Returns whether the attributes are current under a delegation (D2): their request was `since` or
-    /// later, and this client has made no change with an unknown outcome since then.
-    pub fn is_covered(&self, since: u64, unknown_changes: u64) -> bool {
+    /// Returns whether the attributes are current under a delegation (D2). `void_before`: replies to earlier
+    /// requests may lack a change of this client.
+    pub fn is_covered(&self, delegation: &Delegation, void_before: u64) -> bool {
         let known = self.known.lock();
         !known.applying
-            && known.sent >= since
-            && known.unknown_changes == unknown_changes
+            && delegation.covers(known.sent)
+            && known.sent >= void_before
+            && known.changes.are_included(known.sent)
             && known.fresh_until.is_some()
     }
 
-    /// Notes how many changes had an unknown outcome before the reply to request `sent` was taken over.
-    pub fn note_unknown_changes(&self, sent: u64, unknown_changes: u64) {
-        let mut known = self.known.lock();
-        if known.sent == sent {
-            known.unknown_changes = unknown_changes;
-        }
+    /// A request of this client that changes the file is about to be sent.
+    pub fn change_begins(&self) {
+        self.known.lock().changes.begin();
+    }
+
+    /// The change has ended: see [`OwnChanges::end`].
+    pub fn change_ended(&self, next: u64, reply: Option<u64>) {
+        self.known.lock().changes.end(next, reply);
     }
 
     /// Remembers who opened the file: reads through an open come without the opener's groups.
@@ -390,6 +394,7 @@ impl Node {
 mod tests {
     use super::*;
     use crate::identity::Identity;
+    use ivers_nfs4::types::StateId;
     use ivers_vfs::{Cred, FileType, NewInode, Timestamp};
 
     fn handle(name: &str) -> FileHandle {
@@ -450,12 +455,15 @@ mod tests {
         assert_eq!(node.access_of(&caller(9), None), None, "of an older file");
         node.note_access(caller(9), 1, (5, 7), Duration::ZERO);
         assert_eq!(node.access_of(&caller(9), None), None, "too old");
-        assert_eq!(
-            (node.access_of(&caller(9), Some(8)), node.access_of(&caller(9), Some(7))),
-            (None, Some(1))
-        );
+        let under = |since, own| node.access_of(&caller(9), Some(&delegation(since, own)));
+        assert_eq!((under(8, 6), under(7, 5), under(9, 7)), (None, Some(1), Some(1)));
         node.apply(&file(6), 2, LONG, None);
-        assert_eq!(node.access_of(&caller(5), Some(0)), None);
+        assert_eq!(node.access_of(&caller(5), Some(&delegation(0, 0))), None);
+    }
+
+    fn delegation(since: u64, granted_by: u64) -> Delegation {
+        let stateid = StateId { seqid: 1, other: [7; 12] };
+        Delegation { stateid, since, granted_by, returning: false, used: 0 }
     }
 
     /// [`D2`]
@@ -463,16 +471,35 @@ mod tests {
     fn attributes_from_before_a_delegation_do_not_count() {
         let nodes = Arc::new(Nodes::default());
         let node = nodes.hold(&handle("a"), Some(1)).node.clone();
-        assert!(!node.is_covered(0, 0), "nothing is known");
+        let covered = |since, own, void| node.is_covered(&delegation(since, own), void);
+        assert!(!covered(0, 0, 0), "nothing is known");
         node.apply(&file(5), 4, Duration::ZERO, None);
-        assert!(node.is_covered(4, 0) && !node.is_covered(5, 0));
-        assert!(!node.is_covered(4, 1), "a change has an unknown outcome");
+        assert!(covered(4, 3, 0) && covered(6, 4, 0), "begun after the reply to OPEN, or the OPEN itself");
+        assert!(!covered(6, 3, 0) && !covered(6, 5, 0), "the server may have executed it before OPEN");
+        assert!(!covered(4, 3, 5), "a change has an unknown outcome");
         node.expire(5);
-        assert!(!node.is_covered(4, 0), "a change brought no attributes");
+        assert!(!covered(4, 3, 0), "a change brought no attributes");
         node.apply(&file(5), 6, Duration::ZERO, None);
-        node.note_unknown_changes(5, 1);
-        assert!(!node.is_covered(4, 1), "of an older reply");
-        node.note_unknown_changes(6, 1);
-        assert!(node.is_covered(4, 1));
+        assert!(covered(4, 3, 0));
+    }
+
+    /// [`D2`] A reply from before a change of this client arrives first and is stored last.
+    #[test]
+    fn attributes_from_before_an_own_change_do_not_count() {
+        let nodes = Arc::new(Nodes::default());
+        let node = nodes.hold(&handle("a"), Some(1)).node.clone();
+        let covered = || node.is_covered(&delegation(2, 1), 0);
+        node.change_begins();
+        node.change_ended(7, None);
+        assert!(node.apply(&file(5), 6, LONG, None) || node.change() == 5);
+        assert!(!covered(), "its request was begun before the change ended");
+        node.apply(&file(6), 7, LONG, None);
+        assert!(covered());
+        // The change has number 8. The reply to request 9, which the server executed first, is stored first.
+        node.change_begins();
+        node.apply(&file(6), 9, LONG, None);
+        node.apply(&file(7), 8, LONG, None);
+        node.change_ended(10, Some(8));
+        assert!(!covered(), "what is known lacks the change");
     }
 }

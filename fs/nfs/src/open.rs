@@ -35,7 +35,7 @@ pub struct NfsOptions {
     pub transfer_bytes_max: (u64, u64),
     /// The numbers of owners that the server sends as names. Others are nobody.
     pub owners: Owners,
-    /// Whether opens for reading ask for delegations. `docs/nfs.md` says why mounts do not yet.
+    /// Whether opens for reading ask for delegations.
     pub delegations: bool,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,

@@ -20,7 +20,7 @@ use crate::callbacks::Callee;
 use crate::client::{Client, Outcome, Reclaim};
 use crate::counters::Counters;
 use crate::file_locks::unlock_op;
-use crate::file_open::{Busy, FileOpen, Hidden, note_open};
+use crate::file_open::{Busy, Delegation, FileOpen, Hidden, note_open};
 use crate::reply::take;
 use crate::returns::Returns;
 use crate::unstable::Unstable;
@@ -65,6 +65,25 @@ impl OpenTable {
         self.files.lock().open.insert(file.handle.clone(), file.clone());
     }
 
+    /// Stores a delegation and adds its file, if the state of this client `is_current`. Returns the
+    /// delegation that it replaces. `None`: the server has lost the state since it granted the delegation.
+    ///
+    /// A thread that reclaims finds the delegation, or `is_current` is false: the thread notes the loss
+    /// before it takes the lock of this table.
+    pub(crate) fn delegate(
+        &self,
+        file: &Arc<FileOpen>,
+        delegation: Delegation,
+        is_current: impl Fn() -> bool,
+    ) -> Option<Option<Delegation>> {
+        let mut table = self.files.lock();
+        if !is_current() {
+            return None;
+        }
+        table.open.insert(file.handle.clone(), file.clone());
+        Some(file.state.lock().delegation.replace(delegation))
+    }
+
     pub(crate) fn remove_if_closed(&self, file: &FileOpen) {
         let mut table = self.files.lock();
         let state = file.state.lock();
@@ -100,6 +119,18 @@ impl OpenTable {
             self.files.lock().left.push(file.clone());
         }
     }
+}
+
+/// How long the requests of an open or close may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Pace {
+    /// As long as those of programs.
+    Usual,
+    /// At most this long.
+    Within(Duration),
+    /// At most this long, for the thread that returns delegations. They may use the last slot. It must not
+    /// wait for other threads: they may wait for the return.
+    Urgent(Duration),
 }
 
 /// Opens and closes files.
@@ -207,7 +238,7 @@ impl Opens {
             state.writer = Some(caller.clone());
             state.unclaimed = true;
         }
-        self.granted(file, &opened.delegation, false, 0);
+        self.granted(file, &opened.delegation, false, (0, 0));
         self.table.add(file);
         let oldest = {
             let mut table = self.table.files.lock();
@@ -226,23 +257,24 @@ impl Opens {
         caller: &Cred,
         access: u32,
     ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
-        self.ask_within(file, caller, access, None)
+        self.ask_at(file, caller, access, Pace::Usual)
     }
 
-    /// Sends OPEN. With a time limit, it is sent as by [`Client::call_urgently`].
-    pub(crate) fn ask_within(
+    /// Sends OPEN.
+    pub(crate) fn ask_at(
         &self,
         file: &Arc<FileOpen>,
         caller: &Cred,
         access: u32,
-        time: Option<Duration>,
+        pace: Pace,
     ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
         let place = self.client.name();
         let asking = self.table.returns.ask();
         let reads = access == share::READ;
         let (outcome, wants_one) = loop {
             let delegation = file.state.lock().delegation.filter(|_| reads).map(|it| it.stateid);
-            let wants_one = reads && delegation.is_none() && self.takes_delegations();
+            let is_asked = reads && delegation.is_none() && matches!(pace, Pace::Usual);
+            let wants_one = is_asked && self.takes_delegations();
             let wants = if wants_one { share::WANT_READ_DELEG } else { share::WANT_NO_DELEG };
             let claim = delegation.map_or(OpenClaim::Fh, OpenClaim::DelegCurFh);
             let ops = [
@@ -250,19 +282,17 @@ impl Opens {
                 open_op_wanting(wants, access, OpenHow::NoCreate, claim),
                 Op::GetAttr(attributes::of_file()),
             ];
-            let outcome = match time {
-                Some(_) => self.client.call_urgently(caller, &ops, time)?,
-                None => self.client.call(caller, &ops)?,
-            };
+            let outcome = self.call(caller, &ops, pace)?;
             match delegation {
                 Some(stateid) if is_lost(outcome.status) => self.lost(file, stateid, outcome.status),
                 _ => break (outcome, wants_one),
             }
         };
+        let run = outcome.run;
         let (mut results, sent) = outcome.up_to(2, place)?;
         results.skip();
         let opened = take!(results, Open)?;
-        self.granted(file, &opened.delegation, wants_one, sent);
+        self.granted(file, &opened.delegation, wants_one, (sent, run));
         drop(asking);
         let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
         Ok((opened, attributes))
@@ -361,36 +391,52 @@ impl Opens {
 
     /// Sends CLOSE, and removes the hidden name, if nobody needs them.
     pub fn settle(&self, file: &Arc<FileOpen>) {
-        self.settle_within(file, None);
+        self.settle_at(file, Pace::Usual);
     }
 
-    fn settle_within(&self, file: &Arc<FileOpen>, time: Option<Duration>) {
+    pub(crate) fn settle_at(&self, file: &Arc<FileOpen>, pace: Pace) {
         let hidden = {
             let mut state = file.state.lock();
+            if matches!(pace, Pace::Urgent(_)) && (state.busy || !state.hidden.is_empty()) {
+                drop(state);
+                // The next open or close of a file does it.
+                self.table.files.lock().left.push(file.clone());
+                return;
+            }
             if state.users == 0 && !state.unclaimed { std::mem::take(&mut state.hidden) } else { Vec::new() }
         };
-        while self.close_once(file, time) {}
+        while self.close_once(file, pace) {}
         for Hidden { dir, name, caller } in hidden {
             // Nobody else has this name, so that removing it twice is harmless.
             let ops = [Op::PutFh(dir), Op::Remove(name)];
-            let removed = self.call(&caller, &ops, time).and_then(|outcome| outcome.ok(self.client.name()));
+            let removed = self.call(&caller, &ops, pace).and_then(|outcome| outcome.ok(self.client.name()));
             if let Err(error) = removed {
                 log::warn!("{}: a removed file keeps a hidden name: {error}", self.client.name());
             }
         }
     }
 
-    fn call(&self, caller: &Cred, ops: &[Op], time: Option<Duration>) -> Result<Outcome> {
-        match time {
-            Some(_) => self.client.call_within(caller, ops, time),
-            None => self.client.call(caller, ops),
+    fn call(&self, caller: &Cred, ops: &[Op], pace: Pace) -> Result<Outcome> {
+        match pace {
+            Pace::Usual => self.client.call(caller, ops),
+            Pace::Within(time) => self.client.call_within(caller, ops, Some(time)),
+            Pace::Urgent(time) => self.client.call_urgently(caller, ops, Some(time)),
         }
     }
 
     /// Sends one CLOSE. Returns whether another one is needed: the open was reclaimed meanwhile.
-    fn close_once(&self, file: &Arc<FileOpen>, time: Option<Duration>) -> bool {
+    fn close_once(&self, file: &Arc<FileOpen>, pace: Pace) -> bool {
         let (stateid, caller, locks) = {
-            let mut state = file.at_rest();
+            let mut state = match pace {
+                Pace::Urgent(_) => file.state.lock(),
+                Pace::Usual | Pace::Within(_) => file.at_rest(),
+            };
+            if state.busy {
+                // The thread that sends OPEN or CLOSE settles the file, or the next open or close does.
+                drop(state);
+                self.table.files.lock().left.push(file.clone());
+                return false;
+            }
             if !state.is_idle() {
                 return false;
             }
@@ -413,12 +459,12 @@ impl Opens {
         // Some servers do not close a file that is locked (18.2).
         for held in locks.iter().filter_map(|locks| locks.stateid) {
             let ops = [Op::PutFh(file.handle.clone()), unlock_op(held, &(0..u64::MAX))];
-            if let Err(error) = self.call(&caller, &ops, time) {
+            if let Err(error) = self.call(&caller, &ops, pace) {
                 log::info!("{}: LOCKU: {error}", self.client.name());
             }
         }
         let ops = [Op::PutFh(file.handle.clone()), Op::Close(SeqState { seqid: 0, stateid })];
-        let closed = self.call(&caller, &ops, time).and_then(|outcome| outcome.ok(self.client.name()));
+        let closed = self.call(&caller, &ops, pace).and_then(|outcome| outcome.ok(self.client.name()));
         if let Err(error) = closed {
             log::info!("{}: CLOSE: {error}", self.client.name());
         }
@@ -455,7 +501,7 @@ impl Opens {
             if time.is_zero() || self.client.is_stopped() {
                 return;
             }
-            self.settle_within(&file, Some(time));
+            self.settle_at(&file, Pace::Within(time));
         }
     }
 }

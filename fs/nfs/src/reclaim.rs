@@ -25,6 +25,8 @@ const READ_DELEGATION: u32 = 1;
 
 impl Reclaim for Opens {
     fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
+        // A recall may come before the reply that grants its delegation again.
+        let _asking = self.table.returns.ask();
         for file in self.all() {
             let delegation = file.state.lock().delegation;
             let local = || file.opened_locally().map(|(access, caller)| (None, access, caller));
@@ -77,16 +79,14 @@ impl Opens {
         };
         // Attributes from before the restart may be out of date.
         let since = self.client.requests() + 1;
+        file.void_before(since);
         file.delegation_reclaimed(old.stateid, read.map(|read| (read.stateid, since)));
         match read {
             None => {
                 self.table.returns.lost_one();
                 self.table.remove_if_closed(file);
             }
-            Some(read) if read.recall && file.begin_return(Some(read.stateid)) == Some(true) => {
-                self.table.returns.push(file);
-            }
-            Some(_) => {}
+            Some(read) => self.heed_early(file, read.stateid, read.recall),
         }
     }
 

@@ -13,10 +13,12 @@ use crate::file_open::FileOpen;
 pub(crate) struct Queue {
     /// Files whose delegation must be returned.
     pub(crate) files: VecDeque<Arc<FileOpen>>,
-    /// Stateids of recalls that came before their delegation (D4).
-    pub(crate) early: Vec<StateId>,
-    /// The number of OPENs in flight that may grant a delegation.
-    pub(crate) asking: usize,
+    /// Recalls that came before their delegation (D4).
+    early: Vec<Early>,
+    /// The numbers of the OPENs in flight that may grant a delegation, in ascending order.
+    asking: VecDeque<u64>,
+    /// The number of the last such OPEN.
+    asked: u64,
     /// The number of delegations that this client has.
     pub(crate) held: usize,
     /// How many delegations may be kept, if others must be returned.
@@ -32,7 +34,49 @@ pub(crate) struct Queue {
     pub(crate) ended: bool,
 }
 
+/// A recall that came before its delegation.
+struct Early {
+    stateid: StateId,
+    /// The last OPEN that may grant the delegation.
+    asked: u64,
+}
+
+/// What became of a recall of an unknown delegation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    /// It is remembered: an OPEN in flight may grant the delegation.
+    Remembered,
+    /// No OPEN in flight can grant the delegation.
+    Invalid,
+    /// Too many are remembered. The server must send it again.
+    TooMany,
+}
+
+/// The most remembered recalls of delegations that no reply has granted yet.
+const EARLY_MAX: usize = 64;
+
 impl Queue {
+    /// Remembers a recall whose delegation may not have been granted yet.
+    pub(crate) fn remember(&mut self, stateid: StateId) -> Unknown {
+        if self.asking.is_empty() {
+            Unknown::Invalid
+        } else if self.early.iter().any(|early| early.stateid.other == stateid.other) {
+            Unknown::Remembered
+        } else if self.early.len() == EARLY_MAX {
+            Unknown::TooMany
+        } else {
+            self.early.push(Early { stateid, asked: self.asked });
+            Unknown::Remembered
+        }
+    }
+
+    /// Forgets a remembered recall. Returns whether there was one.
+    pub(crate) fn take_early(&mut self, stateid: StateId) -> bool {
+        let before = self.early.len();
+        self.early.retain(|early| early.stateid.other != stateid.other);
+        self.early.len() < before
+    }
+
     fn has_work(&self) -> bool {
         self.stop || self.test || self.bind || self.keep.is_some() || !self.files.is_empty()
     }
@@ -46,14 +90,16 @@ pub struct Returns {
 }
 
 /// Held while an OPEN is in flight that may grant a delegation.
-pub(crate) struct Asking<'a>(&'a Returns);
+pub(crate) struct Asking<'a>(&'a Returns, u64);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock();
-        queue.asking -= 1;
-        if queue.asking == 0 {
-            queue.early.clear();
+        queue.asking.retain(|asked| *asked != self.1);
+        // The delegations of the others were granted, or never will be.
+        match queue.asking.front().copied() {
+            Some(oldest) => queue.early.retain(|early| early.asked >= oldest),
+            None => queue.early.clear(),
         }
     }
 }
@@ -65,8 +111,11 @@ impl Returns {
     }
 
     pub(crate) fn ask(&self) -> Asking<'_> {
-        self.queue.lock().asking += 1;
-        Asking(self)
+        let mut queue = self.queue.lock();
+        queue.asked += 1;
+        let asked = queue.asked;
+        queue.asking.push_back(asked);
+        Asking(self, asked)
     }
 
     /// Queues a file whose delegation must be returned and is marked.
@@ -77,6 +126,11 @@ impl Returns {
     pub(crate) fn lost_one(&self) {
         let mut queue = self.queue.lock();
         queue.held = queue.held.saturating_sub(1);
+    }
+
+    /// A delegation was stored. Returns whether a recall came before it.
+    pub(crate) fn was_recalled(&self, stateid: StateId) -> bool {
+        self.queue.lock().take_early(stateid)
     }
 
     /// Counts a use of a delegation. Returns its number: a later use has a larger one.
@@ -128,5 +182,35 @@ impl Returns {
             bind: std::mem::take(&mut queue.bind),
             ..Queue::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stateid(nth: u8) -> StateId {
+        StateId { seqid: 1, other: [nth; 12] }
+    }
+
+    /// [`D4`], [`D6`]
+    #[test]
+    fn a_recall_is_remembered_while_an_open_may_grant_its_delegation() {
+        let returns = Returns::default();
+        let remember = |nth| returns.queue.lock().remember(stateid(nth));
+        assert_eq!(remember(1), Unknown::Invalid);
+        let first = returns.ask();
+        assert_eq!((remember(1), remember(1)), (Unknown::Remembered, Unknown::Remembered));
+        assert!(returns.was_recalled(stateid(1)) && !returns.was_recalled(stateid(1)));
+        assert_eq!(remember(2), Unknown::Remembered);
+        let second = returns.ask();
+        assert_eq!(remember(3), Unknown::Remembered);
+        drop(first);
+        assert!(!returns.was_recalled(stateid(2)), "the OPEN that could grant it has ended");
+        (0..EARLY_MAX as u8 - 1).for_each(|nth| assert_eq!(remember(100 + nth), Unknown::Remembered));
+        assert_eq!(remember(99), Unknown::TooMany);
+        assert!(returns.was_recalled(stateid(3)));
+        drop(second);
+        assert_eq!(remember(99), Unknown::Invalid);
     }
 }

@@ -1,5 +1,6 @@
 //! A session: its limits, its slots and their sequence IDs (RFC 8881, 2.10).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_nfs4::ops::v41::{SequenceArgs, SequenceOk};
@@ -29,7 +30,9 @@ pub struct Session {
     /// The most operations in a request, SEQUENCE included.
     pub operations_max: usize,
     /// The slots for callbacks, if there is a back channel.
-    pub back: Option<BackSlots>,
+    pub back: Option<Arc<BackSlots>>,
+    /// How often the server had lost the state of this client when the session was made.
+    pub run: u64,
     slots: RankedMutex<rank::Driver<2>, Slots>,
     freed: Condvar,
 }
@@ -72,6 +75,7 @@ impl Session {
             reply_bytes_max,
             operations_max,
             back: None,
+            run: 0,
             slots: RankedMutex::new(slots),
             freed: Condvar::new(),
         }
@@ -201,12 +205,12 @@ mod tests {
 
     #[test]
     fn the_last_slot_is_for_urgent_requests() {
-        let session = Session { back: Some(BackSlots::default()), ..session(2) };
+        let session = Session { back: Some(Arc::default()), ..session(2) };
         let first = slot(&session);
         assert!(matches!(session.acquire(NOW, false), Acquired::Busy));
         slot(&session).finish(true);
         first.finish(true);
-        let only = Session { back: Some(BackSlots::default()), ..self::session(1) };
+        let only = Session { back: Some(Arc::default()), ..self::session(1) };
         assert!(matches!(only.acquire(NOW, false), Acquired::Slot(_)), "there is no other");
     }
 

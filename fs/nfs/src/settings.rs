@@ -61,6 +61,7 @@ impl Nfs {
             let set = SetAttrArgs { stateid, attrs: attrs.clone() };
             vec![Op::SetAttr(set), Op::GetAttr(attributes::of_file())]
         };
+        let changing = self.changing(node);
         let outcome = match set.size {
             Some(_) => self.with_stateid(&caller, node, share::WRITE, ops)?,
             None => {
@@ -73,7 +74,7 @@ impl Nfs {
         if let Some(size) = set.size {
             node.open.with_unstable(|unstable| unstable.forget(size..u64::MAX));
         }
-        self.learn_or_expire(node, &mut results, sent)
+        changing.learn_or_expire(&mut results, sent)
     }
 
     /// Opens a file on the server for one more user.

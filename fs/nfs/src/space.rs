@@ -30,12 +30,13 @@ impl AllocateOps for Nfs {
             let op = if punches { Op::Deallocate(range) } else { Op::Allocate(range) };
             vec![op, Op::GetAttr(attributes::of_file())]
         };
+        let changing = self.changing(node);
         let done = self.with_stateid(caller, node, share::WRITE, ops);
         let (mut results, sent) = self.change(done.and_then(|done| done.up_to(2, &self.place(node))))?;
         (0..2).for_each(|_| results.skip());
         if punches {
             node.open.with_unstable(|unstable| unstable.forget(offset..end));
         }
-        self.learn_or_expire(node, &mut results, sent)
+        changing.learn_or_expire(&mut results, sent)
     }
 }

@@ -70,6 +70,7 @@ impl Nfs {
             None => Op::RemoveXattr(wire.to_vec()),
         };
         let ops = [Op::PutFh(node.handle.clone()), change, Op::GetAttr(attributes::of_file())];
+        let changing = self.changing(node);
         let (mut results, sent): (Results, u64) = loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
                 break outcome.up_to(2, self.client.name())?;
@@ -80,7 +81,7 @@ impl Nfs {
             }
         };
         (0..2).for_each(|_| results.skip());
-        self.learn_or_expire(node, &mut results, sent)
+        changing.learn_or_expire(&mut results, sent)
     }
 }
 

@@ -240,10 +240,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         "fs/nfs/src",
         &[(
             "",
-            "target identity owners counters status attributes reply unstable file_locks callbacks wire \
-             connection tls session exchange establish spares client back_channel lease file_open returns \
-             opens delegations reclaim nodes listing open kept driver batches contents directory names data \
-             settings xattrs holes locks space copies",
+            "target identity owners counters clock status attributes reply own_changes unstable file_locks \
+             callbacks wire connection tls session exchange establish spares client back_channel lease \
+             file_open returns opens delegations reclaim nodes listing open kept driver batches contents \
+             directory names data settings xattrs holes locks space copies",
         )],
     ),
     (

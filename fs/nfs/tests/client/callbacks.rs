@@ -22,26 +22,30 @@ use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 use ivers_vfs::OpenMode;
 
-const SESSION: SessionId = [9; 16];
+pub const SESSION: SessionId = [9; 16];
 const OPEN: StateId = StateId { seqid: 1, other: [5; 12] };
-const DELEGATION: StateId = StateId { seqid: 1, other: [7; 12] };
-const SOON: Duration = Duration::from_secs(20);
+pub const DELEGATION: StateId = StateId { seqid: 1, other: [7; 12] };
+pub const SOON: Duration = Duration::from_secs(20);
 
 thread_local! {
     /// Whether the current filehandle of a request is that of the file. Each request has its own thread.
-    static AT_FILE: Cell<bool> = const { Cell::new(false) };
+    pub static AT_FILE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The connection to a client.
-type Line = Arc<Mutex<TcpStream>>;
+pub type Line = Arc<Mutex<TcpStream>>;
 
 fn send(line: &Line, message: &[u8]) {
     let _ = line.lock().unwrap().write_all(&[&mark(message.len())[..], message].concat());
 }
 
-fn call(line: &Line, sequenceid: u32, op: CbOp) {
+pub fn call(line: &Line, sequenceid: u32, op: CbOp) {
+    call_in(line, SESSION, sequenceid, op);
+}
+
+pub fn call_in(line: &Line, sessionid: SessionId, sequenceid: u32, op: CbOp) {
     let sequence = CbSequenceArgs {
-        sessionid: SESSION,
+        sessionid,
         sequenceid,
         slotid: 0,
         highest_slotid: 0,
@@ -58,15 +62,19 @@ fn call(line: &Line, sequenceid: u32, op: CbOp) {
 }
 
 fn recall() -> CbOp {
+    recall_of(DELEGATION)
+}
+
+pub fn recall_of(stateid: StateId) -> CbOp {
     let file = Opaque(b"file".to_vec());
-    CbOp::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, file })
+    CbOp::Recall(CbRecallArgs { stateid, truncate: false, file })
 }
 
 /// What the server answers. `None`: what an honest server with one file answers.
-type Says = dyn Fn(&Op, &Line) -> Option<OpResult> + Send + Sync;
+pub type Says = dyn Fn(&Op, &Line) -> Option<OpResult> + Send + Sync;
 
 /// Starts a server. Returns its address, and a channel with the replies to its callbacks.
-fn start(says: Box<Says>) -> (SocketAddr, Receiver<CbCompoundRes>) {
+pub fn start(says: Box<Says>) -> (SocketAddr, Receiver<CbCompoundRes>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (to, replies) = channel();
@@ -105,7 +113,7 @@ fn serve(mut stream: TcpStream, says: &Arc<Says>, replies: &Sender<CbCompoundRes
     }
 }
 
-fn honest(op: &Op) -> Option<OpResult> {
+pub fn honest(op: &Op) -> Option<OpResult> {
     let file: FileHandle = Opaque(b"file".to_vec());
     match op {
         Op::PutFh(handle) => AT_FILE.set(*handle == file),
@@ -140,7 +148,7 @@ fn honest(op: &Op) -> Option<OpResult> {
     })
 }
 
-fn open(client: &Mounted) -> InodeRef {
+pub fn open(client: &Mounted) -> InodeRef {
     let root = client.vfs.root().unwrap();
     let file = client.vfs.lookup(&Cred::root(), &root, b"f").unwrap();
     client.vfs.open(&Cred::root(), &file, OpenMode::READ).unwrap();

@@ -3,7 +3,10 @@
 use super::faults::proxy;
 use super::recovery::{Crashing, READ_WRITE, patient};
 use super::*;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Instant;
 
 use ivers_vfs::{Error, OpenMode, ServerError, access};
@@ -320,46 +323,59 @@ fn there_are_not_too_many_delegations() {
     assert_eq!(client.count("server_delegations"), returned(), "all of them in the end");
 }
 
-/// Four clients write, read and query one file at once. Equal queries around a read mean that the bytes are
-/// current (C6).
+/// Four clients write, read and query one file at once. Bytes that are read between two equal queries are not
+/// older than the first query (C6): they are those of the last write that had ended before it, or newer.
 #[test]
 fn what_is_read_between_two_equal_queries_is_current() {
+    const ROUNDS: u64 = 40;
     let served = Served::new(ext4());
     served.file(&served.root(), b"f", b"00000000");
     let clients = [(); 4].map(|()| mount(served.address(), &options()).unwrap());
+    let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let equal = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        for (nth, client) in clients.iter().enumerate() {
+        let (begun, ended, equal) = (&begun, &ended, &equal);
+        let (writer, readers) = clients.split_first().unwrap();
+        scope.spawn(move || {
+            for round in 1..=ROUNDS {
+                begun.store(round, SeqCst);
+                write(writer, "/f", format!("{round:08}").as_bytes());
+                ended.store(round, SeqCst);
+                // Until this round was read several times. After the last one the readers end.
+                let enough = equal.load(SeqCst) + 6;
+                let is_enough = || round == ROUNDS || equal.load(SeqCst) >= enough;
+                until("nobody reads between two equal queries", is_enough);
+            }
+        });
+        for client in readers {
             scope.spawn(move || {
                 let file = client.find("/f").unwrap();
                 let cred = Cred::root();
-                for round in 0..40_u64 {
-                    if nth == 0 {
-                        write(client, "/f", format!("{round:08}").as_bytes());
-                        std::thread::sleep(Duration::from_millis(30));
-                        continue;
-                    }
+                let mut last = 0;
+                while ended.load(SeqCst) < ROUNDS || last < ROUNDS {
                     client.vfs.open(&cred, &file, OpenMode::READ).unwrap();
-                    let read = || {
-                        let mut bytes = [0; 8];
-                        client.vfs.read(&cred, &file, 0, &mut bytes).unwrap();
-                        bytes
-                    };
+                    let oldest = ended.load(SeqCst);
                     let first = client.vfs.change(&file).unwrap();
-                    let bytes = read();
+                    let mut bytes = [0; 8];
+                    assert_eq!(client.vfs.read(&cred, &file, 0, &mut bytes).unwrap(), 8);
                     let second = client.vfs.change(&file).unwrap();
+                    let newest = begun.load(SeqCst);
                     client.vfs.close(&file, OpenMode::READ);
                     assert!(second >= first);
+                    let round: u64 = std::str::from_utf8(&bytes).unwrap().parse().unwrap();
+                    assert!(round <= newest, "{round} was not written");
                     if first == second {
-                        assert!(bytes.iter().all(u8::is_ascii_digit));
+                        assert!(round >= oldest, "read {round} between equal queries after {oldest}");
+                        equal.fetch_add(1, SeqCst);
+                        last = round;
                     }
-                    std::thread::sleep(Duration::from_millis(10));
                 }
             });
         }
     });
     let last = served.vfs.resolve(&Cred::root(), "/f", false).unwrap();
     for client in clients {
-        assert_eq!(client.contents("/f").unwrap(), b"00000039");
+        assert_eq!(client.contents("/f").unwrap(), b"00000040");
         assert_eq!(client.vfs.change(&client.find("/f").unwrap()), served.vfs.change(&last));
         client.vfs.unmount().unwrap();
     }

@@ -8,6 +8,7 @@ mod hostile;
 mod kept;
 mod lies;
 mod locking;
+mod orders;
 mod ranges;
 mod recovery;
 mod served;

@@ -1,6 +1,7 @@
 //! The state of one COMPOUND between two of its operations.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::StateId;
@@ -16,6 +17,9 @@ use super::status::OrStatus;
 use crate::exports::policy::Refusal;
 use crate::exports::table::{Export, Node};
 use crate::state::{Access, Caller, Digest, FileId, SessionRequest, Step, Stop};
+
+/// What each COPY of a request may copy at least, in bytes.
+const COPY_BYTES_LEAST: u64 = 64 << 10;
 
 /// The state of one COMPOUND between two of its operations.
 pub struct Context {
@@ -54,6 +58,8 @@ pub struct Context {
     pub next_op: Option<u32>,
     /// The bytes that the result of this operation may take.
     pub(crate) result_bytes_max: usize,
+    /// The bytes that COPY has copied.
+    copied_bytes: AtomicU64,
     awaiting_holder: Option<FileId>,
     holder_attrs: Option<(FileId, Option<ReportedAttrs>, Arc<PermitGuard>)>,
 }
@@ -78,9 +84,19 @@ impl Context {
             op_count: 0,
             next_op: None,
             result_bytes_max: 0,
+            copied_bytes: AtomicU64::new(0),
             awaiting_holder: None,
             holder_attrs: None,
         }
+    }
+
+    /// Returns how many of these bytes a COPY may copy before the reply, and counts them. A request with many
+    /// of them must not occupy its thread for long, but each must copy something.
+    pub(crate) fn copy_bytes(&self, wanted: u64) -> u64 {
+        let left = self.service.limits.copy_bytes_max.saturating_sub(self.copied_bytes.load(Relaxed));
+        let granted = wanted.min(left.max(COPY_BYTES_LEAST));
+        self.copied_bytes.fetch_add(granted, Relaxed);
+        granted
     }
 
     // ---- filehandles ----

@@ -27,7 +27,7 @@ pub struct RequestLimits {
     pub operations_max: u32,
     /// Bytes of a READ or WRITE.
     pub data_bytes_max: u32,
-    /// Bytes that one synchronous COPY copies. The client continues from there.
+    /// Bytes that the synchronous COPYs of a request copy. The client continues from there.
     pub copy_bytes_max: u64,
     /// A longer COPY continues after its reply, if the client supports that.
     pub copy_sync_bytes_max: u64,

@@ -182,7 +182,7 @@ pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
             return Ok(copied(callback, 0, verifier));
         }
     }
-    let length = length.min(context.service.limits.copy_bytes_max);
+    let length = context.copy_bytes(length);
     let count = match length {
         0 => 0,
         _ => target.vfs().copy_range(cred, from, args.source_offset, to, args.target_offset, length).nfs()?,

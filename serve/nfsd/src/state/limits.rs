@@ -79,7 +79,7 @@ impl Default for Limits {
             reply_bytes: 1 << 20 | 4096,
             cached_reply_bytes: 8192,
             reply_cache_bytes: (8 << 20, 256 << 20),
-            operations: 64,
+            operations: 512,
             stateids: (131_072, 1 << 20),
             delegations: (16_384, 131_072),
             ranges: (65_536, 1 << 20),

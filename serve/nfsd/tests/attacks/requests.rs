@@ -105,7 +105,7 @@ pub fn huge(target: &Target) {
         );
         // A session has its own limits.
         let fresh = sequence(client.session, 1, 1);
-        let many = [vec![fresh.clone()], vec![Op::PutRootFh(()); 100]].concat();
+        let many = [vec![fresh.clone()], vec![Op::PutRootFh(()); 600]].concat();
         assert_eq!(client.compound(1, many).0, NfsStat::TooManyOps);
         // Above the limit, the server reads the bytes in order to reply.
         let large = [vec![fresh], write(&handle, stateid, vec![1; (1 << 20) + 8192])].concat();

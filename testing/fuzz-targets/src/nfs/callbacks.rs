@@ -10,6 +10,7 @@ use ivers_nfs4::rpc::{CallHeader, OpaqueAuth};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, FileHandle, Opaque, Owner, SessionId, StateId};
 use ivers_nfs4::xdr::{Encoder, List, Xdr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SESSION: SessionId = [3; 16];
@@ -49,22 +50,23 @@ impl Callee for Counting {
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    let (slots, callee) = (BackSlots::default(), Counting::default());
-    let channel = BackChannel { session: SESSION, minor: 2, slots: &slots };
+    let (slots, callee) = (Arc::new(BackSlots::default()), Counting::default());
+    let slots = |session: &SessionId| (*session == SESSION).then(|| slots.clone());
+    let channel = BackChannel { minor: 2, slots: &slots };
     let mut rest = Input::new(input);
     for _ in 0..MESSAGES_MAX {
         let len = usize::from(rest.byte()) << 8 | usize::from(rest.byte());
         let message: Vec<u8> = (0..len.min(BACK_BYTES as usize)).map(|_| rest.byte()).collect();
         let before = callee.0.load(Relaxed);
-        let first = answer(&message, Some(&channel), Some(&callee));
+        let first = answer(&message, &channel, Some(&callee));
         let executed = callee.0.load(Relaxed);
         assert!(executed - before < BACK_OPERATIONS as usize, "CB_SEQUENCE is one of them");
-        assert_eq!(answer(&message, Some(&channel), Some(&callee)), first);
+        assert_eq!(answer(&message, &channel, Some(&callee)), first);
         assert_eq!(callee.0.load(Relaxed), executed, "executed twice");
         if let Ok(record) = first {
             assert!(record.len() <= 4 + BACK_BYTES as usize);
         }
-        let _ = answer(&message, None, None);
+        let _ = answer(&message, &BackChannel { minor: 2, slots: &|_| None }, None);
     }
 }
 
