@@ -1,5 +1,6 @@
 //! A session: its limits, its slots and their sequence IDs (RFC 8881, 2.10).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_nfs4::ops::v41::{SequenceArgs, SequenceOk};
@@ -7,6 +8,7 @@ use ivers_nfs4::types::SessionId;
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 use crate::callbacks::BackSlots;
+use crate::owner_seqids::OwnerSeqids;
 
 struct Slots {
     /// The last sequence ID that the server executed, by slot ID.
@@ -30,6 +32,8 @@ pub struct Session {
     pub operations_max: usize,
     /// The slots for callbacks, if there is a back channel.
     pub back: Option<BackSlots>,
+    /// NFSv4.0: the client ID. Requests have no SEQUENCE.
+    pub seqids: Option<Arc<OwnerSeqids>>,
     slots: RankedMutex<rank::Driver<2>, Slots>,
     freed: Condvar,
 }
@@ -72,6 +76,7 @@ impl Session {
             reply_bytes_max,
             operations_max,
             back: None,
+            seqids: None,
             slots: RankedMutex::new(slots),
             freed: Condvar::new(),
         }
