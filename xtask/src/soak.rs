@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: the long tests, in steps. A failure prints the seed that replays it; the other steps
 //! still run.
 
-use crate::{ensure, fuzz, kmod, mutants, nfs, release, run, suites};
+use crate::{ensure, fuzz, kmod, mutants, nfs, nfs_client, release, run, suites};
 use std::time::{Duration, Instant};
 
 /// The time of each fuzz target.
@@ -11,7 +11,7 @@ const FUZZ_MINUTES: u64 = 30;
 pub(crate) type Step = fn() -> bool;
 
 /// The steps: name and function.
-pub(crate) const STEPS: [(&str, Step); 15] = [
+pub(crate) const STEPS: [(&str, Step); 16] = [
     ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),
@@ -25,6 +25,7 @@ pub(crate) const STEPS: [(&str, Step); 15] = [
     ("measure", measure),
     ("kmod", kmod::kmod),
     ("nfs", nfs::nfs),
+    ("nfs_client", nfs_client::nfs_client),
     ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
     ("release", release::release),
 ];
