@@ -417,6 +417,38 @@ fn two_mounts_share_locks_and_count_what_they_ask() {
     unmount(&other);
 }
 
+/// The next owner of a lock reads all that was written under it, also if the kernel knew another size.
+#[test]
+fn the_next_owner_of_a_lock_reads_a_file_that_has_grown() {
+    use rustix::fs::{FlockOperation, flock};
+    use std::os::unix::fs::FileExt;
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let exported = Exported::new();
+    let mounts = [mount(&exported, "mnt", &[]), mount(&exported, "other", &[])];
+    fs::write(mounts[0].0.join("grows"), "").unwrap();
+    let files = mounts
+        .each_ref()
+        .map(|mounted| fs::File::options().read(true).write(true).open(mounted.0.join("grows")).unwrap());
+    let mut expected = Vec::new();
+    for round in 0..12_u8 {
+        let (writer, reader) = (usize::from(round % 2), usize::from(round / 2 % 2));
+        flock(&files[writer], FlockOperation::LockExclusive).unwrap();
+        let more = vec![round; 1000 + usize::from(round) * 500];
+        files[writer].write_all_at(&more, expected.len() as u64).unwrap();
+        expected.extend(more);
+        flock(&files[writer], FlockOperation::Unlock).unwrap();
+        flock(&files[reader], FlockOperation::LockExclusive).unwrap();
+        let mut found = vec![0; 100_000];
+        let len = files[reader].read_at(&mut found, 0).unwrap();
+        assert!(found[..len] == expected, "round {round}: {len} of {} bytes", expected.len());
+        flock(&files[reader], FlockOperation::Unlock).unwrap();
+    }
+    drop(files);
+    mounts.iter().for_each(unmount);
+}
+
 /// The supervisor makes several connections if programs send requests in parallel.
 #[test]
 fn a_mount_uses_several_connections() {

@@ -13,6 +13,7 @@ mod kmod;
 mod limit;
 mod mutants;
 mod nfs;
+mod nfs_client;
 mod release;
 mod soak;
 mod suites;

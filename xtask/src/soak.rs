@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: the long tests, in steps. A failure prints the seed that replays it; the other steps
 //! still run.
 
-use crate::{ensure, fuzz, kmod, mutants, nfs, release, run, suites};
+use crate::{ensure, fuzz, kmod, mutants, nfs, nfs_client, release, run, suites};
 use std::time::{Duration, Instant};
 
 /// The time of each fuzz target.
@@ -26,6 +26,7 @@ pub(crate) const STEPS: [(&str, Step); 16] = [
     ("measure", measure),
     ("kmod", kmod::kmod),
     ("nfs", nfs::nfs),
+    ("nfs_client", nfs_client::nfs_client),
     ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
     ("release", release::release),
 ];

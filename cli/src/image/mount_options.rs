@@ -36,6 +36,8 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "vers=",
+    "sec=",
     "xprtsec=",
     "tls_authorities=",
     "tls_certificate=",

@@ -233,6 +233,10 @@ pub struct ServerOptions {
     pub cache_dir: Option<String>,
     /// The size of the persistent cache in bytes.
     pub cache_size: Option<u64>,
+    /// The version of NFS.
+    pub vers: Option<String>,
+    /// The security flavor of requests.
+    pub sec: Option<String>,
     /// How connections are secured.
     pub xprtsec: TransportSecurity,
     /// The files that TLS needs.
@@ -241,7 +245,10 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 16] = [
+    pub const OPTIONS: [&str; 19] = [
+        "vers",
+        "nfsvers",
+        "sec",
         "xprtsec",
         "tls_authorities",
         "tls_certificate",
@@ -261,7 +268,8 @@ impl ServerOptions {
     ];
 
     /// Those of [`ServerOptions::OPTIONS`] that other commands take, too.
-    pub const OF_COMMANDS: [&str; 4] = ["xprtsec", "tls_authorities", "tls_certificate", "tls_key"];
+    pub const OF_COMMANDS: [&str; 7] =
+        ["vers", "nfsvers", "sec", "xprtsec", "tls_authorities", "tls_certificate", "tls_key"];
 
     /// Returns whether [`ServerOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -284,6 +292,8 @@ impl ServerOptions {
                     _ => return None,
                 }
             }
+            "vers" | "nfsvers" => self.vers = Some(value?.to_owned()),
+            "sec" => self.sec = Some(value?.to_owned()),
             "tls_authorities" => self.tls.authorities = file()?,
             "tls_certificate" => self.tls.certificate = file()?,
             "tls_key" => self.tls.key = file()?,

@@ -57,11 +57,40 @@ fn check_options(image: &Path, options: &ImageOptions) -> Result<()> {
         (options.btrfs != BtrfsOptions::default(), "subvol, subvolid and degraded"),
         (options.format.is_some(), "type"),
     ];
-    match given.iter().find(|(given, _)| *given) {
-        Some((_, name)) => {
-            Err(usage(format!("option {name}: not for the server {}; remove it", image.shown())))
-        }
-        None => Ok(()),
+    if let Some((_, name)) = given.iter().find(|(given, _)| *given) {
+        return Err(usage(format!("option {name}: not for the server {}; remove it", image.shown())));
+    }
+    check_security(&options.server)?;
+    minor_version(&options.server).map(drop)
+}
+
+/// Refuses security flavors other than AUTH_SYS.
+fn check_security(wanted: &ServerOptions) -> Result<()> {
+    match wanted.sec.as_deref() {
+        None | Some("sys") => Ok(()),
+        Some(sec @ ("krb5" | "krb5i" | "krb5p")) => Err(failure(
+            REFUSED,
+            format!(
+                "option sec={sec}: Kerberos is not supported; use sec=sys, and xprtsec=tls to encrypt \
+                 connections"
+            ),
+        )),
+        Some(sec) => Err(usage(format!("option sec={sec}: unknown; only sys is supported"))),
+    }
+}
+
+/// Returns the minor version of NFSv4 that `vers` names. `None`: 2, or 1 if the server lacks 2.
+fn minor_version(wanted: &ServerOptions) -> Result<Option<u32>> {
+    match wanted.vers.as_deref() {
+        None | Some("4") => Ok(None),
+        Some("4.0") => Ok(Some(0)),
+        Some("4.1") => Ok(Some(1)),
+        Some("4.2") => Ok(Some(2)),
+        Some(vers @ ("2" | "3")) => Err(failure(
+            REFUSED,
+            format!("option vers={vers}: NFSv{vers} is not supported; use 4.0 or later"),
+        )),
+        Some(vers) => Err(usage(format!("option vers={vers}: unknown; use 4, 4.0, 4.1 or 4.2"))),
     }
 }
 
@@ -189,6 +218,7 @@ impl ServerConnection {
         let nfs = NfsOptions {
             patience,
             facts_of: facts_of.to_vec(),
+            minor_version: minor_version(&options.server)?,
             tls: self.tls,
             ..NfsOptions::new(Identity::of(self.own))
         };
@@ -213,6 +243,7 @@ impl ServerConnection {
         let identity = Identity { as_caller, ..Identity::of(self.own) };
         let nfs = NfsOptions {
             root: self.target.path.clone(),
+            minor_version: minor_version(&options.server)?,
             owners: self.owners,
             tls: self.tls,
             contents: self.contents,
@@ -324,6 +355,24 @@ mod tests {
     fn a_command_on_images_refuses_a_server() {
         assert!(refuse(Path::new("disk.img")).is_ok());
         assert!(refuse(Path::new("nfs://h")).unwrap_err().to_string().contains("nfs://h is on a server"));
+    }
+
+    #[test]
+    fn versions_and_flavors_have_names() {
+        let refused = |vers: Option<&str>, sec: Option<&str>| {
+            let (vers, sec) = (vers.map(str::to_owned), sec.map(str::to_owned));
+            let server = ServerOptions { vers, sec, ..ServerOptions::default() };
+            let options = ImageOptions { server, ..ImageOptions::default() };
+            check_options(Path::new("nfs://h"), &options).unwrap_err().to_string()
+        };
+        assert!(refused(None, Some("krb5p")).contains("sec=krb5p: Kerberos is not supported"));
+        assert!(refused(None, Some("lkey")).contains("sec=lkey: unknown"));
+        assert!(refused(Some("3"), None).contains("NFSv3 is not supported"));
+        assert!(refused(Some("5"), Some("sys")).contains("vers=5: unknown"));
+        let minor = |vers: &str| {
+            minor_version(&ServerOptions { vers: Some(vers.to_owned()), ..ServerOptions::default() }).unwrap()
+        };
+        assert_eq!((minor("4"), minor("4.0"), minor("4.2")), (None, Some(0), Some(2)));
     }
 
     #[test]

@@ -19,11 +19,13 @@ use ivers_vfs::{Cred, Error, Result, ServerError};
 
 use crate::callbacks::BackState;
 use crate::clock::now_ms;
+use crate::client_id;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
 use crate::establish::{self, Making, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
 use crate::exchange::{Exchange, Failure, SendOnce, Tried};
 use crate::identity::Identity;
+use crate::owner_seqids::OwnerSeqids;
 use crate::reply::{Compound, Results};
 use crate::session::{Acquired, Session, Slot};
 use crate::spares::{Choice, Spares};
@@ -52,7 +54,7 @@ impl Default for Patience {
 }
 
 /// The shortest and the longest pause before something is tried again.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The longest time that an attempt to connect takes.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time that binding a spare connection takes.
@@ -72,7 +74,7 @@ pub trait Reclaim: Send + Sync {
 }
 
 /// What became of a request on a slot.
-enum Answered {
+pub(crate) enum Answered {
     /// It was executed.
     Done(Compound),
     /// It was not executed.
@@ -197,6 +199,8 @@ pub struct Client {
     owner: ClientOwner,
     /// The client ID that the server assigned.
     id: RankedMutex<rank::Leaf, Option<ClientId>>,
+    /// The client ID of NFSv4.0, with what it has on the server.
+    pub(crate) client_id: RankedMutex<rank::Leaf, Option<Arc<OwnerSeqids>>>,
     pub(crate) patience: Patience,
     dial: Dial,
     tls: Option<Tls>,
@@ -219,7 +223,7 @@ pub struct Client {
 
 impl Client {
     /// Connects and makes a session. The first connection is not tried twice. `connections` is the most
-    /// connections that carry requests.
+    /// connections that carry requests. `minor_version` as in [`NfsOptions`](crate::NfsOptions).
     pub fn connect(
         name: String,
         dial: Dial,
@@ -227,18 +231,20 @@ impl Client {
         patience: Patience,
         connections: usize,
         tls: Option<Tls>,
+        minor_version: Option<u32>,
     ) -> Result<Arc<Self>> {
         let unique: u128 = rand::random();
         let now = Instant::now();
         let client = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             back: BackState::default(),
-            exchange: Exchange::new(name, identity, patience.reply),
+            exchange: Exchange::new(name, identity, patience.reply, minor_version),
             owner: ClientOwner {
                 verifier: rand::random(),
                 id: Opaque(format!("ivers {unique:032x}").into_bytes()),
             },
             id: RankedMutex::default(),
+            client_id: RankedMutex::default(),
             patience,
             dial,
             tls,
@@ -288,13 +294,13 @@ impl Client {
     }
 
     /// Returns the error for a wait that must end.
-    fn check(&self, limit: &Limit) -> Result<()> {
+    pub(crate) fn check(&self, limit: &Limit) -> Result<()> {
         let over = limit.0.is_some_and(|end| Instant::now() >= end);
         if over || self.stopped.load(Relaxed) { Err(ServerError::Timeout.into()) } else { Ok(()) }
     }
 
     /// Waits, unless the client is stopped.
-    fn rest(&self, time: Duration, limit: &Limit) -> Result<()> {
+    pub(crate) fn rest(&self, time: Duration, limit: &Limit) -> Result<()> {
         let end = Instant::now() + time;
         let mut link = self.link.lock();
         loop {
@@ -439,12 +445,30 @@ impl Client {
 
     fn make_session(&self, connection: &Connection, limit: &Limit) -> Tried<Arc<Session>> {
         let reclaim = self.reclaim.get().and_then(Weak::upgrade);
+        let reclaim = |send: &SendOnce<'_>| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send));
+        if self.is_version_40() {
+            let before = self.client_id.lock().clone();
+            let lost = || {
+                self.state_is_lost();
+            };
+            let session = client_id::session(
+                &self.exchange,
+                &self.owner,
+                connection,
+                limit.0,
+                before.as_ref(),
+                (&lost, &reclaim),
+            )?;
+            self.client_id.lock().clone_from(&session.seqids);
+            Counters::count(&self.counters.sessions);
+            return Ok(Arc::new(session));
+        }
         let known = *self.id.lock();
         let making = Making {
             state_lost: &|| self.state_is_lost(),
             run: self.runs(),
             created: &|session| self.created(session),
-            reclaim: &|send| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send)),
+            reclaim: &reclaim,
         };
         let (session, id) =
             establish::session(&self.exchange, &self.owner, connection, limit.0, known, &making)?;
@@ -503,7 +527,7 @@ impl Client {
     }
 
     /// Returns the connection for a request in a slot: `first`, or a spare.
-    fn carrier(&self, first: Arc<Connection>, session: &Session, slot: usize) -> Arc<Connection> {
+    pub(crate) fn carrier(&self, first: Arc<Connection>, session: &Session, slot: usize) -> Arc<Connection> {
         match self.spares.choose(slot, session.id) {
             Choice::First => first,
             Choice::Spare(spare) => spare,
@@ -641,6 +665,9 @@ impl Client {
         ops: &[Op],
         limit: &Limit,
     ) -> Result<Answered> {
+        if let Some(seqids) = &session.seqids {
+            return self.on_slot_40(slot, (session, seqids), auth, ops, limit);
+        }
         let keeps_reply = ops.iter().any(|op| changes(op.number()));
         let mut pause = PAUSES.0;
         // The server may have executed it.
@@ -673,7 +700,7 @@ impl Client {
                     if has_callbacks {
                         self.renewed(sent_at_ms);
                     }
-                    self.answered();
+                    self.answered(true);
                     slot.finish(true);
                     if answer.status == NfsStat::RetryUncachedRep {
                         return Ok(Answered::InDoubt);
@@ -713,9 +740,12 @@ impl Client {
         }
     }
 
-    /// Notes that the server answers: a connection that breaks later is replaced at once.
-    fn answered(&self) {
-        self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+    /// Notes that the server answers: a connection that breaks later is replaced at once. `renewed`: the
+    /// request renewed the lease.
+    pub(crate) fn answered(&self, renewed: bool) {
+        if renewed {
+            self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        }
         if let Some(mut link) = self.link.try_lock()
             && link.pause > PAUSES.0
         {
@@ -728,6 +758,10 @@ impl Client {
         let limit = self.limit_of(Some(time));
         let left = self.linked(&limit).and_then(|(connection, session)| {
             session.kill();
+            if session.seqids.is_some() {
+                // Everything is closed, and 4.0 has no more to say.
+                return Ok(());
+            }
             self.goodbye(&connection, session.id, &limit)
         });
         if let Err(error) = left {

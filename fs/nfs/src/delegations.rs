@@ -288,12 +288,10 @@ impl Opens {
 
     /// Frees a stateid if this status says that the server revoked it. Until then the server remembers it.
     pub(crate) fn free(&self, stateid: StateId, status: NfsStat) {
-        if matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked) {
-            let _ = self.client.call_urgently(
-                &Cred::system(),
-                &[Op::FreeStateId(stateid)],
-                Some(self.patience()),
-            );
+        let is_revoked = matches!(status, NfsStat::Expired | NfsStat::AdminRevoked | NfsStat::DelegRevoked);
+        if is_revoked && !self.client.is_version_40() {
+            let patience = Some(self.patience());
+            let _ = self.client.call_urgently(&Cred::system(), &[Op::FreeStateId(stateid)], patience);
         }
     }
 

@@ -64,6 +64,7 @@ impl DirectoryOps for Nfs {
         let node = self.node(dir);
         if let Some(known) = self.listings.take(node.ino, name, node.change()) {
             let held = self.found(&known.handle, known.file.clone(), known.sent);
+            self.note_name(&held.node, node, name);
             held.node.parent.store(node.ino.0, Relaxed);
             return Ok(Some(Child::Inode(self.loaded(held, known.file))));
         }
@@ -85,6 +86,7 @@ impl DirectoryOps for Nfs {
         let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         let ok = take!(results, Access)?;
         let held = self.found(&handle, file.clone(), sent);
+        self.note_name(&held.node, node, name);
         self.granted(&held.node, auth, &ok, (file.change, sent));
         held.node.parent.store(node.ino.0, Relaxed);
         Ok(Some(Child::Inode(self.loaded(held, file))))

@@ -63,8 +63,10 @@ pub struct Nfs {
 impl Nfs {
     /// Connects to a server and opens a directory of it. `name` names the server in messages.
     pub fn open(name: &str, dial: Dial, options: &NfsOptions) -> Result<Arc<Self>> {
-        let NfsOptions { identity, patience, connections, tls, .. } = options.clone();
-        let client = Client::connect(name.to_owned(), dial, identity, patience, connections, tls)?;
+        let NfsOptions { identity, patience, connections, tls, minor_version, .. } = options.clone();
+        let name_of_client = name.to_owned();
+        let client =
+            Client::connect(name_of_client, dial, identity, patience, connections, tls, minor_version)?;
         let root = find_root(&client, options)?;
         if let Some(why) = root.facts.cannot_keep().filter(|_| options.contents.is_some()) {
             let so = "so a persistent cache could return old bytes; mount without it";
@@ -182,6 +184,13 @@ impl Nfs {
         let held = self.nodes.hold(handle, file.fileid);
         self.learn(&held.node, &file, sent);
         held
+    }
+
+    /// Notes a name of a file, if opens need one (NFSv4.0).
+    pub(crate) fn note_name(&self, node: &Node, dir: &Node, name: &[u8]) {
+        if self.client.is_version_40() {
+            node.open.note_name(&dir.handle, name);
+        }
     }
 
     /// Returns the delegation of a file, if its attributes are current under it.

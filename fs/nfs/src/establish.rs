@@ -23,11 +23,11 @@ pub const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
 /// Allowance for the header of an RPC reply.
 pub const RPC_REPLY_BYTES: usize = 1024;
 /// Longest request: a MiB of data, and what stands before it.
-const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
+pub const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 /// Longest reply to a change, which the server keeps for a retry.
 const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
-const SLOTS: u32 = 32;
+pub const SLOTS: u32 = 32;
 /// Operations in a request: enough for SEQUENCE, and PUTFH and GETATTR for 255 files.
 const OPERATIONS: u32 = 512;
 /// The least that this client works with: replies, requests and kept replies in bytes, and operations.
@@ -105,7 +105,11 @@ fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> 
         implementation: List(Vec::new()),
     };
     let known = exchange.minor.load(Relaxed);
-    let minors: &[u32] = if known == 0 { &MINORS } else { &[known] };
+    let minors: &[u32] = match exchange.wanted {
+        _ if known != 0 => &[known],
+        Some(wanted) => &[wanted],
+        None => &MINORS,
+    };
     for minor in minors {
         exchange.minor.store(*minor, Relaxed);
         let mut compound = outside(Op::ExchangeId(args.clone()))?;
@@ -118,7 +122,10 @@ fn announce(exchange: &Exchange, owner: &ClientOwner, outside: &Outside<'_>) -> 
             (status, _) => return Err(refused(exchange, "EXCHANGE_ID", status)),
         }
     }
-    let why = "the server has neither NFSv4.2 nor NFSv4.1, and NFSv4.0 is not supported";
+    let why = match exchange.wanted {
+        Some(wanted) => format!("the server does not have NFSv4.{wanted}"),
+        None => "the server has neither NFSv4.2 nor NFSv4.1; for NFSv4.0 use vers=4.0".to_owned(),
+    };
     Err(Error::Incompatible(format!("{}: {why}", exchange.name)).into())
 }
 
@@ -224,6 +231,9 @@ pub fn bind(
     callbacks: bool,
     limit: Option<Instant>,
 ) -> ivers_vfs::Result<bool> {
+    if session.seqids.is_some() {
+        return Ok(true);
+    }
     const FORE: u32 = 1;
     const FORE_OR_BOTH: u32 = 3;
     let direction = if callbacks && session.back.is_some() { FORE_OR_BOTH } else { FORE };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::ops::Op;
-use ivers_nfs4::rpc::{AuthSys, CallHeader, OpaqueAuth};
+use ivers_nfs4::rpc::{AuthSys, CallHeader, OpaqueAuth, Reply};
 use ivers_nfs4::xdr::Encoder;
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 use ivers_vfs::{Cred, Error, NameError};
@@ -52,6 +52,8 @@ pub struct Exchange {
     pub identity: Identity,
     /// The minor version; 0 before the first reply.
     pub minor: AtomicU32,
+    /// The only minor version that may be used. `None`: 2, or 1 if the server lacks 2.
+    pub wanted: Option<u32>,
     /// How long a reply may take.
     pub patience: Duration,
     xid: AtomicU32,
@@ -59,8 +61,9 @@ pub struct Exchange {
 
 impl Exchange {
     /// Nothing was sent yet.
-    pub fn new(name: String, identity: Identity, patience: Duration) -> Self {
-        Self { name, identity, minor: AtomicU32::new(0), patience, xid: AtomicU32::new(rand::random()) }
+    pub fn new(name: String, identity: Identity, patience: Duration, wanted: Option<u32>) -> Self {
+        let (minor, xid) = (AtomicU32::new(0), AtomicU32::new(rand::random()));
+        Self { name, identity, minor, wanted, patience, xid }
     }
 
     /// Returns an error that names the server.
@@ -95,6 +98,23 @@ impl Exchange {
         self.send(connection, auth, all, session.request_bytes_max, limit)
     }
 
+    /// Sends operations of NFSv4.0. A retry has the same `xid`.
+    pub fn unsequenced(
+        &self,
+        connection: &Connection,
+        xid: u32,
+        auth: &AuthSys,
+        ops: &[Op],
+        limit: Option<Instant>,
+    ) -> Tried<Compound> {
+        self.send_as(xid, connection, auth, || ops.iter(), usize::MAX, limit)
+    }
+
+    /// Returns the transaction ID of a new request.
+    pub fn next_xid(&self) -> u32 {
+        self.xid.fetch_add(1, Relaxed)
+    }
+
     fn send<'a, I: Iterator<Item = &'a Op>>(
         &self,
         connection: &Connection,
@@ -103,7 +123,18 @@ impl Exchange {
         request_bytes_max: usize,
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        let xid = self.xid.fetch_add(1, Relaxed);
+        self.send_as(self.next_xid(), connection, auth, ops, request_bytes_max, limit)
+    }
+
+    fn send_as<'a, I: Iterator<Item = &'a Op>>(
+        &self,
+        xid: u32,
+        connection: &Connection,
+        auth: &AuthSys,
+        ops: impl Fn() -> I,
+        request_bytes_max: usize,
+        limit: Option<Instant>,
+    ) -> Tried<Compound> {
         let mut record = Encoder::with_capacity(512);
         // Room for the record mark.
         record.word(0);
@@ -127,6 +158,12 @@ impl Exchange {
         let numbers: Vec<u32> = ops().map(Op::number).collect();
         match reply::decode(&message, xid, &numbers, TAG) {
             Ok(Answer::Compound(compound)) => Ok(compound),
+            Ok(Answer::Refused(Reply::AuthError(why))) => {
+                let why = format!(
+                    "the server refuses AUTH_SYS ({why:?}); try xprtsec=tls (Kerberos is not supported)"
+                );
+                Err(Error::Incompatible(format!("{}: {why}", self.name)).into())
+            }
             Ok(Answer::Refused(why)) => {
                 Err(self.error(&format!("the server refuses the request: {why:?}")).into())
             }

@@ -109,12 +109,25 @@ pub struct FileOpen {
     settled: Condvar,
     /// Replies to requests that were sent before this one are void: a delegation vouched for them.
     void_before: AtomicU64,
+    /// NFSv4.0: the newest known name, and its directory.
+    name: RankedMutex<rank::Leaf, Option<(FileHandle, Vec<u8>)>>,
 }
 
 impl FileOpen {
     pub(crate) fn new(handle: &FileHandle) -> Arc<Self> {
         let (state, settled) = (RankedMutex::default(), Condvar::new());
-        Arc::new(Self { handle: handle.clone(), state, settled, void_before: AtomicU64::new(0) })
+        let (void_before, name) = (AtomicU64::new(0), RankedMutex::default());
+        Arc::new(Self { handle: handle.clone(), state, settled, void_before, name })
+    }
+
+    /// Notes a name by which NFSv4.0 can open the file.
+    pub fn note_name(&self, dir: &FileHandle, name: &[u8]) {
+        *self.name.lock() = Some((dir.clone(), name.to_vec()));
+    }
+
+    /// Returns a name by which NFSv4.0 can open the file.
+    pub fn name(&self) -> Option<(FileHandle, Vec<u8>)> {
+        self.name.lock().clone()
     }
 
     /// A delegation ends before the request `sent`: what was known until then does not count any longer.

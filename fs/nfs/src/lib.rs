@@ -1,4 +1,4 @@
-//! An NFSv4.1 and 4.2 client: a filesystem whose files are on a server. See `docs/nfs.md`.
+//! An NFSv4.0 to 4.2 client: a filesystem whose files are on a server. See `docs/nfs.md`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,12 +13,15 @@
 //! | `callbacks` | callbacks of the server |
 //! | `connection` | a TCP connection and the threads that wait for replies |
 //! | [`tls`] | requesting TLS from a server |
+//! | `owner_seqids` | NFSv4.0: sequence IDs of owners |
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
+//! | `client_id` | NFSv4.0: a client ID instead of a session |
 //! | `spares` | further connections of the session |
 //! | `client` | requests: connects, recovers, repeats |
 //! | `back_channel` | running callbacks; whether the server still keeps the client's state |
+//! | `requests40` | NFSv4.0: one request |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
 //! | `own_changes` | which attributes include the changes of this client |
@@ -27,6 +30,7 @@
 //! | `file_open` | the state of a file on the server |
 //! | `returns` | what must be done with delegations |
 //! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; reclaiming after a restart |
+//! | `opens_by_name` | NFSv4.0: opens by name |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
@@ -48,6 +52,7 @@ mod batches;
 pub mod callbacks;
 mod client;
 mod clock;
+mod client_id;
 mod connection;
 mod contents;
 mod copies;
@@ -70,10 +75,13 @@ mod names;
 mod nodes;
 mod open;
 mod opens;
+mod opens_by_name;
 mod own_changes;
+mod owner_seqids;
 pub mod owners;
 mod reclaim;
 mod reply;
+mod requests40;
 mod returns;
 mod session;
 mod settings;

@@ -172,7 +172,7 @@ impl Nfs {
                 return Err(NameError::Exists.into());
             }
             self.look_again(caller, node)?;
-            return self.loaded_new(node, found);
+            return self.loaded_new(node, name, found);
         }
     }
 
@@ -200,7 +200,7 @@ impl Nfs {
             // The name can be another file's: then the open is not that file's.
             _ => (self.look(caller, dir, name)?.ok_or(NameError::Stale)?, None),
         };
-        let loaded = self.loaded_new(dir, found)?;
+        let loaded = self.loaded_new(dir, name, found)?;
         if let Some(opened) = opened
             && let Some(held) = loaded.private.downcast_ref::<crate::nodes::Held>()
         {
@@ -209,8 +209,14 @@ impl Nfs {
         Ok(loaded)
     }
 
-    fn loaded_new(&self, dir: &Node, Found { handle, file, sent }: Found) -> Result<LoadedInode> {
+    fn loaded_new(
+        &self,
+        dir: &Node,
+        name: &[u8],
+        Found { handle, file, sent }: Found,
+    ) -> Result<LoadedInode> {
         let held = self.found(&handle, file.clone(), sent);
+        self.note_name(&held.node, dir, name);
         held.node.parent.store(dir.ino.0, Relaxed);
         Ok(self.loaded(held, file))
     }
@@ -232,6 +238,7 @@ impl Nfs {
                 (0..3).for_each(|_| results.skip());
                 let info = take!(results, Link)?;
                 self.take_directory(dir, info, &mut results, sent)?;
+                self.note_name(node, dir, name);
                 results.skip();
                 return changing.learn_or_expire(&mut results, sent);
             }
@@ -320,8 +327,15 @@ impl Nfs {
         Ok(())
     }
 
-    /// Sends RENAME. `target`: what has the new name.
+    /// Moves a name. `target`: what has the new name.
     fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
+        self.send_rename(request, target)?;
+        let (dir, name) = request.to;
+        self.note_name(request.file, dir, name);
+        Ok(())
+    }
+
+    fn send_rename(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
         let &Move { caller, from: (old_dir, old), to: (new_dir, new), file } = request;
         let crosses = old_dir.ino != new_dir.ino;
         let mut ops = vec![

@@ -23,6 +23,8 @@ pub struct NfsOptions {
     pub identity: Identity,
     /// How long requests wait.
     pub patience: Patience,
+    /// The minor version of NFSv4. `None`: 2, or 1 if the server lacks 2.
+    pub minor_version: Option<u32>,
     /// The most connections that carry requests.
     pub connections: usize,
     /// How connections use TLS. `None`: they do not.
@@ -50,6 +52,7 @@ impl NfsOptions {
         Self {
             identity,
             patience: Patience::default(),
+            minor_version: None,
             connections: 1,
             contents: None,
             tls: None,

@@ -268,6 +268,9 @@ impl Opens {
         access: u32,
         pace: Pace,
     ) -> Result<(Opened, Option<(FileAttributes, u64)>)> {
+        if self.client.is_version_40() {
+            return self.ask_by_name(file, caller, access, pace);
+        }
         let place = self.client.name();
         let asking = self.table.returns.ask();
         let reads = access == share::READ;
@@ -311,7 +314,7 @@ impl Opens {
             })
         };
         let stateid = known.or_else(|| self.open_stateid(file, access));
-        stateid.map_or(StateId::ANONYMOUS, |stateid| StateId { seqid: 0, ..stateid })
+        stateid.map_or(StateId::ANONYMOUS, |stateid| self.client.versioned(stateid))
     }
 
     /// Returns the stateid of the open, if it has this access, and gets a lost open back.
@@ -358,6 +361,10 @@ impl Opens {
 
     /// The server does not have a stateid that was used.
     pub fn lost(&self, file: &FileOpen, used: StateId, status: NfsStat) {
+        if status == NfsStat::OldStateid && self.client.is_version_40() {
+            // The next request has the newest version.
+            return;
+        }
         if !self.lost_delegation(file, used, status) {
             let mut state = file.state.lock();
             if state.stateid.is_some_and(|stateid| stateid.other == used.other) {
@@ -416,7 +423,7 @@ impl Opens {
         }
     }
 
-    fn call(&self, caller: &Cred, ops: &[Op], pace: Pace) -> Result<Outcome> {
+    pub(crate) fn call(&self, caller: &Cred, ops: &[Op], pace: Pace) -> Result<Outcome> {
         match pace {
             Pace::Usual => self.client.call(caller, ops),
             Pace::Within(time) => self.client.call_within(caller, ops, Some(time)),
@@ -458,7 +465,9 @@ impl Opens {
         let busy = Busy(file);
         // Some servers do not close a file that is locked (18.2).
         for held in locks.iter().filter_map(|locks| locks.stateid) {
-            let ops = [Op::PutFh(file.handle.clone()), unlock_op(held, &(0..u64::MAX))];
+            let mut ops = vec![Op::PutFh(file.handle.clone()), unlock_op(held, &(0..u64::MAX))];
+            // CLOSE frees the stateid, but 4.0 keeps the lock-owner.
+            ops.extend(self.client.is_version_40().then_some(Op::FreeStateId(held)));
             if let Err(error) = self.call(&caller, &ops, pace) {
                 log::info!("{}: LOCKU: {error}", self.client.name());
             }

@@ -8,6 +8,7 @@ use ivers_nfs4::types::SessionId;
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 use crate::callbacks::BackSlots;
+use crate::owner_seqids::OwnerSeqids;
 
 struct Slots {
     /// The last sequence ID that the server executed, by slot ID.
@@ -33,6 +34,8 @@ pub struct Session {
     pub back: Option<Arc<BackSlots>>,
     /// How often the server had lost the state of this client when the session was made.
     pub run: u64,
+    /// NFSv4.0: the client ID. Requests have no SEQUENCE.
+    pub seqids: Option<Arc<OwnerSeqids>>,
     slots: RankedMutex<rank::Driver<2>, Slots>,
     freed: Condvar,
 }
@@ -76,6 +79,7 @@ impl Session {
             operations_max,
             back: None,
             run: 0,
+            seqids: None,
             slots: RankedMutex::new(slots),
             freed: Condvar::new(),
         }

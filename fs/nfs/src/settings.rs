@@ -1,5 +1,7 @@
 //! SETATTR, and what opens of the VFS are on the server.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{SetAttrArgs, share};
@@ -84,7 +86,20 @@ impl Nfs {
         node: &Node,
         mode: OpenMode,
     ) -> Result<Option<(FileAttributes, u64)>> {
-        let access = access_of(mode);
+        let opened = self.open_with(caller, node, access_of(mode));
+        if matches!(opened, Err(Error::Name(NameError::Stale)))
+            && self.client.is_version_40()
+            && let Some(cache) = self.cache()
+        {
+            // Another client moved the name: the next lookup must ask the server.
+            let parent = Ino(node.parent.load(Relaxed));
+            self.listings.forget(parent);
+            cache.invalidate(parent);
+        }
+        opened
+    }
+
+    fn open_with(&self, caller: &Cred, node: &Node, access: u32) -> Result<Option<(FileAttributes, u64)>> {
         if access != share::WRITE {
             return self.opens.open(&node.open, caller, access);
         }

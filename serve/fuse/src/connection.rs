@@ -246,6 +246,7 @@ impl Connection {
         let node = self.nodes.remember(inode, parent.0, name).ok_or(Errno::EIO)?;
         self.prune_if_needed();
         let attr = self.attr(&node, &self.vfs.stat(&node.inode));
+        node.note_shown(&attr);
         let ttl = self.attr_ttl(&node);
         Ok((node, Found { attr, generation, ttl }))
     }

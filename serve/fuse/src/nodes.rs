@@ -14,12 +14,14 @@
 
 use crate::inflight_changes::{Callers, InflightChanges};
 use crate::kept_places::{KeptPlaces, PLACES_MAX, Place};
+use fuser::FileAttr;
 use ivers_vfs::{Error, FileType, Ino, InodeRef, NameError, Result, Vfs};
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::SystemTime;
 
 /// The node number of the root in FUSE, whatever the format calls it.
 pub(crate) const ROOT: u64 = 1;
@@ -47,8 +49,8 @@ pub(crate) struct Node {
     /// The kernel shows data that could not be written. It will show other data when it drops those pages,
     /// without notice.
     diverged: AtomicBool,
-    /// The server's change attribute that the kernel's pages are of, or newer; `None`: they are none.
-    pages_of: Mutex<Option<u64>>,
+    /// What the kernel's pages of a server's file are of, or newer; `None`: there are none.
+    pages_of: Mutex<Option<Shown>>,
     /// For a directory: it was listed, and the kernel may have cached the listing.
     listed: AtomicBool,
     /// Changes that the kernel may not show yet.
@@ -56,6 +58,14 @@ pub(crate) struct Node {
     /// Directories and names where it was seen, the latest last. A flusher opens it through the mount by
     /// these. They are hints, verified at use.
     places: Mutex<Vec<Place>>,
+}
+
+/// What the kernel knows of a file of a server.
+struct Shown {
+    /// The change attribute in the last reply to GETATTR.
+    newest: u64,
+    size: u64,
+    mtime: SystemTime,
 }
 
 impl Node {
@@ -146,12 +156,29 @@ impl Node {
         self.diverged.load(Ordering::Acquire) || self.inode.has_lost_data()
     }
 
-    /// Returns whether the server's file has changed since the previous call, so that the kernel must drop
-    /// its pages. A file that is not open has none, and an open drops them.
-    pub(crate) fn pages_are_old(&self) -> bool {
+    /// Returns whether the server's file has changed since the previous call, and the kernel does not see
+    /// that in these attributes: then it must be told to drop its pages. If size or modification time differ,
+    /// it drops them itself. It must not be told then, because it would ignore the attributes of this reply,
+    /// and a read would end at the old size. A file that is not open has no pages, and an open drops them.
+    pub(crate) fn pages_are_old(&self, attr: &FileAttr) -> bool {
         let Some(newest) = self.inode.newest_of_server() else { return false };
-        let before = self.pages_of.lock().replace(newest);
-        before.is_some_and(|before| before != newest)
+        let (size, mtime) = (attr.size, attr.mtime);
+        let before = self.pages_of.lock().replace(Shown { newest, size, mtime });
+        before.is_some_and(|it| it.newest != newest && (it.size, it.mtime) == (size, mtime))
+    }
+
+    /// Notes size and modification time in a reply other than that of [`Node::pages_are_old`].
+    pub(crate) fn note_shown(&self, attr: &FileAttr) {
+        if let Some(shown) = &mut *self.pages_of.lock() {
+            (shown.size, shown.mtime) = (attr.size, attr.mtime);
+        }
+    }
+
+    /// Notes that the kernel wrote up to this offset: it counts on that size.
+    pub(crate) fn note_written(&self, end: u64) {
+        if let Some(shown) = &mut *self.pages_of.lock() {
+            shown.size = shown.size.max(end);
+        }
     }
 
     /// Returns where to look for it, the likeliest place last.

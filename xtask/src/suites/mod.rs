@@ -11,7 +11,7 @@ use crate::target_dir;
 mod btrfs;
 mod full;
 mod kinds;
-mod trees;
+pub(crate) mod trees;
 mod xfs;
 
 pub(crate) use btrfs::suites_btrfs;
@@ -21,7 +21,7 @@ const TOOLS: [&str; 2] = ["pjdfstest@0.2.2", "fsx@0.3.2"];
 
 /// pjdfstest's configuration. Two users that every Debian has replace its own. It requires root. Its remounts
 /// are disabled, because they fail as busy on the kernel's ext4 too.
-const PJDFSTEST: &str = r#"
+pub(crate) const PJDFSTEST: &str = r#"
 [features]
 posix_fallocate = {}
 rename_ctime = {}
@@ -34,7 +34,7 @@ allow_remount = false
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-const FSX_WEIGHTS: &str = r#"
+pub(crate) const FSX_WEIGHTS: &str = r#"
 [weights]
 close_open = 1
 read = 10
@@ -62,7 +62,7 @@ const FAT_NAP: (&str, &str) = ("naptime = 0.02", "naptime = 2.1");
 
 /// Tests of pjdfstest that a format cannot pass, by reason. Patterns are parts of test names; `^` and `$`
 /// mark the beginning and the end.
-type Exclusions = [(&'static str, &'static [&'static str])];
+pub(crate) type Exclusions = [(&'static str, &'static [&'static str])];
 
 const FAT_EXCLUDED: &Exclusions = &[
     (
@@ -122,21 +122,32 @@ const IMAGES: [&[&str]; 5] = [
 ];
 
 /// A mount of ours; detached when dropped after a failure.
-struct Mount<'a> {
+pub(crate) struct Mount<'a> {
     ivers: &'a Path,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     mounted: bool,
 }
 
 impl<'a> Mount<'a> {
     fn new(ivers: &'a Path, kind: &str, what: &Path, dir: PathBuf, options: &str) -> Option<Self> {
+        Self::with(ivers, &["--type", kind], what, dir, options)
+    }
+
+    /// Mounts with these words before the image or server.
+    pub(crate) fn with(
+        ivers: &'a Path,
+        words: &[&str],
+        what: &Path,
+        dir: PathBuf,
+        options: &str,
+    ) -> Option<Self> {
         fs::create_dir_all(&dir).ok()?;
         let mut command = Command::new(ivers);
-        command.args(["mount", "--type", kind]).args([what, &dir]).args(["-o", options]);
+        command.arg("mount").args(words).args([what, &dir]).args(["-o", options]);
         command.status().ok()?.success().then_some(Self { ivers, dir, mounted: true })
     }
 
-    fn unmount(mut self) -> bool {
+    pub(crate) fn unmount(mut self) -> bool {
         self.mounted = false;
         succeeds(Command::new(self.ivers).arg("unmount").arg(&self.dir))
     }
@@ -220,7 +231,7 @@ fn fat() -> Volume<'static> {
 }
 
 /// Returns the reason why a test is excluded.
-fn excluded(test: &str, exclusions: &Exclusions) -> Option<&'static str> {
+pub(crate) fn excluded(test: &str, exclusions: &Exclusions) -> Option<&'static str> {
     let is_meant = |pattern: &&str| match (pattern.strip_prefix('^'), pattern.strip_suffix('$')) {
         (Some(begin), _) => test.starts_with(begin),
         (_, Some(end)) => test.ends_with(end),
@@ -329,14 +340,14 @@ fn fsx(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>, cache: &
 }
 
 /// What a run needs.
-struct Setup {
-    tools: PathBuf,
-    ivers: PathBuf,
-    scratch: PathBuf,
+pub(crate) struct Setup {
+    pub(crate) tools: PathBuf,
+    pub(crate) ivers: PathBuf,
+    pub(crate) scratch: PathBuf,
 }
 
 /// Installs the suites, builds the command, and runs `all`. Keeps the files of a failure.
-fn with_setup(all: fn(&Setup) -> Option<bool>) -> bool {
+pub(crate) fn with_setup(all: fn(&Setup) -> Option<bool>) -> bool {
     let prepared = || {
         let target = target_dir();
         let root = target.join("tools");

@@ -26,7 +26,7 @@ impl Numbers {
 }
 
 /// Writes the files that become the archive. Returns their names.
-fn fill(source: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn fill(source: &Path) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for number in 0..FILES {
         let place = number % DIRECTORIES;
@@ -46,8 +46,8 @@ fn fill(source: &Path) -> Result<Vec<PathBuf>> {
     Ok(names)
 }
 
-/// Renames to new names, over others, and exchanges. `names` follows.
-fn rename(root: &Path, names: &mut Vec<PathBuf>) -> Result<()> {
+/// Renames to new names and over others, and with `exchanges` exchanges names. `names` follows.
+pub(crate) fn rename(root: &Path, names: &mut Vec<PathBuf>, exchanges: bool) -> Result<()> {
     let mut numbers = Numbers(7);
     for number in 0..RENAMES {
         let from = numbers.below(names.len() as u32) as usize;
@@ -62,7 +62,7 @@ fn rename(root: &Path, names: &mut Vec<PathBuf>) -> Result<()> {
                     names.swap_remove(from);
                 }
             }
-            1..=4 => {
+            1..=4 if exchanges => {
                 let (from, to) = (root.join(&names[from]), root.join(&names[to]));
                 renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE).with_context(what)?;
             }
@@ -81,7 +81,7 @@ fn same_file(a: &Path, b: &Path) -> Result<bool> {
     Ok(fs::symlink_metadata(a)?.ino() == fs::symlink_metadata(b)?.ino())
 }
 
-type Attributes = BTreeMap<(PathBuf, String), Vec<u8>>;
+pub(crate) type Attributes = BTreeMap<(PathBuf, String), Vec<u8>>;
 
 /// Sets attributes in every form: in the inode, in a block, in a tree, with values of their own; on a file, a
 /// directory and a link. Replaces and removes some.
@@ -141,7 +141,7 @@ fn names_in(root: &Path, dir: &Path, found: &mut BTreeSet<PathBuf>) -> Result<()
     Ok(())
 }
 
-fn compare(root: &Path, names: &[PathBuf], attributes: &Attributes) -> Result<()> {
+pub(crate) fn compare(root: &Path, names: &[PathBuf], attributes: &Attributes) -> Result<()> {
     let mut found = BTreeSet::new();
     names_in(root, Path::new(""), &mut found)?;
     if found != names.iter().cloned().collect() {
@@ -180,7 +180,7 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
     let mounted = mount("writeback_cache")?;
     let root = mounted.dir.clone();
     ivers_oracle::run("tar", words(&["-xf", &to, "-C", &root.to_string_lossy()]))?;
-    rename(&root, &mut names)?;
+    rename(&root, &mut names, true)?;
     let attributes = set_attributes(&root, &names, volume.value_max)?;
     ivers_oracle::run("sync", words(&["-f", &root.to_string_lossy()]))?;
     compare(&root, &names, &attributes)?;

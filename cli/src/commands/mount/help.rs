@@ -94,6 +94,11 @@ fuse2fs --help.
 
 IMAGE can be a directory of an NFS server: nfs://server[:port]/path. The server checks permissions. A file \
 that is removed while it is open stays as .nfs* until it is closed. Options for servers, as in nfs(5):
+  vers=4, vers=4.0, vers=4.1, vers=4.2
+                   the version of NFS (default: 4, which is 4.2, or 4.1 if the
+                   server lacks 4.2). Other commands also take it
+  sec=sys          how requests name their user. Kerberos (krb5, krb5i, krb5p)
+                   is refused
   xprtsec=none, xprtsec=tls, xprtsec=mtls
                    encrypt connections with TLS (RFC 9289). tls checks the
                    server's certificate; mtls also sends the client's. Default:

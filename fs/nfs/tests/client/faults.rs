@@ -78,7 +78,7 @@ fn replies(mut server: TcpStream, mut client: TcpStream, plan: &Plan) {
 
 /// [`N1`] A connection that is cut anywhere in a reply, also before its first byte, costs a repetition.
 #[test]
-fn lost_replies_are_asked_for_again() {
+pub fn lost_replies_are_asked_for_again() {
     let served = Served::new(mem());
     let root = served.root();
     let file = served.file(&root, b"f", b"");
@@ -99,7 +99,7 @@ fn lost_replies_are_asked_for_again() {
 
 /// [`N1`] A reply that comes too late costs a repetition, and not a second execution.
 #[test]
-fn late_replies_do_not_repeat_changes() {
+pub fn late_replies_do_not_repeat_changes() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
     let patience = Patience { reply: Duration::from_millis(300), request: None };
@@ -125,7 +125,7 @@ fn late_replies_do_not_repeat_changes() {
 }
 
 #[test]
-fn threads_share_a_connection_that_breaks_again_and_again() {
+pub fn threads_share_a_connection_that_breaks_again_and_again() {
     let served = Served::new(mem());
     let root = served.root();
     let contents = |nth: usize| vec![nth as u8; 10_000 + nth];
@@ -227,7 +227,7 @@ fn refused_connections_do_not_stop_a_mount() {
 
 /// [`N10`] Changes over several connections that are cut are executed once.
 #[test]
-fn changes_over_several_connections_are_executed_once() {
+pub fn changes_over_several_connections_are_executed_once() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
     let client = connected(address, 4);
@@ -285,7 +285,7 @@ fn a_restarted_server_is_used_again() {
 }
 
 #[test]
-fn a_silent_client_keeps_its_lease() {
+pub fn a_silent_client_keeps_its_lease() {
     let served = Served::new(mem());
     served.file(&served.root(), b"f", b"x");
     let client = mount(served.address(), &options()).unwrap();
@@ -298,7 +298,7 @@ fn a_silent_client_keeps_its_lease() {
 
 /// [`N4`]
 #[test]
-fn an_unmount_ends_when_the_server_does_not_answer() {
+pub fn an_unmount_ends_when_the_server_does_not_answer() {
     let served = Served::new(mem());
     served.file(&served.root(), b"f", b"x");
     let (address, plan) = proxy(served.address());
@@ -334,7 +334,7 @@ fn an_unmount_ends_when_the_server_does_not_answer() {
 }
 
 #[test]
-fn an_impatient_client_gives_up() {
+pub fn an_impatient_client_gives_up() {
     let served = Served::new(mem());
     served.file(&served.root(), b"f", b"x");
     let (address, plan) = proxy(served.address());

@@ -59,7 +59,7 @@ impl<'a> Opened<'a> {
 }
 
 #[test]
-fn locks_of_two_clients_conflict_and_are_split() {
+pub fn locks_of_two_clients_conflict_and_are_split() {
     let served = Served::new(mem());
     let (one, two) =
         (mount(served.address(), &options()).unwrap(), mount(served.address(), &options()).unwrap());
@@ -98,7 +98,7 @@ fn locks_of_two_clients_conflict_and_are_split() {
 
 /// [`N15`] The next owner of a lock sees what was written under it, however long attributes count otherwise.
 #[test]
-fn a_lock_shows_what_was_written_under_it() {
+pub fn a_lock_shows_what_was_written_under_it() {
     let served = Served::new(ext4());
     let options = NfsOptions { attribute_timeout: Duration::from_secs(1000), ..options() };
     let clients = [(); 2].map(|()| mount(served.address(), &options).unwrap());
@@ -126,7 +126,7 @@ fn a_lock_shows_what_was_written_under_it() {
 
 /// [`N14`] A restarted server gets all locks again before anyone else can take them.
 #[test]
-fn locks_are_reclaimed_after_a_restart() {
+pub fn locks_are_reclaimed_after_a_restart() {
     let mut crashing = Crashing::new();
     let client = mount(crashing.address, &patient()).unwrap();
     client.put("f", b"contents").unwrap();
@@ -161,7 +161,7 @@ fn locks_are_reclaimed_after_a_restart() {
 /// [`N14`] A client that was silent for too long has lost its locks: it neither reads nor writes as if it had
 /// them.
 #[test]
-fn a_lost_lock_stops_its_owner() {
+pub fn a_lost_lock_stops_its_owner() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
     let client = mount(address, &patient()).unwrap();

@@ -13,6 +13,7 @@ mod ranges;
 mod recovery;
 mod served;
 mod tls;
+mod version_40;
 mod writing;
 
 use std::net::SocketAddr;
@@ -114,10 +115,16 @@ fn dial(address: SocketAddr) -> Dial {
     Box::new(move |timeout| ivers_nfs::connect(&server, timeout))
 }
 
+thread_local! {
+    /// The minor version that clients of this thread ask for.
+    static VERSION: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
+}
+
 fn options() -> NfsOptions {
     let root = b"/deep/data".to_vec();
     NfsOptions {
         root,
+        minor_version: VERSION.get(),
         delegations: true,
         attribute_timeout: Duration::ZERO,
         ..NfsOptions::new(Identity::of(Cred::root()))

@@ -70,7 +70,7 @@ pub fn patient() -> NfsOptions {
 
 /// [`N11`] Writers append and sync while the server crashes under them.
 #[test]
-fn fsynced_bytes_survive_restarts() {
+pub fn fsynced_bytes_survive_restarts() {
     const WRITERS: usize = 3;
     let mut crashing = Crashing::new();
     let client = mount(crashing.address, &patient()).unwrap();
@@ -255,7 +255,7 @@ fn nothing_is_done_twice() {
 
 /// A reply that is cut costs a repetition, which brings the same reply.
 #[test]
-fn replies_to_changes_are_asked_for_again() {
+pub fn replies_to_changes_are_asked_for_again() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
     let client = mount(address, &patient()).unwrap();
@@ -290,7 +290,7 @@ fn replies_to_changes_are_asked_for_again() {
 
 /// A client that was silent for longer than its lease has lost its opens, and gets them back.
 #[test]
-fn writers_go_on_after_their_lease_expired() {
+pub fn writers_go_on_after_their_lease_expired() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
     let client = mount(address, &patient()).unwrap();
@@ -314,7 +314,7 @@ fn writers_go_on_after_their_lease_expired() {
 
 /// Opens outlive an orderly restart, and so does a file without a name here.
 #[test]
-fn opens_are_reclaimed_after_a_restart() {
+pub fn opens_are_reclaimed_after_a_restart() {
     let mut crashing = Crashing::new();
     let client = mount(crashing.address, &patient()).unwrap();
     let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
@@ -338,7 +338,7 @@ fn opens_are_reclaimed_after_a_restart() {
 
 /// [`N4`] A writer whose server is gone does not keep the mount.
 #[test]
-fn an_unmount_of_a_writer_ends() {
+pub fn an_unmount_of_a_writer_ends() {
     let served = Served::new(mem());
     let (address, plan) = proxy(served.address());
     let client = mount(address, &options()).unwrap();

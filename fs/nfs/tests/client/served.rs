@@ -149,7 +149,7 @@ fn a_listing_brings_the_attributes_of_its_names() {
 }
 
 #[test]
-fn the_server_decides_who_may_do_what() {
+pub fn the_server_decides_who_may_do_what() {
     let served = Served::new(ext4());
     let file = served.file(&served.root(), b"secret", b"x");
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };

@@ -60,7 +60,7 @@ fn not_found<T>(result: Result<T>) -> bool {
 }
 
 #[test]
-fn a_tree_is_made_on_the_server() {
+pub fn a_tree_is_made_on_the_server() {
     for vfs in [mem(), ext4()] {
         let served = Served::new(vfs);
         let cred = Cred::root();
@@ -126,7 +126,7 @@ fn a_tree_is_made_on_the_server() {
 }
 
 #[test]
-fn renames_replace_and_move() {
+pub fn renames_replace_and_move() {
     let served = Served::new(ext4());
     let cred = Cred::root();
     let client = mount(served.address(), &options()).unwrap();
@@ -154,7 +154,7 @@ fn renames_replace_and_move() {
 
 /// [`N13`]
 #[test]
-fn a_removed_file_stays_while_it_is_open() {
+pub fn a_removed_file_stays_while_it_is_open() {
     let served = Served::new(ext4());
     let cred = Cred::root();
     let client = mount(served.address(), &options()).unwrap();
@@ -238,7 +238,7 @@ fn two_clients_see_each_other_at_close_and_open() {
 }
 
 #[test]
-fn many_threads_write_files_of_their_own() {
+pub fn many_threads_write_files_of_their_own() {
     let served = Served::new(ext4());
     let client = mount(served.address(), &options()).unwrap();
     std::thread::scope(|scope| {
@@ -269,7 +269,7 @@ fn many_threads_write_files_of_their_own() {
 
 /// A file that its owner may not open again is written all the same.
 #[test]
-fn writes_have_the_rights_of_their_open() {
+pub fn writes_have_the_rights_of_their_open() {
     let served = Served::new(ext4());
     let set = SetAttr { perm: Some(0o777), ..SetAttr::default() };
     served.vfs.set_attr(&Cred::root(), &served.root(), &set).unwrap();

@@ -44,7 +44,9 @@ impl Ops {
         if let Some(size) = set.size {
             s.is_truncated(&node, size);
         }
-        Ok(s.shown_attr(&node))
+        let shown = s.shown_attr(&node);
+        node.note_shown(&shown);
+        Ok(shown)
     }
 
     /// Sends the result of a change of an extended attribute.

@@ -139,7 +139,10 @@ impl Ops {
         if !is_dot {
             s.nodes.remember_listed(inode, dir.0, &entry.name);
             // Without a node there is nothing that the kernel may not show.
-            ttl = s.nodes.get(id).map_or(ttl, |node| s.attr_ttl(&node));
+            if let Some(node) = s.nodes.get(id) {
+                node.note_shown(&attr);
+                ttl = s.attr_ttl(&node);
+            }
         }
         let is_full = reply.add(INodeNo(id), entry.next, name, &ttl, &attr, generation);
         if is_full && !is_dot {

@@ -141,6 +141,7 @@ impl Ops {
         if let Ok(outcome) = &written {
             stored_end = offset.saturating_add(outcome.bytes as u64);
             s.is_stored(&node, offset..stored_end);
+            node.note_written(stored_end);
         }
         let written = written.and_then(report);
         if let (true, Err(error)) = (from_cache, &written) {

@@ -61,7 +61,8 @@ impl Filesystem for Ops {
         });
         let shown = node.and_then(|node| {
             let shown = (self.0.current_attr(request, &node)?, self.0.attr_ttl(&node));
-            Ok((shown, node.pages_are_old().then_some(node)))
+            let are_old = node.pages_are_old(&shown.0);
+            Ok((shown, are_old.then_some(node)))
         });
         match shown {
             // The kernel asks before it reads the pages, and before it writes, with a lock of the inode.

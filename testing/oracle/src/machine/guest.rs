@@ -1,7 +1,7 @@
 //! A running emulated machine that executes commands of the host.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -26,6 +26,11 @@ const NETWORK: [&str; 8] = [
 /// The time limit of a boot; the machine is emulated and the host can be busy.
 const BOOT: Duration = Duration::from_secs(120);
 
+/// Returns the network of a machine that a port of the host's loopback leads to.
+fn forwarded(port: u16, guest_port: u16) -> String {
+    format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{guest_port}")
+}
+
 /// A kernel and a root for guests. The guest's first process reads commands from the host. The host is
 /// 10.0.2.2, and its loopback ports are reachable there.
 pub struct Boot {
@@ -37,7 +42,8 @@ pub struct Boot {
 impl Boot {
     /// Adds these modules after those of the network card, in this order.
     pub fn new(kernel: Kernel, root: Initramfs, modules: &[&str]) -> Result<Self> {
-        for (number, name) in NETWORK.iter().chain(modules).enumerate() {
+        let others = modules.iter().filter(|name| !NETWORK.contains(name));
+        for (number, name) in NETWORK.iter().chain(others).enumerate() {
             root.file(&format!("modules/{number:02}-{name}.ko"), &kernel.module(name)?)?;
         }
         root.script("init", include_str!("guest.init"))?;
@@ -52,15 +58,24 @@ impl Boot {
 
     /// Boots a machine of this name with additional kernel arguments.
     pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
-        self.boot_on(name, more, "user,id=n0")
+        self.boot_on(name, more, "user,id=n0", &[])
     }
 
     /// Boots a machine of this name. Connections to this port of the host's loopback are forwarded to it.
     pub fn boot_reached(&self, name: &str, port: u16) -> Result<Guest> {
-        self.boot_on(name, "", &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
+        self.boot_on(name, "", &forwarded(port, port), &[])
     }
 
-    fn boot_on(&self, name: &str, more: &str, network: &str) -> Result<Guest> {
+    /// Boots a machine with 512 MiB of memory and this image as `/dev/vda`. It requires the module
+    /// `virtio_blk`. Connections to `port` of the host's loopback are forwarded to `guest_port` of the guest.
+    pub fn boot_with_disk(&self, name: &str, image: &Path, port: u16, guest_port: u16) -> Result<Guest> {
+        let image = image.to_str().context("the image's name is not UTF-8")?;
+        let drive = format!("file={image},if=virtio,format=raw,cache=unsafe");
+        let disk = ["-m", "512", "-drive", &drive];
+        self.boot_on(name, "", &forwarded(port, guest_port), &disk)
+    }
+
+    fn boot_on(&self, name: &str, more: &str, network: &str, disk: &[&str]) -> Result<Guest> {
         let dir = tempfile::Builder::new().prefix("ivers-guest-").tempdir()?;
         let console = dir.path().join("console");
         // The kernel puts a name before its own arguments into the environment of the first process.
@@ -68,6 +83,7 @@ impl Boot {
         let mut child = machine(&self.kernel, &self.archive, &console, &append)?
             .args(["-smp", "1", "-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"])
             .args(["-netdev", network, "-device", "virtio-net-pci,netdev=n0,romfile="])
+            .args(disk)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

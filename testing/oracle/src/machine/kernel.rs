@@ -50,6 +50,33 @@ impl Kernel {
         &self.image
     }
 
+    /// Returns these modules after those that they need, in load order. What is built into the kernel is
+    /// omitted.
+    pub fn with_needed(&self, names: &[&str]) -> Result<Vec<String>> {
+        let mut order = Vec::new();
+        names.iter().try_for_each(|name| self.add_needed(name, &mut order))?;
+        Ok(order)
+    }
+
+    fn add_needed(&self, name: &str, order: &mut Vec<String>) -> Result<()> {
+        let same = |known: &str| known.replace('-', "_") == name.replace('-', "_");
+        if order.iter().any(|known| same(known)) {
+            return Ok(());
+        }
+        let found = [name.to_owned(), name.replace('_', "-"), name.replace('-', "_")];
+        let Some((name, file)) =
+            found.iter().find_map(|name| self.module(name).ok().map(|file| (name, file)))
+        else {
+            return Ok(());
+        };
+        let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
+        for needed in needed_by(&bytes) {
+            self.add_needed(&needed, order)?;
+        }
+        order.push(name.clone());
+        Ok(())
+    }
+
     /// Returns the file of a module.
     pub fn module(&self, name: &str) -> Result<PathBuf> {
         let file = format!("{name}.ko");
@@ -68,6 +95,20 @@ impl Kernel {
     }
 }
 
+/// Returns the modules that the file of a module names as needed (`depends=`, `softdep=pre:`).
+fn needed_by(module: &[u8]) -> Vec<String> {
+    let mut needed = Vec::new();
+    for field in module.split(|byte| *byte == 0) {
+        let Ok(field) = std::str::from_utf8(field) else { continue };
+        if let Some(names) = field.strip_prefix("depends=") {
+            needed.extend(names.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
+        } else if let Some(names) = field.strip_prefix("softdep=pre: ") {
+            needed.extend(names.split_whitespace().map(str::to_owned));
+        }
+    }
+    needed
+}
+
 fn download(dir: &Path, package: &str) -> Result<PathBuf> {
     println!("== kernel: apt-get download {package}");
     let mut download = Command::new("apt-get");
@@ -77,4 +118,16 @@ fn download(dir: &Path, package: &str) -> Result<PathBuf> {
     let mut files = fs::read_dir(dir)?.flatten().map(|entry| entry.path());
     let file = files.find(|path| path.extension().is_some_and(|extension| extension == "deb"));
     file.with_context(|| format!("{} holds no package", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_names_what_it_needs() {
+        let module =
+            b"\x7fELF\0\xff\0depends=sunrpc,grace\0softdep=pre: crc32c crc16\0depends=\0license=GPL\0";
+        assert_eq!(needed_by(module), ["sunrpc", "grace", "crc32c", "crc16"]);
+    }
 }

@@ -1,0 +1,151 @@
+//! NFSv4.0: one request, until it is answered or in doubt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ivers_nfs4::ops::{Op, number};
+use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::StateId;
+
+use crate::client::{Answered, Client, Limit, PAUSES};
+use crate::client_id::confirmed;
+use crate::clock::now_ms;
+use crate::connection::Broken;
+use crate::counters::Counters;
+use crate::exchange::Failure;
+use crate::owner_seqids::OwnerSeqids;
+use crate::reply::Compound;
+use crate::session::{Session, Slot};
+
+/// How long a thread waits for its turn before it looks at its time limit.
+const TURN: Duration = Duration::from_millis(500);
+
+impl Client {
+    /// Returns a stateid as a request names it: the newest version, which only 4.0 spells out.
+    pub fn versioned(&self, stateid: StateId) -> StateId {
+        if !self.is_version_40() {
+            return StateId { seqid: 0, ..stateid };
+        }
+        let seqids = self.client_id.lock().clone();
+        seqids.map_or(stateid, |seqids| seqids.exact(stateid))
+    }
+
+    /// Returns whether the server is used with NFSv4.0.
+    pub fn is_version_40(&self) -> bool {
+        self.exchange.wanted == Some(0)
+    }
+
+    /// Sends a request of NFSv4.0 until it is answered, or in doubt.
+    pub(crate) fn on_slot_40(
+        &self,
+        slot: Slot<'_>,
+        (session, seqids): (&Session, &Arc<OwnerSeqids>),
+        auth: &AuthSys,
+        ops: &[Op],
+        limit: &Limit,
+    ) -> ivers_vfs::Result<Answered> {
+        let mut request = loop {
+            match seqids.begin(ops, TURN) {
+                Some(request) => break request,
+                None => self.check(limit)?,
+            }
+            if !session.is_usable() {
+                slot.finish(false);
+                return Ok(Answered::Not);
+            }
+        };
+        if seqids.is_lost() {
+            session.kill();
+            slot.finish(false);
+            return Ok(Answered::Not);
+        }
+        let mut was_sent = false;
+        let mut opened: Option<Compound> = None;
+        let mut xid = self.exchange.next_xid();
+        let sent_at_ms = now_ms();
+        loop {
+            let (first, now) = self.linked(limit)?;
+            if !now.seqids.as_ref().is_some_and(|now| Arc::ptr_eq(now, seqids)) {
+                // The server has another client ID: it lost what this request is about.
+                request.sent = false;
+                slot.finish(false);
+                return Ok(if was_sent { Answered::InDoubt } else { Answered::Not });
+            }
+            let connection = self.carrier(first, &now, slot.number());
+            request.sent = true;
+            let sent = self.exchange.unsequenced(&connection, xid, auth, request.ops(ops), limit.0);
+            let mut answer = match sent {
+                Ok(answer) => answer,
+                Err(Failure::Final(error)) => {
+                    request.sent = was_sent;
+                    slot.finish(false);
+                    return Err(error);
+                }
+                Err(Failure::Broken(Broken(why))) => {
+                    log::info!("{}: {why}", self.name());
+                    was_sent = true;
+                    self.check(limit)?;
+                    Counters::count(&self.counters().retries);
+                    if request.is_numbered() {
+                        // The server knows it by its sequence ID, and by its xid.
+                        continue;
+                    }
+                    request.sent = false;
+                    slot.finish(false);
+                    return Ok(Answered::InDoubt);
+                }
+            };
+            request.executed(&answer.results);
+            let renews = request.ops(ops).first().is_some_and(|op| op.number() == number::RENEW);
+            if renews {
+                self.renewed(sent_at_ms);
+            }
+            self.answered(renews);
+            if let Some(mut open) = opened.take() {
+                confirmed(&mut open, &answer);
+                slot.finish(true);
+                return Ok(Answered::Done(open));
+            }
+            match answer.status {
+                NfsStat::StaleClientid | NfsStat::BadSeqid => {
+                    if answer.status == NfsStat::BadSeqid {
+                        seqids.lose();
+                    }
+                    log::info!("{}: the client ID is lost: {}", self.name(), answer.status.name());
+                    session.kill();
+                    slot.finish(false);
+                    self.rest(PAUSES.0, limit)?;
+                    return Ok(if was_sent { Answered::InDoubt } else { Answered::Not });
+                }
+                NfsStat::StaleStateid | NfsStat::Expired => {
+                    log::info!("{}: a stateid is lost: {}", self.name(), answer.status.name());
+                    session.kill();
+                    drop(request);
+                    slot.finish(true);
+                    self.rest(PAUSES.0, limit)?;
+                    // Its state is reclaimed before the caller looks at it.
+                    self.linked(limit)?;
+                    return Ok(Answered::Done(without_renew(answer)));
+                }
+                // The server lacks memory for the moment.
+                NfsStat::Resource => answer.status = NfsStat::Delay,
+                _ => {}
+            }
+            if let Some((handle, stateid)) = request.to_confirm(&answer.results) {
+                request.confirm(handle, stateid);
+                opened = Some(answer);
+                xid = self.exchange.next_xid();
+                continue;
+            }
+            slot.finish(true);
+            return Ok(Answered::Done(without_renew(answer)));
+        }
+    }
+}
+
+/// Removes the result of a RENEW that was sent for an empty request.
+fn without_renew(mut answer: Compound) -> Compound {
+    answer.results.retain(|result| result.number() != number::RENEW);
+    answer
+}
