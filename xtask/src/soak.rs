@@ -11,7 +11,7 @@ const FUZZ_MINUTES: u64 = 30;
 pub(crate) type Step = fn() -> bool;
 
 /// The steps: name and function.
-pub(crate) const STEPS: [(&str, Step); 16] = [
+pub(crate) const STEPS: [(&str, Step); 17] = [
     ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),

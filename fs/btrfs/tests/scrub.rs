@@ -5,8 +5,8 @@ mod common;
 use common::fill::fill;
 use common::*;
 use ivers_block::{ByteOffset, Device, MemDevice};
-use ivers_btrfs::Btrfs;
 use ivers_btrfs::check::{Scrubbed, scrub};
+use ivers_btrfs::{Btrfs, OpenOptions};
 use ivers_oracle::btrfs_fields::BtrfsImage;
 use ivers_vfs::check::Memory;
 use ivers_vfs::*;
@@ -112,7 +112,8 @@ fn reads_of_a_writable_mount_mend_a_thousand_copies() {
         let mut bad = good.clone();
         let flipped = flip(&mut bad, &places(&good));
         let bad = devices(&bad);
-        let fs = Btrfs::open(bad.clone(), writing()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let fs = Btrfs::open(bad.clone(), OpenOptions::default())
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
         assert_same(&our_tree(&vfs, false).unwrap(), &whole, name);
         let (found, mended) = (fact_number(&vfs, "bad copies"), fact_number(&vfs, "mended copies"));
@@ -240,7 +241,7 @@ fn a_read_succeeds_if_the_copy_cannot_be_mended() {
     let mut bad = good.clone();
     flip(&mut bad, &places(&good));
     let device = Arc::new(Refusing(MemDevice::from_bytes(&bad[0]), AtomicBool::new(false)));
-    let vfs = open(vec![device.clone() as Arc<dyn Device>], writing()).unwrap();
+    let vfs = open(vec![device.clone() as Arc<dyn Device>], OpenOptions::default()).unwrap();
     device.1.store(true, Ordering::Relaxed);
     let mended = fact_number(&vfs, "mended copies");
     assert_same(&our_tree(&vfs, false).unwrap(), &whole, "refused");

@@ -18,8 +18,8 @@ use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 use ivers_vfs::{Cred, Error, Result, ServerError};
 
 use crate::callbacks::BackState;
-use crate::clock::now_ms;
 use crate::client_id;
+use crate::clock::now_ms;
 use crate::connection::{Broken, Connection};
 use crate::counters::Counters;
 use crate::establish::{self, Making, REPLY_BYTES_MAX, RPC_REPLY_BYTES};
@@ -448,17 +448,13 @@ impl Client {
         let reclaim = |send: &SendOnce<'_>| reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send));
         if self.is_version_40() {
             let before = self.client_id.lock().clone();
-            let lost = || {
+            let reclaim = |send: &SendOnce<'_>| {
                 self.state_is_lost();
+                reclaim(send)
             };
-            let session = client_id::session(
-                &self.exchange,
-                &self.owner,
-                connection,
-                limit.0,
-                before.as_ref(),
-                (&lost, &reclaim),
-            )?;
+            let before = before.as_ref();
+            let session =
+                client_id::session(&self.exchange, &self.owner, connection, limit.0, before, &reclaim)?;
             self.client_id.lock().clone_from(&session.seqids);
             Counters::count(&self.counters.sessions);
             return Ok(Arc::new(session));

@@ -33,15 +33,15 @@ fn failed(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
     }
 }
 
-/// Gets a client ID, or finds out that the server still has the one of `before`. If it has not, calls `lost`
-/// and then `reclaim`.
+/// Gets a client ID, or finds out that the server still has the one of `before`. If it has not, calls
+/// `reclaim`.
 pub fn session(
     exchange: &Exchange,
     owner: &ClientOwner,
     connection: &Connection,
     limit: Option<Instant>,
     before: Option<&Arc<OwnerSeqids>>,
-    (lost, reclaim): (&dyn Fn(), &dyn Fn(&SendOnce<'_>) -> Tried<()>),
+    reclaim: &dyn Fn(&SendOnce<'_>) -> Tried<()>,
 ) -> Tried<Session> {
     let outside = |op: Op| exchange.outside(connection, &[op], limit);
     if let Some(seqids) = before.filter(|seqids| !seqids.is_lost()) {
@@ -58,7 +58,6 @@ pub fn session(
     let client = announce(exchange, &ClientOwner { verifier, ..owner.clone() }, &outside)?;
     let session = unnumbered(Arc::new(OwnerSeqids::new(client)));
     if before.is_some() {
-        lost();
         let send = |caller: &Cred, ops: &[Op]| send_first(exchange, connection, &session, caller, ops, limit);
         reclaim(&send)?;
     }

@@ -15,7 +15,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 pub(super) const SERVER: &str = "ivers, killed";
-pub(super) const PARTS: [(&str, fn(&Setup) -> Result<String>); 2] =
+/// A part, by name.
+type Part = (&'static str, fn(&Setup) -> Result<String>);
+
+pub(super) const PARTS: [Part; 2] =
     [("kills of the server under writers", of_the_server), ("kills of a mount with a cache", of_the_client)];
 
 const KILLS: u32 = 50;

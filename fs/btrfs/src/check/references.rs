@@ -76,23 +76,19 @@ impl Checker {
     ) -> Result<()> {
         let (bytenr, owner) = (expected.bytenr, node.owner);
         let mut full = false;
-        if self.skip_references.is_none() {
-            if let Some((item, named)) = self.block_item(bytenr, node.level, owner)? {
-                full = item.is_full_backref();
-                let what = match full || named {
-                    true if item.generation != node.generation => {
-                        Some(format!("generation {}, and the block {}", item.generation, node.generation))
-                    }
-                    true => None,
-                    false => Some(format!("no reference by its owner, {}", tree_name(owner))),
-                };
-                if let Some(what) = what.filter(|_| self.extents_sound) {
-                    self.bad(
-                        "extent-item-wrong",
-                        Place::block(bytenr),
-                        format!("its extent item has {what}"),
-                    );
+        if self.skip_references.is_none()
+            && let Some((item, named)) = self.block_item(bytenr, node.level, owner)?
+        {
+            full = item.is_full_backref();
+            let what = match full || named {
+                true if item.generation != node.generation => {
+                    Some(format!("generation {}, and the block {}", item.generation, node.generation))
                 }
+                true => None,
+                false => Some(format!("no reference by its owner, {}", tree_name(owner))),
+            };
+            if let Some(what) = what.filter(|_| self.extents_sound) {
+                self.bad("extent-item-wrong", Place::block(bytenr), format!("its extent item has {what}"));
             }
         }
         // A relocation makes only blocks to whose children others refer by the block.

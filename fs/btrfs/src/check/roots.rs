@@ -63,7 +63,9 @@ impl RootTree {
             kind::ORPHAN_ITEM if key.objectid == object::ORPHANS => {
                 self.orphans.insert(key.offset);
             }
-            kind::INODE_ITEM => drop(InodeItem::decode(data)?),
+            kind::INODE_ITEM => {
+                InodeItem::decode(data)?;
+            }
             kind::INODE_REF => drop(decode_names(data, 0)?),
             kind::DIR_ITEM => drop(DirItem::decode_all(data, false)?),
             // The old cache of free space, and the state of a balance.
