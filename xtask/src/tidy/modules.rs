@@ -243,8 +243,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             "target identity owners counters clock status attributes reply own_changes unstable file_locks \
              callbacks wire connection tls owner_seqids session exchange establish client_id spares client \
              back_channel requests40 lease file_open returns opens opens_by_name delegations reclaim nodes \
-             listing open kept driver batches contents directory names data settings xattrs holes locks space \
-             copies",
+             listing open kept driver batches contents directory names data settings xattrs holes locks \
+             space copies",
         )],
     ),
     (
@@ -260,8 +260,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ("mkfs", "options geometry trees items"),
             (
                 "check",
-                "ledger space state walk references extents free_space checksums chunks superblock roots \
-                 subvolume names inode files paths scrub",
+                "ledger space state walk start references extents free_space checksums chunks superblock \
+                 roots subvolume names inode files paths scrub",
             ),
             (
                 "write",

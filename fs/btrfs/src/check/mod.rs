@@ -21,6 +21,7 @@
 //! | `ledger` | two sides that must agree |
 //! | `space`, `state` | sectors of all chunks; what a check knows |
 //! | `walk` | walks of trees, and all copies of their blocks |
+//! | `start` | opening the devices |
 //! | `references`, `extents`, `free_space` | extents, who uses them, block groups, free space |
 //! | `checksums` | the checksum tree, and data |
 //! | `chunks`, `superblock`, `roots` | chunks and devices, superblocks, the root tree |
@@ -41,6 +42,7 @@ mod references;
 mod roots;
 mod scrub;
 mod space;
+mod start;
 mod state;
 mod subvolume;
 mod superblock;
@@ -48,24 +50,18 @@ mod walk;
 
 pub use scrub::{Scrubbed, scrub};
 
-use crate::devices::Devices;
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::items::RootItem;
 use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::node::Node;
-use crate::layout::superblock::TreeRoot;
-use crate::open::open_chunks;
-use crate::tree::{Forest, Tree};
-use crate::volume::Volume;
+use crate::tree::Tree;
 use checksums::ChecksumTree;
 use extents::ExtentTree;
-use ivers_block::{Budget, Device};
+use ivers_block::Device;
+use ivers_vfs::Result;
 use ivers_vfs::check::{Findings, Memory, Place};
-use ivers_vfs::{Error, Result};
-use ledger::Ledger;
-use space::Space;
+use start::{open, root_of};
 use state::{Checker, Root};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use walk::{Nothing, Visit};
 
@@ -77,11 +73,6 @@ pub struct Options {
     /// Check what is left if devices are missing.
     pub degraded: bool,
 }
-
-/// Memory for blocks that are read again.
-const CACHE_BYTES: u64 = 16 << 20;
-/// Bytes of chunks beyond which the sets of sectors would be too large.
-const SPACE_MAX: u64 = 1 << 56;
 
 /// Checks a filesystem on one or several devices; `place` names the image in errors. An error means that the
 /// check could not be done: a device failed or is missing, or the format is not supported.
@@ -102,35 +93,6 @@ pub fn check(
     checker.run(options)?;
     checker.add_paths()?;
     Ok(checker.found)
-}
-
-/// Finds superblocks and chunks. Damage that hides everything else is returned as findings.
-fn open(
-    devices: Vec<Arc<dyn Device>>,
-    degraded: bool,
-    memory: Memory,
-    place: &str,
-) -> Result<std::result::Result<Checker, Findings>> {
-    let mut found = Findings::of("btrfs");
-    let devices = match Devices::find(devices, place, degraded) {
-        Ok(devices) => devices,
-        Err(Error::Corrupt { what, .. }) => {
-            found.add("superblock-invalid", Place::filesystem(), what);
-            return Ok(Err(found));
-        }
-        Err(error) => return Err(error),
-    };
-    devices.notes.iter().for_each(|note| found.note(note));
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    match open_chunks(Volume::new(devices, place.into()), budget) {
-        Ok(forest) => Checker::new(forest, found, memory).map(Ok),
-        Err(Error::Corrupt { what, place }) => {
-            let what = format!("{place}: {what}; without all chunks, nothing else is checked");
-            found.add("chunks-invalid", Place::filesystem(), what);
-            Ok(Err(found))
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Checks a device that is not recognised as btrfs, because its first superblock is destroyed. Returns `None`
@@ -158,40 +120,7 @@ impl Visit for GroupTree {
     }
 }
 
-fn root_of(id: u64, root: TreeRoot) -> Root {
-    Root { tree: Tree { id, root }, item_offset: 0, refs: 1, dropped: None, sound: true, orphan: false }
-}
-
 impl Checker {
-    fn new(forest: Forest, found: Findings, mut memory: Memory) -> Result<Self> {
-        let volume = &forest.volume;
-        let chunks = volume.chunks();
-        let total = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.length));
-        if total > SPACE_MAX {
-            return Err(Error::Incompatible(format!("{total} bytes in chunks are too many to check")));
-        }
-        // The sets of sectors have a pointer for each 32,768 of them.
-        memory.keep(total / u64::from(volume.sb.sector_size) / 512)?;
-        let space = Space::new(chunks, volume.sb.sector_size);
-        Ok(Self {
-            forest,
-            found,
-            memory,
-            space,
-            references: Ledger::new(),
-            roots: BTreeMap::new(),
-            namings: BTreeMap::new(),
-            quiet: false,
-            extents_sound: true,
-            trees_sound: true,
-            sums_sound: false,
-            skip_references: None,
-            orphans: 0,
-            beside: 0,
-            mending: None,
-        })
-    }
-
     /// Finds the extent tree, which is needed before the root tree is walked.
     fn find_extent_tree(&mut self) -> Result<()> {
         let roots = Tree { id: object::ROOT_TREE, root: self.forest.volume.sb.root };

@@ -2,9 +2,9 @@
 
 use super::checksums::ChecksumTree;
 use super::extents::ExtentTree;
+use super::start::{open, root_of};
 use super::state::{Checker, Mending, Root};
 use super::walk::Nothing;
-use super::{open, root_of};
 use crate::layout::key::object;
 use ivers_block::Device;
 use ivers_vfs::Result;

@@ -1,0 +1,84 @@
+//! The start of a check: opens the devices, and finds the chunks.
+
+use super::ledger::Ledger;
+use super::space::Space;
+use super::state::{Checker, Root};
+use crate::devices::Devices;
+use crate::layout::superblock::TreeRoot;
+use crate::open::open_chunks;
+use crate::tree::{Forest, Tree};
+use crate::volume::Volume;
+use ivers_block::{Budget, Device};
+use ivers_vfs::check::{Findings, Memory, Place};
+use ivers_vfs::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Memory for blocks that are read again.
+const CACHE_BYTES: u64 = 16 << 20;
+/// Bytes of chunks beyond which the sets of sectors would be too large.
+const SPACE_MAX: u64 = 1 << 56;
+
+/// Finds superblocks and chunks. Damage that hides everything else is returned as findings.
+pub(super) fn open(
+    devices: Vec<Arc<dyn Device>>,
+    degraded: bool,
+    memory: Memory,
+    place: &str,
+) -> Result<std::result::Result<Checker, Findings>> {
+    let mut found = Findings::of("btrfs");
+    let devices = match Devices::find(devices, place, degraded) {
+        Ok(devices) => devices,
+        Err(Error::Corrupt { what, .. }) => {
+            found.add("superblock-invalid", Place::filesystem(), what);
+            return Ok(Err(found));
+        }
+        Err(error) => return Err(error),
+    };
+    devices.notes.iter().for_each(|note| found.note(note));
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    match open_chunks(Volume::new(devices, place.into()), budget) {
+        Ok(forest) => Checker::new(forest, found, memory).map(Ok),
+        Err(Error::Corrupt { what, place }) => {
+            let what = format!("{place}: {what}; without all chunks, nothing else is checked");
+            found.add("chunks-invalid", Place::filesystem(), what);
+            Ok(Err(found))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn root_of(id: u64, root: TreeRoot) -> Root {
+    Root { tree: Tree { id, root }, item_offset: 0, refs: 1, dropped: None, sound: true, orphan: false }
+}
+
+impl Checker {
+    fn new(forest: Forest, found: Findings, mut memory: Memory) -> Result<Self> {
+        let volume = &forest.volume;
+        let chunks = volume.chunks();
+        let total = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.length));
+        if total > SPACE_MAX {
+            return Err(Error::Incompatible(format!("{total} bytes in chunks are too many to check")));
+        }
+        // The sets of sectors have a pointer for each 32,768 of them.
+        memory.keep(total / u64::from(volume.sb.sector_size) / 512)?;
+        let space = Space::new(chunks, volume.sb.sector_size);
+        Ok(Self {
+            forest,
+            found,
+            memory,
+            space,
+            references: Ledger::new(),
+            roots: BTreeMap::new(),
+            namings: BTreeMap::new(),
+            quiet: false,
+            extents_sound: true,
+            trees_sound: true,
+            sums_sound: false,
+            skip_references: None,
+            orphans: 0,
+            beside: 0,
+            mending: None,
+        })
+    }
+}
