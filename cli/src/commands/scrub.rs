@@ -21,7 +21,7 @@ const OPERATIONAL: u8 = 8;
 
 const HELP: &str = "\
 Reads all copies of superblocks, blocks of trees, and data with checksums. If a copy is bad and another one \
-is right (DUP, RAID1, RAID10), the bad one is written again. What has only bad copies is named, with the \
+in the image is right (DUP), the bad one is written again. What has only bad copies is named, with the \
 file. Data without checksums (nodatasum, nodatacow, preallocated) is not read: nobody can tell whether it is \
 right. \
 The image must not be mounted; a writable mount mends bad copies that it reads. Format: btrfs. Whether trees \

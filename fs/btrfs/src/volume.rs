@@ -128,6 +128,11 @@ impl Volume {
         self.mends.store(true, Ordering::Relaxed);
     }
 
+    /// Ends that.
+    pub(crate) fn stop_mending(&self) {
+        self.mends.store(false, Ordering::Relaxed);
+    }
+
     fn chunk(&self, address: u64) -> Option<Arc<Chunk>> {
         self.chunks.read().at(address).cloned()
     }

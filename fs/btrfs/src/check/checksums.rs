@@ -119,14 +119,14 @@ impl Checker {
         let (count, copies) = (len as usize / sector, volume.copies(at));
         let mut right = vec![false; count];
         let mut wrong: Vec<Vec<(usize, String)>> = vec![Vec::new(); count];
-        let (mut bytes, mut good) = (vec![0; len as usize], Vec::new());
+        let mut missing: Vec<Option<String>> = vec![None; count];
+        let mut bytes = vec![0; len as usize];
+        // The right bytes, if another copy may need them.
+        let mut good = if copies > 1 { vec![0; len as usize] } else { Vec::new() };
         let mut compared = 0;
+        let is_scrub = self.mending.is_some();
         for copy in 0..copies {
             let whole = volume.read_copy(at, copy, &mut bytes);
-            if matches!(whole, Err(BadCopy::Missing(_))) {
-                continue;
-            }
-            compared += len;
             for (index, part) in bytes.chunks_exact_mut(sector).enumerate() {
                 let read = match whole {
                     Ok(()) => Ok(()),
@@ -134,22 +134,21 @@ impl Checker {
                     Err(_) => volume.read_copy(at + (index * sector) as u64, copy, part),
                 };
                 match read {
-                    Ok(()) if kind.of(part)[..size] == sums[index * size..][..size] => right[index] = true,
+                    Err(why @ BadCopy::Missing(_)) => {
+                        missing[index] = Some(why.to_string());
+                        continue;
+                    }
+                    Ok(()) if kind.of(part)[..size] == sums[index * size..][..size] => {
+                        if copies > 1 && !right[index] {
+                            good[index * sector..][..sector].copy_from_slice(part);
+                        }
+                        right[index] = true;
+                    }
                     Ok(()) => wrong[index].push((copy, "bad checksum".into())),
-                    Err(BadCopy::Io(error)) if copies == 1 => return Err(Error::from(error)),
+                    Err(BadCopy::Io(error)) if copies == 1 && !is_scrub => return Err(Error::from(error)),
                     Err(why) => wrong[index].push((copy, why.to_string())),
                 }
-            }
-            // Usually all copies are right, and none is needed for another.
-            if good.is_empty() && copies > 1 {
-                good.clone_from(&bytes);
-            } else if copies > 1 {
-                for index in (0..count)
-                    .filter(|index| right[*index] && wrong[*index].last().is_none_or(|(bad, _)| *bad != copy))
-                {
-                    let range = index * sector..(index + 1) * sector;
-                    good[range.clone()].copy_from_slice(&bytes[range]);
-                }
+                compared += sector as u64;
             }
         }
         if let Some(mending) = &mut self.mending {
@@ -158,7 +157,8 @@ impl Checker {
         let mut verdicts = Vec::with_capacity(count);
         for (index, (is_right, wrong)) in right.into_iter().zip(wrong).enumerate() {
             let Some((first, why)) = wrong.first().cloned() else {
-                verdicts.push(None);
+                let why = missing[index].take().filter(|_| !is_right);
+                verdicts.push(why.map(|why| ("data-wrong", why)));
                 continue;
             };
             if !is_right {
@@ -168,7 +168,7 @@ impl Checker {
             let mut all_mended = true;
             for (copy, _) in &wrong {
                 let address = at + (index * sector) as u64;
-                all_mended &= self.mend(address, *copy, &good[index * sector..(index + 1) * sector])?;
+                all_mended &= self.mend(address, *copy, &good[index * sector..(index + 1) * sector]);
             }
             let what = format!("copy {}: {why}", first + 1);
             verdicts.push(Some(if all_mended {

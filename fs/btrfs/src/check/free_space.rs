@@ -74,7 +74,8 @@ fn take_extent(space: &mut Space, key: Key, data: &[u8]) -> std::result::Result<
     let touches = first > 0
         && space.free.get(first - 1)
         && space.group(key.objectid).is_some_and(|group| group.chunk.start < key.objectid);
-    if space.free.set_run(first, sectors).is_some() || touches {
+    // Keys are in order: an overlap has the first sector.
+    if touches || space.free.get(first) || space.free.set_run(first, sectors).is_some() {
         return Err("it overlaps or touches the one before it".into());
     }
     Ok(())

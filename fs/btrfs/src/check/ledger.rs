@@ -65,7 +65,12 @@ impl<T> Ledger<T> {
         self.kept = Some(HashMap::new());
     }
 
-    /// Memory that it takes.
+    /// The number of entries that are kept.
+    pub(super) fn entries_kept(&self) -> usize {
+        self.kept.as_ref().map_or(0, HashMap::len)
+    }
+
+    /// Memory that it takes, without what the entries refer to.
     pub(super) fn bytes_kept(&self) -> usize {
         let kept = self.kept.as_ref().map_or(0, HashMap::capacity);
         self.sums.len() * size_of::<u64>() + kept * (size_of::<T>() + ENTRY_BYTES)

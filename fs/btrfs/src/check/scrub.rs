@@ -66,11 +66,13 @@ impl Checker {
         let roots: Vec<Root> = self.roots.values().copied().collect();
         for root in roots {
             match root.tree.id {
-                object::RELOCATION | object::CSUM_TREE => continue,
+                object::RELOCATION | object::CSUM_TREE => {}
                 // It tells data without checksums.
-                object::EXTENT_TREE => self.walk(&root, &mut ExtentTree::default(), false)?,
-                _ => self.walk(&root, &mut Nothing, false)?,
-            };
+                object::EXTENT_TREE => {
+                    self.extents_sound = self.walk(&root, &mut ExtentTree::default(), false)?;
+                }
+                _ => _ = self.walk(&root, &mut Nothing, false)?,
+            }
         }
         self.walk_by_id(object::CSUM_TREE, &mut ChecksumTree { with_data: true })?;
         if self.forest.volume.sb.log_root != 0 {

@@ -32,6 +32,8 @@ pub(super) struct Space {
     pub free: Bits,
     /// First sectors of blocks of trees that were visited.
     pub visited: Bits,
+    /// Memory of the groups.
+    group_bytes: usize,
 }
 
 impl Space {
@@ -46,7 +48,10 @@ impl Space {
             first += sectors;
         }
         let bits = || Bits::new(first);
-        Self { groups, sector, used: bits(), data: bits(), sums: bits(), free: bits(), visited: bits() }
+        let (used, data, sums, free, visited) = (bits(), bits(), bits(), bits(), bits());
+        let bytes_of = |group: &Group| 32 * group.chunk.stripes.len() + 250;
+        let group_bytes = groups.values().map(bytes_of).sum();
+        Self { groups, sector, used, data, sums, free, visited, group_bytes }
     }
 
     /// The group of an address.
@@ -94,7 +99,6 @@ impl Space {
     /// Memory that it takes.
     pub(super) fn bytes_kept(&self) -> usize {
         let bits = [&self.used, &self.data, &self.sums, &self.free, &self.visited];
-        let groups = self.groups.values().map(|group| 32 * group.chunk.stripes.len() + 250).sum::<usize>();
-        bits.iter().map(|bits| bits.bytes_kept()).sum::<usize>() + groups
+        bits.iter().map(|bits| bits.bytes_kept()).sum::<usize>() + self.group_bytes
     }
 }

@@ -16,6 +16,9 @@ use std::sync::Arc;
 
 /// Memory for blocks that are read again.
 const CACHE_BYTES: u64 = 16 << 20;
+/// Longer than any chunk that Linux makes. The sets of sectors grow by at most one chunk before their memory is
+/// charged.
+const CHUNK_BYTES_MAX: u64 = 256 << 30;
 /// Bytes of chunks beyond which the sets of sectors would be too large.
 const SPACE_MAX: u64 = 1 << 56;
 
@@ -38,7 +41,15 @@ pub(super) fn open(
     devices.notes.iter().for_each(|note| found.note(note));
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     match open_chunks(Volume::new(devices, place.into()), budget) {
-        Ok(forest) => Checker::new(forest, found, memory).map(Ok),
+        Ok(forest) => {
+            let chunks = forest.volume.chunks();
+            if let Some(long) = chunks.iter().find(|chunk| chunk.length > CHUNK_BYTES_MAX) {
+                let what = format!("a chunk of {} bytes is too long to check", long.length);
+                found.add("chunks-invalid", Place::filesystem(), what);
+                return Ok(Err(found));
+            }
+            Checker::new(forest, found, memory).map(Ok)
+        }
         Err(Error::Corrupt { what, place }) => {
             let what = format!("{place}: {what}; without all chunks, nothing else is checked");
             found.add("chunks-invalid", Place::filesystem(), what);

@@ -6,7 +6,6 @@ use crate::layout::extent_item::Ref;
 use crate::layout::key::{Key, object};
 use crate::numbers::{Object, pack};
 use crate::tree::{Forest, Tree};
-use crate::volume::BadCopy;
 use ivers_vfs::Result;
 use ivers_vfs::check::{Findings, Memory, Place};
 use std::collections::BTreeMap;
@@ -104,16 +103,17 @@ impl Checker {
     }
 
     /// Writes a bad copy again, if this is a scrub that writes. Returns whether that was done.
-    pub(super) fn mend(&mut self, address: u64, copy: usize, right: &[u8]) -> Result<bool> {
-        let Some(mending) = self.mending.as_mut().filter(|mending| mending.writes) else { return Ok(false) };
+    pub(super) fn mend(&mut self, address: u64, copy: usize, right: &[u8]) -> bool {
+        let Some(mending) = self.mending.as_mut().filter(|mending| mending.writes) else { return false };
         match self.forest.volume.write_copy(address, copy, right) {
-            Ok(()) => {
-                mending.mended += 1;
-                Ok(true)
+            Ok(()) => mending.mended += 1,
+            Err(why) => {
+                let place = &self.forest.volume.place;
+                log::warn!("{place}: copy {} at {address} cannot be written again: {why}", copy + 1);
+                return false;
             }
-            Err(BadCopy::Io(error)) => Err(error.into()),
-            Err(_) => Ok(false),
         }
+        true
     }
 
     /// Reports an item of a tree.

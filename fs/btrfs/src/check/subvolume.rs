@@ -5,6 +5,8 @@ use super::state::Checker;
 use crate::layout::key::object;
 use std::collections::BTreeSet;
 
+/// Bytes of a name, at most.
+const NAME_BYTES_MAX: usize = 255;
 /// Memory of an orphan, with its share of a node.
 const ORPHAN_BYTES: usize = 24;
 
@@ -43,7 +45,8 @@ impl Subvolume {
     /// Memory that it takes.
     pub(super) fn bytes_kept(&self) -> usize {
         let dirs = self.dirs.capacity() * size_of::<(u64, u64)>();
-        self.names.bytes_kept() + dirs + self.orphans.len() * ORPHAN_BYTES
+        let names = self.names.bytes_kept() + self.names.entries_kept() * NAME_BYTES_MAX;
+        names + dirs + self.orphans.len() * ORPHAN_BYTES
     }
 
     /// Reports an item of an inode.

@@ -59,14 +59,23 @@ impl Checker {
         let sum = self.forest.volume.sb.checksum;
         for (devid, device, newest, bytes) in members {
             let right = read_place(&*device, newest)?;
+            let Ok(sb) = Superblock::parse(&right, newest) else { continue };
             for at in SUPERBLOCK_PLACES {
                 let is_there = at.saturating_add(SUPERBLOCK_BYTES as u64) < bytes;
                 if at == newest || !is_there {
                     continue;
                 }
-                let Err(why) = Superblock::parse(&read_place(&*device, at)?, at) else { continue };
+                let why = match read_place(&*device, at).map(|copy| Superblock::parse(&copy, at)) {
+                    Err(error) => error.to_string(),
+                    Ok(Err(why)) => why_unusable(why),
+                    Ok(Ok(copy)) if copy.fsid != sb.fsid => "it belongs to another filesystem".into(),
+                    // An fsync writes only the first superblock.
+                    Ok(Ok(copy)) if copy.generation < sb.generation && sb.log_root == 0 => {
+                        format!("it is of transaction {}, not {}", copy.generation, sb.generation)
+                    }
+                    Ok(Ok(_)) => continue,
+                };
                 let what = format!("the superblock at byte {at} of device {devid}");
-                let why = why_unusable(why);
                 let Some(mending) = self.mending.as_mut().filter(|mending| mending.writes) else {
                     self.bad("superblock-copy-wrong", Place::filesystem(), format!("{what} is bad: {why}"));
                     continue;
@@ -74,7 +83,11 @@ impl Checker {
                 let mut copy = right.clone();
                 copy[OWN_BYTES[1].clone()].copy_from_slice(&at.to_le_bytes());
                 sum.seal(&mut copy);
-                device.write_at(ByteOffset(at), &copy)?;
+                if let Err(error) = device.write_at(ByteOffset(at), &copy) {
+                    let what = format!("{what} is bad: {why}; it cannot be written again: {error}");
+                    self.bad("superblock-copy-wrong", Place::filesystem(), what);
+                    continue;
+                }
                 mending.mended += 1;
                 let what = format!("{what} was bad and is written again: {why}");
                 self.bad("superblock-copy-mended", Place::filesystem(), what);
@@ -131,6 +144,11 @@ impl Checker {
             let copy = read_place(device, *at)?;
             let why = match Superblock::parse(&copy, *at) {
                 Err(why) => why_unusable(why),
+                Ok(old) if old.fsid == raw.fsid && old.generation + 1 == raw.generation.get() => {
+                    let what = "is one transaction old: a crash came before it was written";
+                    self.found.note(format!("the copy of the superblock at byte {at} {what}"));
+                    continue;
+                }
                 // An fsync writes only the first superblock.
                 Ok(_) if raw.log_root.get() != 0 => continue,
                 Ok(_) => {

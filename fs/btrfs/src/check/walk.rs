@@ -72,6 +72,8 @@ impl Checker {
         if let Some(mending) = self.mending.as_mut().filter(|_| all) {
             mending.blocks += self.forest.volume.copies(address) as u64;
         }
+        let missing = wrong.iter().find(|(_, why)| matches!(why, BadCopy::Missing(_)));
+        let missing = missing.map(|(_, why)| why.to_string());
         wrong.retain(|(_, why)| !matches!(why, BadCopy::Missing(_)));
         let name = tree_name(expected.tree);
         match &right {
@@ -79,7 +81,7 @@ impl Checker {
                 let bytes =
                     if wrong.is_empty() { Box::default() } else { node.sealed(&self.forest.volume.sb) };
                 for (copy, why) in wrong {
-                    let (code, done) = match self.mend(address, copy, &bytes)? {
+                    let (code, done) = match self.mend(address, copy, &bytes) {
                         true => ("block-copy-mended", "was bad and is written again"),
                         false => ("block-copy-wrong", "is bad"),
                     };
@@ -89,13 +91,13 @@ impl Checker {
             }
             None => {
                 let io = wrong.iter().position(|(_, why)| matches!(why, BadCopy::Io(_)));
-                if let (Some(at), 1) = (io, wrong.len())
+                if let (Some(at), 1, None) = (io, wrong.len(), &self.mending)
                     && let BadCopy::Io(error) = wrong.remove(at).1
                 {
                     return Err(error.into());
                 }
-                let why =
-                    wrong.first().map_or("its address is in no chunk".into(), |(_, why)| why.to_string());
+                let why = wrong.first().map(|(_, why)| why.to_string()).or(missing);
+                let why = why.unwrap_or_else(|| "its address is in no chunk".into());
                 let level = expected.level;
                 let what = format!("a block of level {level} of {name} cannot be used: {why}");
                 self.bad(code_of(&why), Place::block(address), what);

@@ -58,6 +58,7 @@ impl Btrfs {
     /// Ends the session: drops the running transaction, and refuses all further writes.
     pub(crate) fn fail(&self, why: &Error) {
         if self.session.failed.set(why.to_string()).is_ok() {
+            self.forest.volume.stop_mending();
             log::error!("{}: nothing is written from now on: {why}", self.forest.volume.place);
         }
     }
