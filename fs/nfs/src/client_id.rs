@@ -53,10 +53,13 @@ pub fn session(
         }
     }
     // With another verifier the server forgets what this client had.
-    let forgets = before.is_some_and(|seqids| seqids.is_lost());
-    let verifier = if forgets { rand::random() } else { owner.verifier };
+    let verifier = match before {
+        Some(seqids) if seqids.is_lost() => rand::random(),
+        Some(seqids) => seqids.verifier,
+        None => owner.verifier,
+    };
     let client = announce(exchange, &ClientOwner { verifier, ..owner.clone() }, &outside)?;
-    let session = unnumbered(Arc::new(OwnerSeqids::new(client)));
+    let session = unnumbered(Arc::new(OwnerSeqids::new(client, verifier)));
     if before.is_some() {
         let send = |caller: &Cred, ops: &[Op]| send_first(exchange, connection, &session, caller, ops, limit);
         reclaim(&send)?;

@@ -3,6 +3,7 @@
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{CommitArgs, WriteArgs, share};
 use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::StableHow;
 use ivers_vfs::*;
 
@@ -40,6 +41,7 @@ impl Nfs {
         access: u32,
         ops: impl Fn(ivers_nfs4::types::StateId) -> Vec<Op>,
     ) -> Result<Outcome> {
+        let mut turn = None;
         for _ in 0..LOSSES_MAX {
             let stateid = self.unlost_stateid(node, access)?;
             let mut all = vec![Op::PutFh(node.handle.clone())];
@@ -49,6 +51,10 @@ impl Nfs {
                 return Ok(outcome);
             }
             self.opens.lost(&node.open, stateid, outcome.status);
+            // Locks that other threads take make new versions. From here on they wait.
+            if outcome.status == NfsStat::OldStateid && turn.is_none() {
+                turn = Some(node.open.lock_turn());
+            }
         }
         Err(ServerError::StateLost.into())
     }

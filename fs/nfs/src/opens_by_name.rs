@@ -13,6 +13,7 @@ use ivers_vfs::{Cred, Error, NameError, Result};
 use crate::attributes::{self, FileAttributes};
 use crate::file_open::{Busy, FileOpen};
 use crate::opens::{Opens, Pace, open_op};
+use crate::owner_seqids::THIS_VERSION;
 use crate::reply::take;
 
 impl Opens {
@@ -65,7 +66,7 @@ impl Opens {
             state.busy = true;
         }
         let _busy = Busy(&other);
-        let ops = [Op::PutFh(handle.clone()), Op::Close(SeqState { seqid: 0, stateid })];
+        let ops = [Op::PutFh(handle.clone()), Op::Close(SeqState { seqid: THIS_VERSION, stateid })];
         if let Err(error) = self.call(caller, &ops, pace) {
             log::info!("{}: CLOSE: {error}", self.client.name());
         }

@@ -13,11 +13,14 @@ use std::time::Duration;
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, FileHandle, Owner, StateId};
+use ivers_nfs4::types::{ClientId, FileHandle, Owner, StateId, Verifier};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 /// The identifying part of a stateid.
 type Other = [u8; 12];
+/// In the sequence ID of a CLOSE of the driver: close this version of the open, and no newer one.
+pub const THIS_VERSION: u32 = 1;
+
 /// The name of a lock-owner.
 type Name = Vec<u8>;
 
@@ -50,6 +53,8 @@ struct Known {
 pub struct OwnerSeqids {
     /// The client ID.
     pub client: ClientId,
+    /// The verifier that got it. With it, a restarted server knows what may be reclaimed.
+    pub verifier: Verifier,
     known: RankedMutex<rank::Leaf, Known>,
     freed: Condvar,
 }
@@ -134,8 +139,8 @@ impl Known {
 
 impl OwnerSeqids {
     /// Nothing is open or locked yet.
-    pub fn new(client: ClientId) -> Self {
-        Self { client, known: RankedMutex::default(), freed: Condvar::new() }
+    pub fn new(client: ClientId, verifier: Verifier) -> Self {
+        Self { client, verifier, known: RankedMutex::default(), freed: Condvar::new() }
     }
 
     /// Returns whether it is unknown which sequence IDs the server expects.
@@ -200,7 +205,8 @@ impl OwnerSeqids {
                 whose.push((at, Whose::OpenOwner));
             }
             Op::Close(args) => {
-                let stateid = known.exact(args.stateid);
+                let is_exact = args.seqid == THIS_VERSION;
+                let stateid = if is_exact { args.stateid } else { known.exact(args.stateid) };
                 all.push(Op::Close(SeqState { seqid: next_open, stateid }));
                 whose.push((at, Whose::OpenOwner));
             }
@@ -255,6 +261,11 @@ impl Numbered<'_> {
     /// Returns whether the server knows a repetition by its sequence ID.
     pub fn is_numbered(&self) -> bool {
         !self.whose.is_empty()
+    }
+
+    /// Returns whether the operation with a sequence ID is the one that failed.
+    pub fn has_failed(&self, results: &[OpResult]) -> bool {
+        self.whose.iter().any(|(at, _)| at + 1 == results.len())
     }
 
     /// Takes over the results of [`Numbered::ops`].
@@ -386,7 +397,7 @@ mod tests {
     /// [`N17`]
     #[test]
     fn a_sequence_id_counts_what_the_server_counted() {
-        let seqids = OwnerSeqids::new(7);
+        let seqids = OwnerSeqids::new(7, Verifier::default());
         let mut request = seqids.begin(&open(), NOW).unwrap();
         assert!(seqids.begin(&open(), NOW).is_none(), "one at a time");
         assert!(seqids.begin(&[Op::GetFh(())], NOW).is_some(), "others do not wait");
@@ -412,7 +423,7 @@ mod tests {
 
     #[test]
     fn an_open_is_confirmed_and_versions_are_exact() {
-        let seqids = OwnerSeqids::new(7);
+        let seqids = OwnerSeqids::new(7, Verifier::default());
         let mut request = seqids.begin(&open(), NOW).unwrap();
         let file: FileHandle = Opaque(b"file".to_vec());
         let results = [put(), opened(stateid(1, 1), rflags::CONFIRM), OpResult::GetFh(Ok(file.clone()))];
@@ -436,7 +447,7 @@ mod tests {
 
     #[test]
     fn locks_have_sequence_ids_of_their_own() {
-        let seqids = OwnerSeqids::new(7);
+        let seqids = OwnerSeqids::new(7, Verifier::default());
         let file: FileHandle = Opaque(b"file".to_vec());
         let lock = LockRequest { owner: LockOwner(3), range: 0..10, exclusive: true, waits: false };
         let locking = |held| [Op::PutFh(file.clone()), lock_op(&lock, false, stateid(1, 4), held)];

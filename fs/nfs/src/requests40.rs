@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ivers_nfs4::ops::{Op, number};
+use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::StateId;
@@ -18,6 +18,8 @@ use crate::owner_seqids::OwnerSeqids;
 use crate::reply::Compound;
 use crate::session::{Session, Slot};
 
+/// How often a request with a sequence ID is sent again because the server still executes it.
+const BUSY_MAX: u32 = 50;
 /// How long a thread waits for its turn before it looks at its time limit.
 const TURN: Duration = Duration::from_millis(500);
 
@@ -60,7 +62,7 @@ impl Client {
             slot.finish(false);
             return Ok(Answered::Not);
         }
-        let mut was_sent = false;
+        let (mut was_sent, mut busy) = (false, 0);
         let mut opened: Option<Compound> = None;
         let mut xid = self.exchange.next_xid();
         let sent_at_ms = now_ms();
@@ -96,6 +98,13 @@ impl Client {
                     return Ok(Answered::InDoubt);
                 }
             };
+            // A server that still executes the first one says this, and does not count the sequence ID.
+            let is_busy = was_sent && answer.status == NfsStat::Delay && request.has_failed(&answer.results);
+            if is_busy && busy < BUSY_MAX {
+                busy += 1;
+                self.rest(PAUSES.0, limit)?;
+                continue;
+            }
             request.executed(&answer.results);
             let renews = request.ops(ops).first().is_some_and(|op| op.number() == number::RENEW);
             if renews {
@@ -126,6 +135,10 @@ impl Client {
                     self.rest(PAUSES.0, limit)?;
                     // Its state is reclaimed before the caller looks at it.
                     self.linked(limit)?;
+                    // These name the client ID, and no stateid: they were not executed.
+                    if matches!(answer.results.last(), Some(OpResult::Open(Err(_)) | OpResult::LockT(_))) {
+                        return Ok(if was_sent { Answered::InDoubt } else { Answered::Not });
+                    }
                     return Ok(Answered::Done(without_renew(answer)));
                 }
                 // The server lacks memory for the moment.
@@ -135,6 +148,8 @@ impl Client {
             if let Some((handle, stateid)) = request.to_confirm(&answer.results) {
                 request.confirm(handle, stateid);
                 opened = Some(answer);
+                // It was executed, whatever becomes of the confirmation.
+                was_sent = true;
                 xid = self.exchange.next_xid();
                 continue;
             }

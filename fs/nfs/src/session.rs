@@ -85,15 +85,16 @@ impl Session {
         }
     }
 
-    /// Takes the lowest free slot. Waits at most this long. With a back channel, the last slot is reserved
-    /// for `urgent` requests, because other requests may wait for their effect.
+    /// Takes the lowest free slot. Waits at most this long. With a back channel, and in 4.0, the last slot is
+    /// reserved for `urgent` requests: others may wait for their effect, or for their turn.
     pub fn acquire(&self, wait: Duration, urgent: bool) -> Acquired<'_> {
         let mut slots = self.slots.lock();
         for last in [false, true] {
             if slots.dead {
                 return Acquired::Dead;
             }
-            let usable = if urgent || self.back.is_none() { slots.usable } else { (slots.usable - 1).max(1) };
+            let has_reserve = self.back.is_some() || self.seqids.is_some();
+            let usable = if urgent || !has_reserve { slots.usable } else { (slots.usable - 1).max(1) };
             if let Some(id) = slots.in_use.iter().take(usable).position(|used| !used) {
                 slots.in_use[id] = true;
                 let sequence = slots.sequences[id].wrapping_add(1);

@@ -59,8 +59,10 @@ fn sequence_ids_stay_in_order() {
     std::thread::scope(|scope| {
         for thread in 0..6 {
             let (client, cred, root) = (&client, &cred, &root);
+            let cuts = &plan.cuts;
             scope.spawn(move || {
-                for nth in 0..40 {
+                let enough = || cuts.load(std::sync::atomic::Ordering::Relaxed) > 3;
+                for nth in (0..).take_while(|nth| *nth < 40 || !enough()) {
                     let file = client.find(&format!("/f{}", (thread + nth) % 6)).unwrap();
                     client.vfs.open(cred, &file, recovery::READ_WRITE).unwrap();
                     let range = thread * 100..thread * 100 + 50;
@@ -75,9 +77,11 @@ fn sequence_ids_stay_in_order() {
                 }
             });
         }
-        for _ in 0..30 {
-            std::thread::sleep(Duration::from_millis(20));
-            plan.cut_after.store(400, std::sync::atomic::Ordering::Relaxed);
+        while plan.cuts.load(std::sync::atomic::Ordering::Relaxed) <= 3 {
+            if plan.cut_after.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+                plan.cut_after.store(400, std::sync::atomic::Ordering::Relaxed);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     });
     assert!(plan.cuts.load(std::sync::atomic::Ordering::Relaxed) > 3);

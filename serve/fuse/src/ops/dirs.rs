@@ -139,15 +139,14 @@ impl Ops {
         if !is_dot {
             s.nodes.remember_listed(inode, dir.0, &entry.name);
             // Without a node there is nothing that the kernel may not show.
-            if let Some(node) = s.nodes.get(id) {
-                node.note_shown(&attr);
-                ttl = s.attr_ttl(&node);
-            }
+            ttl = s.nodes.get(id).map_or(ttl, |node| s.attr_ttl(&node));
         }
         let is_full = reply.add(INodeNo(id), entry.next, name, &ttl, &attr, generation);
         if is_full && !is_dot {
             // The kernel does not learn of it.
             s.nodes.forget(id, 1);
+        } else if let (false, Some(node)) = (is_dot, s.nodes.get(id)) {
+            node.note_shown(&attr);
         }
         is_full
     }
