@@ -74,7 +74,7 @@ enum Command {
     Changed(changed::Args),
     /// Check an image: report what is wrong in it, and repair nothing
     Check(check::Args),
-    /// Read all copies in a btrfs image, and write bad ones again
+    /// Read all copies in a btrfs image, and mend bad ones
     Scrub(scrub::Args),
     /// Keep a measurement list of files, as the IMA of the kernel does; reads only changed files
     Measure(measure::Args),

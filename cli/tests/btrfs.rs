@@ -251,7 +251,7 @@ fn a_mount_is_written_and_linux_reads_it() {
             ivers_oracle::btrfs::linux_writes(&place.image).unwrap();
         }
 
-        // The values are stored. Only a change raises one, and another system raises all.
+        // The values are stored. A change raises the value of one inode. Writes by Linux raise all values.
         place.mount("rw");
         assert!(values() == before, "{before:?} {:?}", values());
         fs::write(dir.join("log"), "new").unwrap();
@@ -273,7 +273,7 @@ fn a_mount_is_written_and_linux_reads_it() {
     }
 }
 
-/// What is not written is mounted read-only, and the message says why.
+/// An image that ivers cannot write is mounted read-only, and the message says why.
 #[test]
 fn what_is_not_written_is_named() {
     if !can_mount() || !have_tools() {

@@ -2,9 +2,9 @@
 //! --check-data-csum` on images with one damaged field each, and writes the result to
 //! docs/results/check-btrfs.md.
 //!
-//! Linux fills the images, so this needs root and loop mounts. Each field of each kind of item, of the heads
-//! of blocks and of the superblock is overwritten in several ways, in all copies, with a right checksum. STEP
-//! takes one of so many images.
+//! Linux fills the images, so this requires root and loop mounts. Each field of each kind of item, of the
+//! headers of blocks and of the superblock is damaged in several ways, in all copies, with a right checksum.
+//! With STEP, only one of STEP images is used.
 
 use anyhow::{Context, Result, bail};
 use ivers_oracle::LoopMount;
@@ -21,7 +21,7 @@ use crate::verdicts::{Page, Row, command_of, verdict};
 const PAGE: &str = "docs/results/check-btrfs.md";
 /// How long a checker may take for one image, in seconds.
 const LIMIT_S: u32 = 30;
-/// Items of each type of each tree that are damaged.
+/// How many items of each type in each tree are damaged.
 const SAMPLES: usize = 2;
 const IMAGE_BYTES: u64 = 128 << 20;
 
@@ -57,7 +57,7 @@ btrfs -q subvolume snapshot sub snap; echo more > snap/few/file-1; btrfs -q subv
 rm -r sub/few; head -c 4096 /dev/urandom | dd of=snap/data bs=1 conv=notrunc status=none
 sync
 "#;
-/// More names of one file than an INODE_REF has space for.
+/// The number of names of one file: more than one INODE_REF has space for.
 const MANY_NAMES: &str = "for i in $(seq 300); do ln large links/a-name-$i; done";
 
 fn make(dir: &Path, name: &str, args: &[&str]) -> Result<PathBuf> {
@@ -88,7 +88,7 @@ fn compare(ivers: &str, image: &Path, target: &str, how: &str) -> Result<Row> {
     Ok(Row { target: target.into(), damage: how.into(), theirs, ours, codes, said })
 }
 
-/// Lines of btrfs check that say what is wrong.
+/// Returns the lines of btrfs check that report damage.
 fn complaints(said: &str) -> String {
     let usual = [
         "Opening",
@@ -106,7 +106,7 @@ fn complaints(said: &str) -> String {
     lines.take(3).collect::<Vec<_>>().join("; ")
 }
 
-/// Writes the differences between two images into the file of the first.
+/// Makes the file that has the first image equal to the second, by writing only the differences.
 fn write_changes(file: &std::fs::File, before: &[u8], after: &[u8]) -> Result<()> {
     const PART: usize = 4096;
     for (number, (old, new)) in before.chunks(PART).zip(after.chunks(PART)).enumerate() {

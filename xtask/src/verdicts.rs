@@ -1,4 +1,4 @@
-//! Verdicts of two checkers on damaged images, and the page that compares them.
+//! The verdicts of two checkers on damaged images, and the page that compares them.
 
 use anyhow::{Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::checkers::Ran;
 
-/// The verdicts on one image: whether something is wrong; `None` if the checker failed.
+/// The verdicts on one image: whether something is wrong. `None`: the checker failed.
 pub struct Row {
     pub target: String,
     pub damage: String,
@@ -17,13 +17,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether only the other checker finds damage.
+    /// Returns whether only the other checker finds damage.
     pub fn is_missed(&self) -> bool {
         self.theirs == Some(true) && self.ours != Some(true)
     }
 }
 
-/// What the exit code of `ivers check` says: whether something is wrong; `None` if it could not be done.
+/// Returns what the exit code of `ivers check` says: whether something is wrong. `None`: the check failed.
 pub fn verdict(ran: &Ran) -> Result<Option<bool>> {
     Ok(match ran.code {
         Some(0) => Some(false),
@@ -33,7 +33,7 @@ pub fn verdict(ran: &Ran) -> Result<Option<bool>> {
     })
 }
 
-/// The command that writes a page.
+/// Returns the command that writes a page.
 pub fn command_of(task: &str, step: usize) -> String {
     format!("cargo xtask {task}{}", if step > 1 { format!(" {step}") } else { String::new() })
 }
@@ -51,7 +51,7 @@ pub struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// The text of the page.
+    /// Returns the text of the page.
     pub fn text(&self, rows: &[Row]) -> Result<String> {
         let Self { other, damager, command, other_command } = self;
         let mut text = String::new();

@@ -26,8 +26,8 @@ for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS,
 image, use the format's own tool: e2fsck, fsck.fat, xfs_repair; for btrfs, ask its developers before you use \
 btrfs check --repair. A check that needs more memory than -o cache= (by default 256M) ends with an error.
 
-With --data, all copies of the contents of files are read and compared with their checksums, which only \
-btrfs has.
+With --data, the check also reads all copies of the contents of files, and compares them with their \
+checksums. Only btrfs has such checksums.
 
 Each finding has its place (group, inode, path, block, as far as known) and a code such as \
 block-claimed-twice, which does not change between versions; docs/check.md lists them.

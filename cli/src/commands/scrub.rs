@@ -1,4 +1,4 @@
-//! `scrub`: reads all copies of everything with a checksum, and writes bad copies again.
+//! `scrub`: reads all copies of everything with a checksum, and mends bad copies.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::image::open_options::ImageOptions;
 use crate::output::failure::{is_broken_pipe, reported, reported_as};
 use crate::output::{findings, format, print};
 
-/// Exit code: bad copies were written again, and nothing is wrong now.
+/// Exit code: bad copies were mended, and nothing else is wrong.
 const MENDED: u8 = 1;
 /// Exit code: something is wrong.
 const LEFT: u8 = 4;
@@ -21,19 +21,19 @@ const OPERATIONAL: u8 = 8;
 
 const HELP: &str = "\
 Reads all copies of superblocks, blocks of trees, and data with checksums. If a copy is bad and another one \
-in the image is right (DUP), the bad one is written again. What has only bad copies is named, with the \
-file. Data without checksums (nodatasum, nodatacow, preallocated) is not read: nobody can tell whether it is \
-right. \
-The image must not be mounted; a writable mount mends bad copies that it reads. Format: btrfs. Whether trees \
-contradict each other is the question of ivers check.
+in the image is right (superblocks, DUP), the bad one is mended: overwritten with the right one. If all \
+copies are bad, the place is reported, with the file. Data without checksums (nodatasum, nodatacow, \
+preallocated) is not read, because it is unknown whether it is right. The image must not be mounted; a \
+writable mount mends bad copies that it reads. Format: btrfs. A scrub does not find trees that contradict \
+each other: use ivers check.
 
-JSON: one object a finding, as of ivers check, then a summary (image, blocks, data_bytes, unknown_bytes, \
+JSON: one object a finding, as with ivers check, then a summary (image, blocks, data_bytes, unknown_bytes, \
 mended, left, codes with their counts, notes).
 
 Exit codes are those of fsck(8):
   0   all copies are right
-  1   bad copies were written again; nothing is wrong now
-  4   something is wrong that could not be mended, or --read-only is given
+  1   bad copies were mended; nothing else is wrong
+  4   something is wrong that was not mended
   8   the scrub could not be done: I/O error, unsupported format or
       feature, image in use
   16  the command line is wrong
@@ -62,7 +62,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let done = open::scrub_image(&args.image, &options).map_err(|error| reported_as(&error, OPERATIONAL))?;
     let printed = if json { print_json(args, &done) } else { print_text(args, &done, quiet) };
     match printed {
-        // The exit code still says what was found.
+        // The exit code still reports what was found.
         Err(error) if !is_broken_pipe(&error) => return Err(reported_as(&error, OPERATIONAL)),
         _ => {}
     }

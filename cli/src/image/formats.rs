@@ -28,7 +28,7 @@ pub struct Format {
     check: Check,
     /// `None`: the format has no checksums of contents.
     check_data: Option<CheckData>,
-    /// Reads and mends copies; `None`: the format has none.
+    /// Reads and mends copies. `None`: the format has no copies with checksums.
     scrub: Option<Scrub>,
     /// Sets the label of an image that is not mounted; `None`: the driver sets that of a mount.
     pub set_label: Option<SetLabel>,
@@ -40,10 +40,10 @@ type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Ar
 /// Checks a device. `Memory` bounds what the check keeps; the string names the image in errors.
 type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings>;
 
-/// As [`Check`], with the contents of files.
+/// As [`Check`], and also compares the contents of files with their checksums.
 type CheckData = Check;
 
-/// Reads all copies on a device, and mends bad ones unless the options are read-only.
+/// Reads all copies on a device. Mends bad ones, unless the options are read-only.
 type Scrub = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Scrubbed>;
 
 /// Sets the label of the filesystem on a device. The last string names the image in errors.

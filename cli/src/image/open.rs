@@ -185,13 +185,13 @@ pub fn open_on(
     Vfs::mount(fs, mount_options).with_context(|| image_name)
 }
 
-/// An image that is open in the sandbox, to be read whole.
+/// An image for a check or a scrub, opened before the process entered the sandbox.
 struct OpenImage {
     file: Arc<FileDevice>,
     memory: Memory,
 }
 
-/// Opens an image that the kernel does not write, and enters the sandbox.
+/// Opens an image, and enters the sandbox. Refuses an image that the kernel has mounted for writing.
 fn open_whole(image: &Path, options: &ImageOptions) -> Result<OpenImage> {
     let ImageName { file, .. } = ImageName::parse(image);
     if kernel_writes(image, &file).is_some()

@@ -1,4 +1,4 @@
-//! Findings of a checker, printed.
+//! Printing the findings of a checker.
 
 use std::fmt::Display;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{format, print};
 
-/// The place of a finding, in words.
+/// Returns the place of a finding, in words.
 fn place_of(finding: &Finding) -> String {
     let place = &finding.place;
     let mut parts = Vec::new();
@@ -43,7 +43,7 @@ pub fn print(image: &impl Display, found: &Findings) -> Result<()> {
     Ok(())
 }
 
-/// The number of findings, and of each kind, in words.
+/// Returns the number of all findings and of each kind, in words.
 pub fn in_words(found: &Findings) -> String {
     let codes: Vec<_> = found.counts().iter().map(|(code, count)| format!("{code} {count}")).collect();
     let total = found.total();
@@ -66,7 +66,7 @@ pub fn print_json(found: &Findings) -> Result<()> {
     Ok(())
 }
 
-/// The number of findings of each kind.
+/// Returns the number of findings of each kind, for JSON.
 pub fn json_counts(found: &Findings) -> Value {
     found.counts().iter().map(|(code, count)| json!({ "code": code, "count": count })).collect()
 }

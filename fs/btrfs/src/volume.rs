@@ -23,9 +23,9 @@ pub(crate) struct Volume {
     chunks: RankedRwLock<rank::Leaf, Chunks>,
     /// Copies that were wrong or unreadable, where another one was right.
     bad_copies: AtomicU64,
-    /// Of them, copies that were written again.
+    /// The number of those that were mended.
     mended_copies: AtomicU64,
-    /// Write bad copies again.
+    /// Mend bad copies.
     mends: AtomicBool,
 }
 
@@ -117,18 +117,18 @@ impl Volume {
         self.bad_copies.load(Ordering::Relaxed)
     }
 
-    /// Copies that were written again so far.
+    /// Returns the number of copies that were mended.
     pub(crate) fn mended_copies(&self) -> u64 {
         self.mended_copies.load(Ordering::Relaxed)
     }
 
-    /// Writes each bad copy again from now on, when a right one is read. What is read must not be freed and
-    /// used for something else meanwhile.
+    /// Makes each later read mend the bad copies that it finds. Addresses must not be freed and reused while
+    /// they are read.
     pub(crate) fn mend_copies(&self) {
         self.mends.store(true, Ordering::Relaxed);
     }
 
-    /// Ends that.
+    /// Ends the mending of [`Self::mend_copies`].
     pub(crate) fn stop_mending(&self) {
         self.mends.store(false, Ordering::Relaxed);
     }
@@ -142,8 +142,8 @@ impl Volume {
         self.chunk(address).map_or(0, |chunk| chunk.profile.copies)
     }
 
-    /// Calls `each` with the parts of `len` bytes of a copy: their range in the bytes, their device, and
-    /// where they are on it.
+    /// Calls `each` for each part of `len` bytes of a copy: with its range in the bytes, its device, and its
+    /// offset on the device.
     fn each_part(
         &self,
         address: u64,
@@ -219,8 +219,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Counts and reports copies that were wrong, where `right` is another one. A writable filesystem writes
-    /// them again. `bad` has the first copies, in order; `what` names them.
+    /// Counts and logs bad copies. Mends them, if the filesystem is writable. `bad` has the errors of the
+    /// first copies, in order; `right` has the bytes of the next copy; `what` names the block or the data.
     pub(crate) fn report_bad_copies(
         &self,
         what: impl Fn() -> String,

@@ -41,11 +41,11 @@ fn clean_images_have_no_findings() {
         assert_no_findings(&images, &format!("empty, {}", kind.name));
         images.with_kernel(kind.mount, fill);
         assert_no_findings(&images, kind.name);
-        // Old blocks, references of deleted snapshots, and extents that were moved.
+        // This leaves old blocks, references of a deleted snapshot, and extents that were moved.
         images.with_kernel(kind.mount, |root| {
             let script = "btrfs -q subvolume delete snapshot; rm -r many; cp -r d d2; mv links moved; sync";
             in_dir(root, script);
-            // A full one stops, and leaves whole trees.
+            // On a full filesystem it stops, and leaves complete trees.
             in_dir(root, "btrfs -q balance start --full-balance . 2> /dev/null || true");
         });
         assert_no_findings(&images, &format!("balanced, {}", kind.name));
@@ -331,7 +331,7 @@ fn damaged_images_end_in_findings() {
             Err(error) => panic!("{error}"),
         }
     }
-    // Some damage is in blocks that nobody uses, and in what means nothing, such as times.
+    // Some damage is in unused blocks, or in values that are not checked, such as times.
     assert!(wrong > 150 && refused < 50, "{wrong} of 300, {refused} refused");
 }
 

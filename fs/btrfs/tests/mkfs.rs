@@ -1,5 +1,5 @@
 //! Filesystems that ivers makes: btrfs check and our checker find nothing, Linux writes to them, and the
-//! superblock says what that of mkfs.btrfs says.
+//! superblock has the values of that of mkfs.btrfs.
 
 mod common;
 
@@ -132,7 +132,7 @@ fn the_superblock_is_that_of_mkfs_btrfs() {
     let kind = Kind { name: "theirs", mkfs: &["-L", "a label"], mount: "", devices: 1 };
     let theirs = fields(&Images::make(dir.path(), &kind).paths[0]);
     let ours = fields(&make(dir.path(), &options(), 1).paths[0]);
-    // Addresses and transactions differ, and so does what is random or follows from the address of chunks.
+    // Addresses and transactions differ. So do random values, and values that depend on addresses of chunks.
     let differs = [
         "superblock:",
         "fsid",

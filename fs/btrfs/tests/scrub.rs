@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Flipped bits.
+/// The number of flipped bits.
 const FLIPS: usize = 1000;
 
 fn scrubbed(devices: &[Arc<dyn Device>], writes: bool) -> Scrubbed {
@@ -46,8 +46,8 @@ fn fact_number(vfs: &Arc<Vfs>, name: &str) -> u64 {
     fact(vfs, name).split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Flips a bit in one copy of each of many sectors and blocks: the places where two images, or two ranges of
-/// one, have the same contents. Returns how many.
+/// Flips a bit in one copy of each of many sectors and blocks. Copies are found by their equal contents, in
+/// two images or in two ranges of one image. Returns the number of flipped bits.
 fn flip(images: &mut [Vec<u8>], places: &[(usize, usize)]) -> usize {
     let step = (places.len() / FLIPS).max(1);
     let mut flipped = 0;
@@ -58,8 +58,8 @@ fn flip(images: &mut [Vec<u8>], places: &[(usize, usize)]) -> usize {
     flipped
 }
 
-/// Where one copy of each block of a tree and of each sector of checked data is: image and byte. For DUP, the
-/// copies are in turns.
+/// Returns the place of one copy of each block of a tree, and of each sector of data with a checksum: image
+/// and byte. For DUP, the first and the second copy alternate.
 fn places(images: &[Vec<u8>]) -> Vec<(usize, usize)> {
     let image = BtrfsImage::parse(images[0].clone());
     let mut found = Vec::new();
@@ -118,11 +118,12 @@ fn reads_of_a_writable_mount_mend_a_thousand_copies() {
         assert_same(&our_tree(&vfs, false).unwrap(), &whole, name);
         let (found, mended) = (fact_number(&vfs, "bad copies"), fact_number(&vfs, "mended copies"));
         assert_eq!(found, mended, "{name}");
-        // Bad copies after a right one are not read: about half of them. Nor are trees that no walk needs.
+        // About half of the bad copies come after a right one, and are not read. Neither are trees that no
+        // walk needs.
         assert!(mended > flipped as u64 / 3, "{name}: {mended} of {flipped}");
         vfs.unmount().unwrap();
         drop(vfs);
-        // A second mount finds nothing where the first one has read.
+        // A second mount finds no bad copies in the places that the first one has read.
         let vfs = open(bad.clone(), reading()).unwrap();
         assert_same(&our_tree(&vfs, false).unwrap(), &whole, name);
         assert_eq!(fact_number(&vfs, "bad copies"), 0, "{name}");
@@ -157,7 +158,7 @@ fn each_defect_without_another_copy_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let good = filled(dir.path(), "all single").remove(0);
     let image = BtrfsImage::parse(good.clone());
-    // Sectors of data with checksums, each after a good one, so that each is a finding of its own.
+    // Bad sectors of data with checksums. A good one is before each, so each is a finding of its own.
     let mut addresses = Vec::new();
     for item in image.items.iter().filter(|item| item.tree == 7 && item.key.1 == 128) {
         addresses.extend((0..item.data.len() as u64 / 4).step_by(2).map(|at| item.key.2 + at * 4096));

@@ -42,8 +42,8 @@ impl Client {
     }
 
     /// Returns whether the server certainly keeps the state of this client (D3): the lease cannot have
-    /// expired, all reports of revoked state were handled, and recalls can arrive. A change that was given up
-    /// must not change files behind a delegation.
+    /// expired, all reports of revoked state were handled, and recalls can arrive. Returns false after a
+    /// change was given up: the server may execute it later, although a delegation protects the file.
     pub fn vouches(&self) -> bool {
         let (renewed, lease) = (self.back.renewed_ms.load(Acquire), self.back.lease_ms.load(Relaxed));
         self.revocations() == self.back.searched.load(Acquire)
@@ -52,13 +52,13 @@ impl Client {
             && now_ms() < renewed + lease
     }
 
-    /// Returns a request number: replies to earlier requests may lack a change of this client.
+    /// Returns a request number. Replies to earlier requests may lack a change of this client.
     pub fn void_before(&self) -> u64 {
         self.back.void_before.load(Acquire)
     }
 
-    /// A change of this client had an unknown outcome, or changed an unknown file: what is known of delegated
-    /// files until here does not count any longer.
+    /// Makes the known attributes of all delegated files invalid. Call it after a change of this client that
+    /// had an unknown outcome, or changed an unknown file.
     pub fn void_all(&self) {
         self.back.void_before.fetch_max(self.requests() + 1, AcqRel);
     }
@@ -68,9 +68,9 @@ impl Client {
         self.back.runs.load(Acquire)
     }
 
-    /// The server has lost the state of this client. Returns how often that happened.
+    /// Notes that the server has lost the state of this client. Returns how often that happened.
     pub(crate) fn state_is_lost(&self) -> u64 {
-        // What was sent to the server before that is never executed.
+        // The server will not execute requests that were sent before that.
         self.back.pending_change.store(false, Release);
         self.back.runs.fetch_add(1, AcqRel) + 1
     }
@@ -109,8 +109,8 @@ impl Client {
         }
     }
 
-    /// Returns the slots of a session for callbacks. A callback can arrive before the reply that says that
-    /// its session exists. So it waits while a session is made: for that reply, and for no other.
+    /// Returns the slots of a session for callbacks. A callback can arrive before the reply to the
+    /// CREATE_SESSION that makes its session. So this waits for that reply, and for no other.
     fn back_slots(&self, connection: &Connection, session: &SessionId) -> Option<Arc<BackSlots>> {
         let mut link = self.link.lock();
         loop {
@@ -131,14 +131,14 @@ impl Client {
         establish::bind(&self.exchange, &connection, &session, true, limit.0).map(drop)
     }
 
-    /// Notes that a request was answered on the connection for callbacks, and when it was sent. A recall that
-    /// the server sent before this answer has arrived, too. An answer on another connection does not say
-    /// that.
+    /// Notes that a request was answered on the connection for callbacks, and when the request was sent. All
+    /// recalls that the server sent before this answer have arrived. An answer on another connection does not
+    /// prove that.
     pub(crate) fn renewed(&self, sent_at_ms: u64) {
         self.back.renewed_ms.fetch_max(sent_at_ms, AcqRel);
     }
 
-    /// Returns the time since the request was sent whose answer renewed the lease last.
+    /// Returns the age of the newest request whose answer renewed the lease.
     pub(crate) fn since_renewal(&self) -> Duration {
         Duration::from_millis(now_ms().saturating_sub(self.back.renewed_ms.load(Acquire)))
     }
@@ -151,7 +151,7 @@ impl Client {
         }
         let down_at = self.back.path_down_at.load(Acquire);
         if flags & PATH_DOWN == 0 && down_at != 0 && sent >= down_at {
-            // Another report may have come in between.
+            // Another thread may have stored a newer report meanwhile.
             let _ = self.back.path_down_at.compare_exchange(down_at, 0, AcqRel, Relaxed);
         }
         if flags & PATH_DOWN != 0 {

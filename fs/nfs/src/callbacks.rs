@@ -53,19 +53,18 @@ pub(crate) struct BackState {
     pub(crate) callee: OnceLock<Weak<dyn Callee>>,
     /// How long the server keeps state without hearing of this client, in milliseconds; 0: unknown.
     pub(crate) lease_ms: AtomicU64,
-    /// When the newest of the requests was sent that renewed the lease, by the clock of leases.
+    /// When the newest request that renewed the lease was sent, on the clock of leases.
     pub(crate) renewed_ms: AtomicU64,
     /// How often the server has said that it has revoked state, and how often that was when the state that it
     /// still has was found last.
     pub(crate) revocations: AtomicU64,
     pub(crate) searched: AtomicU64,
-    /// Replies to requests before this number may lack a change of this client whose outcome or file is
-    /// unknown.
+    /// Replies to requests before this number may lack a change of this client, because the outcome or the
+    /// file of the change is unknown.
     pub(crate) void_before: AtomicU64,
     /// A change was given up, and the server may execute it at any time.
     pub(crate) pending_change: AtomicBool,
-    /// The server reported that it cannot send callbacks. The number of the first request after that; 0: it
-    /// can.
+    /// The number of the first request after the server reported that it cannot send callbacks. 0: it can.
     pub(crate) path_down_at: AtomicU64,
     /// How often the server was found to have lost the state of this client.
     pub(crate) runs: AtomicU64,
@@ -118,7 +117,7 @@ impl BackSlots {
     }
 }
 
-/// What callbacks belong to.
+/// The sessions of a client, for callbacks.
 pub struct BackChannel<'a> {
     /// The minor version of the sessions.
     pub minor: u32,

@@ -90,13 +90,13 @@ type Linked = (Arc<Connection>, Arc<Session>);
 pub(crate) struct Link {
     connection: Option<Arc<Connection>>,
     pub(crate) session: Option<Arc<Session>>,
-    /// The newest sessions, whose callbacks are answered: the one in use, also before and after it is used.
+    /// The newest sessions. Their callbacks are answered, also before and after requests use them.
     pub(crate) with_callbacks: Vec<Arc<Session>>,
     /// A connection on which a session is being made.
     new: Option<Arc<Connection>>,
     /// A thread is replacing one of them.
     pub(crate) busy: bool,
-    /// This thread is past the reply that says that a session exists, or makes none.
+    /// The reply to CREATE_SESSION has arrived, or no session is being made.
     pub(crate) created: bool,
     /// There was a connection before.
     connected_before: bool,
@@ -114,9 +114,9 @@ pub struct Outcome {
     pub status: NfsStat,
     /// Its results, and those of the operations before it.
     pub results: Vec<OpResult>,
-    /// When the request was begun: those that are begun later have a larger number.
+    /// The number of the request. Requests that begin later have larger numbers.
     pub sent: u64,
-    /// How often the server had lost the state of this client when it executed the request.
+    /// How often the server had lost the state of this client before the request was executed.
     pub run: u64,
 }
 
@@ -199,7 +199,7 @@ pub struct Client {
     owner: ClientOwner,
     /// The client ID that the server assigned.
     id: RankedMutex<rank::Leaf, Option<ClientId>>,
-    /// The client ID of NFSv4.0, with what it has on the server.
+    /// NFSv4.0: the client ID, with its owners and stateids.
     pub(crate) client_id: RankedMutex<rank::Leaf, Option<Arc<OwnerSeqids>>>,
     pub(crate) patience: Patience,
     dial: Dial,
@@ -473,7 +473,7 @@ impl Client {
         Ok(session)
     }
 
-    /// A session exists. From now on its callbacks are answered.
+    /// Notes that a session exists. From then on its callbacks are answered.
     fn created(&self, session: &Arc<Session>) {
         let mut link = self.link.lock();
         link.created = true;
@@ -652,7 +652,7 @@ impl Client {
         }
     }
 
-    /// Sends the request `number` until it is answered.
+    /// Sends the request `number`, and repeats it until it is answered.
     fn on_slot(
         &self,
         slot: Slot<'_>,
@@ -736,8 +736,8 @@ impl Client {
         }
     }
 
-    /// Notes that the server answers: a connection that breaks later is replaced at once. `renewed`: the
-    /// request renewed the lease.
+    /// Notes that the server answers: a connection that breaks later is replaced at once. `renewed` says
+    /// whether the request renewed the lease.
     pub(crate) fn answered(&self, renewed: bool) {
         if renewed {
             self.last_answer_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
@@ -755,7 +755,7 @@ impl Client {
         let left = self.linked(&limit).and_then(|(connection, session)| {
             session.kill();
             if session.seqids.is_some() {
-                // Everything is closed, and 4.0 has no more to say.
+                // All files are closed, and 4.0 has no operation that ends a client ID.
                 return Ok(());
             }
             self.goodbye(&connection, session.id, &limit)

@@ -1,4 +1,4 @@
-//! NFSv4.0: a client ID instead of a session (RFC 7530, 9.1 and 16.33).
+//! NFSv4.0: getting a client ID, which takes the place of a session (RFC 7530, 9.1 and 16.33).
 //!
 //! A [`Session`] of 4.0 only bounds how many requests are in flight. The server remembers no replies, except
 //! for requests with sequence IDs of owners. Other requests are in doubt if their connection breaks.
@@ -19,7 +19,7 @@ use crate::owner_seqids::{Numbered, OwnerSeqids};
 use crate::reply::Compound;
 use crate::session::Session;
 
-/// Operations in a request: a server of 4.0 does not say how many it takes.
+/// The most operations in a request. A server of 4.0 does not say how many it accepts.
 const OPERATIONS: usize = 16;
 
 fn failed(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
@@ -33,8 +33,7 @@ fn failed(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
     }
 }
 
-/// Gets a client ID, or finds out that the server still has the one of `before`. If it has not, calls
-/// `reclaim`.
+/// Gets a client ID. Keeps the one of `before` if the server still has it, and otherwise calls `reclaim`.
 pub fn session(
     exchange: &Exchange,
     owner: &ClientOwner,
@@ -52,7 +51,7 @@ pub fn session(
             status => return Err(failed(exchange, "RENEW", status)),
         }
     }
-    // With another verifier the server forgets what this client had.
+    // Another verifier makes the server forget the state of this client.
     let verifier = match before {
         Some(seqids) if seqids.is_lost() => rand::random(),
         Some(seqids) => seqids.verifier,
@@ -101,7 +100,7 @@ fn unnumbered(seqids: Arc<OwnerSeqids>) -> Session {
     session
 }
 
-/// Sends a request that no other thread waits for, because none has the session yet.
+/// Sends a request on a session that no other thread has yet.
 fn send_first(
     exchange: &Exchange,
     connection: &Connection,
@@ -130,7 +129,7 @@ fn send_first(
     Ok(answer)
 }
 
-/// Puts the result of OPEN_CONFIRM into that of OPEN.
+/// Puts the stateid of OPEN_CONFIRM into the result of OPEN.
 pub fn confirmed(opened: &mut Compound, confirmation: &Compound) {
     let Some(OpResult::OpenConfirm(Ok(stateid))) = confirmation.results.last() else { return };
     for result in &mut opened.results {

@@ -27,7 +27,7 @@ const READ_BYTES: usize = 256 << 10;
 const IDLE: Duration = Duration::from_millis(10);
 /// The most callbacks that wait to be executed.
 const CALLS_MAX: usize = 64;
-/// The most requests whose replies nobody waits for.
+/// The most requests in flight whose replies no thread waits for.
 const ABANDONED_MAX: usize = 64;
 
 /// Connects to the first address of a server that answers, within a time limit for each. Sets the options of
@@ -58,27 +58,27 @@ struct Reader {
     buffer: Vec<u8>,
 }
 
-/// Until when a thread waits for a reply.
+/// How long a thread waits for a reply, and what happens then.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// Then the server is too slow, and the connection fails.
+    /// At this time the server counts as too slow, and the connection fails.
     Patience(Instant),
-    /// Then the request is given up. The connection fails if no other request waits for a reply.
+    /// At this time the request is given up. The connection fails only if no other request waits for a reply.
     Limit(Instant),
 }
 
-/// What is known of the reply to a request.
+/// The state of the reply to a request.
 enum Expected {
     /// A thread waits for it.
     Awaited,
-    /// It arrived.
+    /// It has arrived.
     Arrived(Vec<u8>),
-    /// Nobody waits for it.
+    /// No thread waits for it: the request was given up.
     Abandoned,
 }
 
 struct Receiving {
-    /// The requests in flight, and those whose replies were not taken yet.
+    /// The requests in flight, and those whose replies have arrived and no thread has taken.
     replies: HashMap<u32, Expected>,
     /// `None` while a thread reads.
     reader: Option<Box<Reader>>,
@@ -228,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// The time for a reply is over.
+    /// Gives a request up, because its time is over.
     fn give_up(&self, mut receiving: RankedMutexGuard<'_, Receiving>, xid: u32, until: Until) -> Broken {
         receiving.replies.insert(xid, Expected::Abandoned);
         let awaited = receiving.replies.values().filter(|it| matches!(it, Expected::Awaited)).count();
@@ -313,7 +313,7 @@ mod tests {
         [&mark(message.len())[..], &message].concat()
     }
 
-    /// The request of one thread is given up while the other one waits for longer.
+    /// One thread gives its request up while another thread still waits.
     #[test]
     fn a_request_that_is_given_up_does_not_end_the_connection_of_others() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -51,7 +51,7 @@ impl Nfs {
                 return Ok(outcome);
             }
             self.opens.lost(&node.open, stateid, outcome.status);
-            // Locks that other threads take make new versions. From here on they wait.
+            // Locks of other threads make new versions of the stateid. From here on these threads wait.
             if outcome.status == NfsStat::OldStateid && turn.is_none() {
                 turn = Some(node.open.lock_turn());
             }

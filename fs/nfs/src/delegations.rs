@@ -29,7 +29,7 @@ const DELEGATIONS_MAX: usize = 1000;
 const BATCH: usize = 5;
 /// The most stateids that one request tests.
 const TESTS: usize = 64;
-/// The least time that a request of the thread may take before it is tried again.
+/// The least time limit of a request of the return thread.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the return thread tries something again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -62,8 +62,8 @@ impl Opens {
         self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
     }
 
-    /// Returns how long a request of the return thread may take before it is tried again. It never ends
-    /// before other requests on the same connection have lost their patience.
+    /// Returns the time limit of a request of the return thread. It is longer than the time after which other
+    /// requests on the same connection count the server as too slow.
     fn patience(&self) -> Duration {
         PATIENCE.max(self.client.patience.reply * 2)
     }
@@ -95,7 +95,7 @@ impl Opens {
         let returns = &self.table.returns;
         let delegation = Delegation {
             stateid: *stateid,
-            // The server executes later requests under the delegation: its reply is here.
+            // The reply has arrived, so the server executes later requests under the delegation.
             since: self.client.requests() + 1,
             granted_by: sent,
             returning: false,
@@ -215,14 +215,14 @@ impl Opens {
                 left.append(&mut ready);
             }
         }
-        // The last program may have closed them meanwhile.
+        // The last program may have closed these files meanwhile.
         let time = until.saturating_duration_since(Instant::now());
         opened.iter().for_each(|file| self.settle_at(file, Pace::Urgent(time)));
         left
     }
 
-    /// Opens a file on the server if programs opened it under its delegation (D7). Returns whether it is open
-    /// then.
+    /// Opens a file on the server if programs opened it under its delegation (D7). Returns whether the file
+    /// is open afterwards.
     fn open_for_readers(&self, file: &Arc<FileOpen>, until: Instant) -> Result<bool> {
         let Some((access, caller)) = file.opened_locally() else { return Ok(false) };
         let time = until.saturating_duration_since(Instant::now());

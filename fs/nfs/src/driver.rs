@@ -155,7 +155,7 @@ impl Nfs {
         }
     }
 
-    /// A request that changes a file is about to be sent.
+    /// Begins a request that changes a file. Call it before the request is sent.
     pub(crate) fn changing<'a>(&'a self, node: &'a Node) -> Changing<'a> {
         node.change_begins();
         Changing { nfs: self, node, reply: None }
@@ -229,7 +229,8 @@ impl Nfs {
     }
 }
 
-/// Held while a request is in flight that changes a file. Without a reply, its outcome is unknown.
+/// A guard for a request that changes a file. Keep it until the request has ended. If it is dropped without a
+/// reply, the outcome of the request is unknown.
 pub(crate) struct Changing<'a> {
     nfs: &'a Nfs,
     node: &'a Node,
@@ -238,7 +239,7 @@ pub(crate) struct Changing<'a> {
 }
 
 impl Changing<'_> {
-    /// Takes over the attributes in the reply, or asks for them before they are used.
+    /// Stores the attributes in the reply. If it has none, marks the known ones as out of date.
     pub(crate) fn learn_or_expire(self, results: &mut Results, sent: u64) -> Result<()> {
         match results.attributes(&self.nfs.place(self.node))? {
             Some(file) => self.learn(&file, sent),
@@ -247,7 +248,7 @@ impl Changing<'_> {
         Ok(())
     }
 
-    /// Takes over the attributes in the reply.
+    /// Stores the attributes in the reply.
     pub(crate) fn learn(mut self, file: &FileAttributes, sent: u64) {
         self.nfs.learn(self.node, file, sent);
         self.reply = Some(sent);

@@ -28,7 +28,8 @@ pub const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 const KEPT_REPLY_BYTES: u32 = 4096;
 /// Requests in flight.
 pub const SLOTS: u32 = 32;
-/// Operations in a request: enough for SEQUENCE, and PUTFH and GETATTR for 255 files.
+/// The operations in a request that this client asks for: enough for SEQUENCE, and PUTFH and GETATTR for 255
+/// files.
 const OPERATIONS: u32 = 512;
 /// The least that this client works with: replies, requests and kept replies in bytes, and operations.
 const LEAST: (u32, u32, u32, u32) = (8192, 8192, 1536, 12);
@@ -38,13 +39,13 @@ const MINORS: [u32; 2] = [2, 1];
 /// Sends one operation outside of a session.
 type Outside<'a> = dyn Fn(Op) -> Tried<Compound> + 'a;
 
-/// What else happens while a session is made.
+/// What the caller does while a session is made.
 pub struct Making<'a> {
-    /// The server no longer has the state of this client. Returns how often that happened.
+    /// Notes that the server no longer has the state of this client. Returns how often that happened.
     pub state_lost: &'a dyn Fn() -> u64,
     /// How often that happened before.
     pub run: u64,
-    /// The session exists. Called before it is used: callbacks may arrive in it.
+    /// Notes that the session exists. Called before requests use it, because callbacks may already arrive.
     pub created: &'a dyn Fn(&Arc<Session>),
     /// Reclaims the state.
     pub reclaim: &'a dyn Fn(&SendOnce<'_>) -> Tried<()>,

@@ -16,10 +16,10 @@ use crate::unstable::Unstable;
 pub struct Delegation {
     /// Its stateid.
     pub stateid: StateId,
-    /// Requests from this number on were begun after it was granted, so their replies are current under it.
+    /// The first number of requests that began after it was granted. Their replies are current under it.
     pub since: u64,
-    /// The number of the OPEN that granted it, whose reply is current, too. Replies to other requests before
-    /// `since` may be older.
+    /// The number of the OPEN that granted it. The reply to this OPEN is current, too. Replies to other
+    /// requests before `since` may be older than the delegation.
     pub granted_by: u64,
     /// Whether it is being returned, so that nothing may rely on it (D1).
     pub returning: bool,
@@ -211,7 +211,7 @@ impl FileOpen {
     pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
         let mut state = self.state.lock();
         if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
-            // Attributes from before the restart may be out of date.
+            // Attributes that were read before the restart may be out of date.
             let renewed = |(stateid, since)| Delegation { stateid, since, granted_by: since, ..delegation };
             state.delegation = new.map(renewed);
         }

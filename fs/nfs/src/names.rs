@@ -105,8 +105,9 @@ impl Nfs {
         Ok(file)
     }
 
-    /// A name was removed or replaced. If the directory has been changed by others since `known`, it may have
-    /// been the name of another file: then the attributes of all delegated files are asked for again.
+    /// Handles the removal or replacement of a name. If other clients have changed the directory since
+    /// `known`, the name may have been that of another file. Then the attributes of all delegated files
+    /// become invalid.
     fn name_was_expected(&self, known: u64, info: &ChangeInfo) {
         if !info.atomic || info.before != known {
             self.client.void_all();
@@ -327,7 +328,7 @@ impl Nfs {
         Ok(())
     }
 
-    /// Moves a name. `target`: what has the new name.
+    /// Moves a name. `target` is the file that has the new name.
     fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
         self.send_rename(request, target)?;
         let (dir, name) = request.to;

@@ -343,8 +343,9 @@ impl Node {
         known.access.push(Granted { caller, rights, sent, until });
     }
 
-    /// Returns whether the attributes are current under a delegation (D2). `void_before`: replies to earlier
-    /// requests may lack a change of this client.
+    /// Returns whether the attributes are current under a delegation (D2). Replies to requests before the
+    /// number
+    /// `void_before` may lack a change of this client.
     pub fn is_covered(&self, delegation: &Delegation, void_before: u64) -> bool {
         let known = self.known.lock();
         !known.applying
@@ -354,12 +355,12 @@ impl Node {
             && known.fresh_until.is_some()
     }
 
-    /// A request of this client that changes the file is about to be sent.
+    /// Notes a change by this client: see [`OwnChanges::begin`].
     pub fn change_begins(&self) {
         self.known.lock().changes.begin();
     }
 
-    /// The change has ended: see [`OwnChanges::end`].
+    /// Notes the end of a change by this client: see [`OwnChanges::end`].
     pub fn change_ended(&self, next: u64, reply: Option<u64>) {
         self.known.lock().changes.end(next, reply);
     }
@@ -483,7 +484,7 @@ mod tests {
         assert!(covered(4, 3, 0));
     }
 
-    /// [`D2`] A reply from before a change of this client arrives first and is stored last.
+    /// [`D2`] The reply to a request from before a change of this client arrives first, and is stored last.
     #[test]
     fn attributes_from_before_an_own_change_do_not_count() {
         let nodes = Arc::new(Nodes::default());

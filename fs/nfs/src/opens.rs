@@ -65,11 +65,12 @@ impl OpenTable {
         self.files.lock().open.insert(file.handle.clone(), file.clone());
     }
 
-    /// Stores a delegation and adds its file, if the state of this client `is_current`. Returns the
-    /// delegation that it replaces. `None`: the server has lost the state since it granted the delegation.
+    /// Stores a delegation and adds its file, if `is_current` says that the server still has the state of
+    /// this client. Returns the delegation that it replaces. `None`: the server has lost the state since it
+    /// granted the delegation.
     ///
-    /// A thread that reclaims finds the delegation, or `is_current` is false: the thread notes the loss
-    /// before it takes the lock of this table.
+    /// A thread that reclaims notes the loss before it takes the lock of this table. So either that thread
+    /// finds the delegation, or `is_current` is false.
     pub(crate) fn delegate(
         &self,
         file: &Arc<FileOpen>,
@@ -124,12 +125,12 @@ impl OpenTable {
 /// How long the requests of an open or close may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pace {
-    /// As long as those of programs.
+    /// As long as the requests of programs.
     Usual,
     /// At most this long.
     Within(Duration),
-    /// At most this long, for the thread that returns delegations. They may use the last slot. It must not
-    /// wait for other threads: they may wait for the return.
+    /// At most this long. For the return thread: its requests may use the last slot, and it must not wait for
+    /// other threads, because they may wait for the return.
     Urgent(Duration),
 }
 
@@ -362,7 +363,7 @@ impl Opens {
     /// The server does not have a stateid that was used.
     pub fn lost(&self, file: &FileOpen, used: StateId, status: NfsStat) {
         if status == NfsStat::OldStateid && self.client.is_version_40() {
-            // The next request has the newest version.
+            // The next request uses the newest version of the stateid.
             return;
         }
         if !self.lost_delegation(file, used, status) {
@@ -406,7 +407,7 @@ impl Opens {
             let mut state = file.state.lock();
             if matches!(pace, Pace::Urgent(_)) && (state.busy || !state.hidden.is_empty()) {
                 drop(state);
-                // The next open or close of a file does it.
+                // The next open or close of any file settles this one.
                 self.table.files.lock().left.push(file.clone());
                 return;
             }
@@ -439,7 +440,8 @@ impl Opens {
                 Pace::Usual | Pace::Within(_) => file.at_rest(),
             };
             if state.busy {
-                // The thread that sends OPEN or CLOSE settles the file, or the next open or close does.
+                // The thread that sends OPEN or CLOSE settles the file, or the next open or close of any
+                // file.
                 drop(state);
                 self.table.files.lock().left.push(file.clone());
                 return false;

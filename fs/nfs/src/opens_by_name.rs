@@ -1,7 +1,7 @@
-//! NFSv4.0 opens files by their names: it has no claim of a filehandle.
+//! Opens by name for NFSv4.0, which cannot open a filehandle.
 //!
-//! A file remembers the newest name that it was found under. If the name leads to another file meanwhile, the
-//! open fails with [`NameError::Stale`], and the caller looks the name up again.
+//! The driver remembers the newest known name of each file. If another file has this name when it is opened,
+//! the open fails with [`NameError::Stale`], and the caller looks the name up again.
 
 use std::sync::Arc;
 
@@ -53,9 +53,9 @@ impl Opens {
         Ok((opened, attributes))
     }
 
-    /// The name was that of another file: closes it, unless this client has it open. A file that another
-    /// thread opens or closes at the moment stays open on the server: waiting for that thread could wait for
-    /// this one.
+    /// Closes the other file that the name led to, unless this client has it open. If another thread is
+    /// opening or closing that file, it stays open on the server: that thread may wait for this one, so this
+    /// one must not wait.
     fn close_another(&self, handle: &FileHandle, stateid: StateId, caller: &Cred, pace: Pace) {
         let other = self.table.find(handle);
         {

@@ -1,8 +1,8 @@
-//! The changes of a file by this client, in the order of request numbers: which attributes include them.
+//! The changes of a file by this client, and which attributes include them.
 //!
 //! Under a delegation only this client changes the file. Attributes are current if they include all of these
-//! changes. A request number says when the request was begun, and not when the server executed it. So of two
-//! requests in flight at the same time, nobody knows which one the server executed first.
+//! changes. A request number says when the request began, and not when the server executed it. So if two
+//! requests were in flight at the same time, it is unknown which one the server executed first.
 
 /// The changes of a file by this client.
 #[derive(Debug, Default)]
@@ -17,15 +17,15 @@ pub struct OwnChanges {
 }
 
 impl OwnChanges {
-    /// A request that changes the file is about to be sent.
+    /// Notes a change. Call it before its request is sent.
     pub fn begin(&mut self) {
         self.overlap |= self.in_flight > 0;
         self.in_flight += 1;
     }
 
-    /// It was answered, or its outcome is unknown and it will not be executed later. Requests from now on
-    /// have the number `next` or a larger one. `reply` is the number of its request, if its reply had
-    /// attributes.
+    /// Notes the end of a change: it was answered, or its outcome is unknown and it will not be executed
+    /// later. Later requests have the number `next` or a larger one. `reply` is the number of the request of
+    /// the change, if its reply had attributes.
     pub fn end(&mut self, next: u64, reply: Option<u64>) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.included_from = self.included_from.max(next);

@@ -18,18 +18,18 @@ use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 /// The identifying part of a stateid.
 type Other = [u8; 12];
-/// In the sequence ID of a CLOSE of the driver: close this version of the open, and no newer one.
+/// A mark in the sequence ID of a CLOSE of the driver: close this version of the open, and no newer one.
 pub const THIS_VERSION: u32 = 1;
 
 /// The name of a lock-owner.
 type Name = Vec<u8>;
 
-/// Whose sequence ID an operation has.
+/// The owner whose sequence ID an operation has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Whose {
     OpenOwner,
     LockOwner(Name),
-    /// The first lock of a lock-owner under an open.
+    /// Both, for the first lock of a lock-owner under an open.
     Both(Name),
 }
 
@@ -49,18 +49,18 @@ struct Known {
     versions: HashMap<Other, u32>,
 }
 
-/// What a client ID has on the server: owners and stateids.
+/// The owners and stateids of a client ID.
 pub struct OwnerSeqids {
     /// The client ID.
     pub client: ClientId,
-    /// The verifier that got it. With it, a restarted server knows what may be reclaimed.
+    /// The verifier with which the client ID was made. A restarted server needs it to allow reclaims.
     pub verifier: Verifier,
     known: RankedMutex<rank::Leaf, Known>,
     freed: Condvar,
 }
 
 /// A request with everything that NFSv4.0 needs. If it was sent and is dropped before
-/// [`Numbered::executed`], nobody knows which sequence IDs the server counted.
+/// [`Numbered::executed`], it is unknown which sequence IDs the server counted.
 pub struct Numbered<'a> {
     seqids: &'a OwnerSeqids,
     /// The operations to send. `None`: those of the driver, unchanged.
@@ -71,7 +71,7 @@ pub struct Numbered<'a> {
     pub sent: bool,
 }
 
-/// Returns whether an operation has a sequence ID, or ends what has one.
+/// Returns whether an operation has a sequence ID, or frees a stateid or an owner.
 fn takes_turn(op: &Op) -> bool {
     matches!(
         op.number(),
@@ -138,7 +138,7 @@ impl Known {
 }
 
 impl OwnerSeqids {
-    /// Nothing is open or locked yet.
+    /// Begins with a new client ID, which has no opens or locks.
     pub fn new(client: ClientId, verifier: Verifier) -> Self {
         Self { client, verifier, known: RankedMutex::default(), freed: Condvar::new() }
     }
@@ -148,7 +148,7 @@ impl OwnerSeqids {
         self.known.lock().lost
     }
 
-    /// Notes that the server expects other sequence IDs.
+    /// Notes that the server expects other sequence IDs than this client sends.
     pub fn lose(&self) {
         self.known.lock().lost = true;
     }
@@ -158,7 +158,7 @@ impl OwnerSeqids {
         self.known.lock().exact(stateid)
     }
 
-    /// Prepares a request. `None`: another thread has its turn for so long.
+    /// Prepares a request. `None`: another thread has the turn, and did not end it in time.
     pub fn begin(&self, ops: &[Op], wait: Duration) -> Option<Numbered<'_>> {
         let mut request =
             Numbered { seqids: self, ops: None, whose: Vec::new(), has_turn: false, sent: false };
@@ -188,7 +188,8 @@ impl OwnerSeqids {
         Some(request)
     }
 
-    /// Adds the operation that 4.0 has for one of 4.1. A request has at most one sequence ID of each owner.
+    /// Adds the operation of 4.0 for an operation of 4.1. A request has at most one sequence ID of each
+    /// owner.
     fn add(&self, known: &Known, op: &Op, all: &mut Vec<Op>, whose: &mut Vec<(usize, Whose)>) {
         let at = all.len();
         let mine = |owner: &Owner| Owner { clientid: self.client, owner: owner.owner.clone() };
@@ -240,7 +241,8 @@ impl OwnerSeqids {
             Op::LockT(args) => {
                 all.push(Op::LockT(LockTestArgs { owner: mine(&args.owner), ..args.clone() }));
             }
-            // The owner has no more locks on this file. If it has some on others, the server refuses this.
+            // The owner has no more locks on this file. If it has locks on other files, the server refuses
+            // this.
             Op::FreeStateId(stateid) => {
                 if let Some(name) = known.owner_of.get(&stateid.other) {
                     let owner = ivers_nfs4::types::Opaque(name.clone());
@@ -253,22 +255,22 @@ impl OwnerSeqids {
 }
 
 impl Numbered<'_> {
-    /// Returns the operations to send for those of the driver.
+    /// Returns the operations to send, for the operations of the driver.
     pub fn ops<'a>(&'a self, ops: &'a [Op]) -> &'a [Op] {
         self.ops.as_deref().unwrap_or(ops)
     }
 
-    /// Returns whether the server knows a repetition by its sequence ID.
+    /// Returns whether the server recognizes a repetition by its sequence ID.
     pub fn is_numbered(&self) -> bool {
         !self.whose.is_empty()
     }
 
-    /// Returns whether the operation with a sequence ID is the one that failed.
+    /// Returns whether the operation that failed has a sequence ID.
     pub fn has_failed(&self, results: &[OpResult]) -> bool {
         self.whose.iter().any(|(at, _)| at + 1 == results.len())
     }
 
-    /// Takes over the results of [`Numbered::ops`].
+    /// Notes the results of [`Numbered::ops`].
     pub fn executed(&mut self, results: &[OpResult]) {
         let Some(ops) = &self.ops else { return };
         let mut known = self.seqids.known.lock();
@@ -280,11 +282,11 @@ impl Numbered<'_> {
         for (op, result) in ops.iter().zip(results) {
             note(&mut known, op, result);
         }
-        // Only what is sent from here on can be lost.
+        // Only requests that are sent from here on can be lost.
         self.sent = false;
     }
 
-    /// Returns the filehandle and the stateid of an open that the server wants to be confirmed.
+    /// Returns the filehandle and the stateid of an open that the client must confirm.
     pub fn to_confirm(&self, results: &[OpResult]) -> Option<(FileHandle, StateId)> {
         let opened = results.iter().position(|result| matches!(result, OpResult::Open(Ok(_))))?;
         let Some(OpResult::Open(Ok(Opened { stateid, rflags, .. }))) = results.get(opened) else {
@@ -304,7 +306,7 @@ impl Numbered<'_> {
         Some((found.or_else(|| put.last())?, *stateid))
     }
 
-    /// Makes this the request that confirms an open.
+    /// Turns this into the request that confirms an open.
     pub fn confirm(&mut self, handle: FileHandle, stateid: StateId) {
         let known = self.seqids.known.lock();
         let (mut all, mut whose) = (Vec::new(), Vec::new());

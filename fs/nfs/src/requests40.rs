@@ -18,13 +18,13 @@ use crate::owner_seqids::OwnerSeqids;
 use crate::reply::Compound;
 use crate::session::{Session, Slot};
 
-/// How often a request with a sequence ID is sent again because the server still executes it.
+/// How often a request with a sequence ID is sent again while the server still executes it.
 const BUSY_MAX: u32 = 50;
-/// How long a thread waits for its turn before it looks at its time limit.
+/// How long a thread waits for its turn before it checks its time limit.
 const TURN: Duration = Duration::from_millis(500);
 
 impl Client {
-    /// Returns a stateid as a request names it: the newest version, which only 4.0 spells out.
+    /// Returns a stateid that means its newest version: 0 in 4.1, the exact number in 4.0.
     pub fn versioned(&self, stateid: StateId) -> StateId {
         if !self.is_version_40() {
             return StateId { seqid: 0, ..stateid };
@@ -69,7 +69,7 @@ impl Client {
         loop {
             let (first, now) = self.linked(limit)?;
             if !now.seqids.as_ref().is_some_and(|now| Arc::ptr_eq(now, seqids)) {
-                // The server has another client ID: it lost what this request is about.
+                // The client ID is a new one: the server has lost the state that this request uses.
                 request.sent = false;
                 slot.finish(false);
                 return Ok(if was_sent { Answered::InDoubt } else { Answered::Not });
@@ -90,7 +90,7 @@ impl Client {
                     self.check(limit)?;
                     Counters::count(&self.counters().retries);
                     if request.is_numbered() {
-                        // The server knows it by its sequence ID, and by its xid.
+                        // The server recognizes it by its sequence ID and its xid.
                         continue;
                     }
                     request.sent = false;
@@ -98,7 +98,7 @@ impl Client {
                     return Ok(Answered::InDoubt);
                 }
             };
-            // A server that still executes the first one says this, and does not count the sequence ID.
+            // A server that still executes the first request answers this, and does not count the ID.
             let is_busy = was_sent && answer.status == NfsStat::Delay && request.has_failed(&answer.results);
             if is_busy && busy < BUSY_MAX {
                 busy += 1;
@@ -133,22 +133,22 @@ impl Client {
                     drop(request);
                     slot.finish(true);
                     self.rest(PAUSES.0, limit)?;
-                    // Its state is reclaimed before the caller looks at it.
+                    // State is reclaimed before the caller handles the error.
                     self.linked(limit)?;
-                    // These name the client ID, and no stateid: they were not executed.
+                    // OPEN and LOCKT have the client ID, and no stateid: they were not executed.
                     if matches!(answer.results.last(), Some(OpResult::Open(Err(_)) | OpResult::LockT(_))) {
                         return Ok(if was_sent { Answered::InDoubt } else { Answered::Not });
                     }
                     return Ok(Answered::Done(without_renew(answer)));
                 }
-                // The server lacks memory for the moment.
+                // The server lacks memory at the moment.
                 NfsStat::Resource => answer.status = NfsStat::Delay,
                 _ => {}
             }
             if let Some((handle, stateid)) = request.to_confirm(&answer.results) {
                 request.confirm(handle, stateid);
                 opened = Some(answer);
-                // It was executed, whatever becomes of the confirmation.
+                // OPEN was executed, whether or not the confirmation succeeds.
                 was_sent = true;
                 xid = self.exchange.next_xid();
                 continue;

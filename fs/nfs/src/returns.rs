@@ -17,7 +17,7 @@ pub(crate) struct Queue {
     early: Vec<Early>,
     /// The numbers of the OPENs in flight that may grant a delegation, in ascending order.
     asking: VecDeque<u64>,
-    /// The number of the last such OPEN.
+    /// The number of the last OPEN that may grant a delegation.
     asked: u64,
     /// The number of delegations that this client has.
     pub(crate) held: usize,
@@ -37,11 +37,11 @@ pub(crate) struct Queue {
 /// A recall that came before its delegation.
 struct Early {
     stateid: StateId,
-    /// The last OPEN that may grant the delegation.
+    /// The number of the last OPEN that may grant the delegation.
     asked: u64,
 }
 
-/// What became of a recall of an unknown delegation.
+/// The outcome of a recall of an unknown delegation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// It is remembered: an OPEN in flight may grant the delegation.
@@ -96,7 +96,7 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock();
         queue.asking.retain(|asked| *asked != self.1);
-        // The delegations of the others were granted, or never will be.
+        // All other remembered recalls: their delegations were granted, or never will be.
         match queue.asking.front().copied() {
             Some(oldest) => queue.early.retain(|early| early.asked >= oldest),
             None => queue.early.clear(),
@@ -128,7 +128,7 @@ impl Returns {
         queue.held = queue.held.saturating_sub(1);
     }
 
-    /// A delegation was stored. Returns whether a recall came before it.
+    /// Call it after a delegation was stored. Returns whether a recall came before the delegation.
     pub(crate) fn was_recalled(&self, stateid: StateId) -> bool {
         self.queue.lock().take_early(stateid)
     }

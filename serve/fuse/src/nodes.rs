@@ -49,7 +49,8 @@ pub(crate) struct Node {
     /// The kernel shows data that could not be written. It will show other data when it drops those pages,
     /// without notice.
     diverged: AtomicBool,
-    /// What the kernel's pages of a server's file are of, or newer; `None`: there are none.
+    /// For the file of a server: the state of the kernel's pages, which may also be newer. `None`: there are
+    /// no pages.
     pages_of: Mutex<Option<Shown>>,
     /// For a directory: it was listed, and the kernel may have cached the listing.
     listed: AtomicBool,
@@ -156,10 +157,11 @@ impl Node {
         self.diverged.load(Ordering::Acquire) || self.inode.has_lost_data()
     }
 
-    /// Returns whether the server's file has changed since the previous call, and the kernel does not see
-    /// that in these attributes: then it must be told to drop its pages. If size or modification time differ,
-    /// it drops them itself. It must not be told then, because it would ignore the attributes of this reply,
-    /// and a read would end at the old size. A file that is not open has no pages, and an open drops them.
+    /// Returns whether the kernel must be told to drop its pages: the server's file has changed since the
+    /// previous call, and the kernel does not see that in these attributes. If size or modification time
+    /// differ, the kernel drops the pages itself. It must not be told then, because it would ignore the
+    /// attributes of this reply, and a read would end at the old size. A file that is not open has no pages,
+    /// and an open drops them.
     pub(crate) fn pages_are_old(&self, attr: &FileAttr) -> bool {
         let Some(newest) = self.inode.newest_of_server() else { return false };
         let (size, mtime) = (attr.size, attr.mtime);
@@ -167,14 +169,15 @@ impl Node {
         before.is_some_and(|it| it.newest != newest && (it.size, it.mtime) == (size, mtime))
     }
 
-    /// Notes size and modification time in a reply other than that of [`Node::pages_are_old`].
+    /// Notes the size and modification time of a reply to another request than that of
+    /// [`Node::pages_are_old`].
     pub(crate) fn note_shown(&self, attr: &FileAttr) {
         if let Some(shown) = &mut *self.pages_of.lock() {
             (shown.size, shown.mtime) = (attr.size, attr.mtime);
         }
     }
 
-    /// Notes that the kernel wrote up to this offset: it counts on that size.
+    /// Notes that the kernel wrote up to this offset: from then on it uses that size.
     pub(crate) fn note_written(&self, end: u64) {
         if let Some(shown) = &mut *self.pages_of.lock() {
             shown.size = shown.size.max(end);

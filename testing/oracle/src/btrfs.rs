@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Starts of the lines that `btrfs check` prints for a clean image.
+/// How the lines begin that `btrfs check` prints for a clean image.
 const USUAL: [&str; 9] = [
     "Opening filesystem",
     "Checking filesystem on ",
@@ -17,12 +17,12 @@ const USUAL: [&str; 9] = [
     "file data blocks allocated: ",
     " referenced ",
 ];
-/// Lines beside them: the old cache of free space, which only Linux updates; what `--force` skips; loop
-/// devices of other tests, which go while it looks at all devices.
+/// Other lines that are no findings: about the old cache of free space, which only Linux updates; about what
+/// `--force` skips; about loop devices of other tests, which disappear while it looks at all devices.
 const HARMLESS: [&str; 3] = ["space cache will be invalidated", "--force", "cannot scan"];
 
-/// Lets `btrfs check` judge an image, with the checksums of all data. An error has all it said. Any line that
-/// is not one of a clean image counts as a finding, whatever the exit code.
+/// Lets `btrfs check` judge an image, with the checksums of all data. The error has all of its output. Any
+/// line that is not one of a clean image counts as a finding, whatever the exit code is.
 pub fn judge(image: &Path) -> Result<()> {
     // Without `--force` it also checks what other loop devices mount.
     let words = ["check", "--force", "--check-data-csum"].map(OsStr::new);

@@ -1,6 +1,7 @@
-//! Fields of a btrfs image, found without the driver: to damage one and make the checksum right again.
+//! The fields of a btrfs image, found without the driver. A test damages one, and makes the checksum right
+//! again.
 //!
-//! It knows images with CRC-32C whose chunks are single, DUP or RAID1, and reads one device.
+//! It reads one device, with CRC-32C, and with chunks that are single, DUP or RAID1.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,9 +27,9 @@ pub struct Item {
     pub key: (u64, u8, u64),
     /// The logical address of the leaf.
     pub leaf: u64,
-    /// Where the leaf has its entry in the table.
+    /// The place of its entry in the table of the leaf.
     pub entry: usize,
-    /// Where the leaf has its data.
+    /// The place of its data in the leaf.
     pub data: Range<usize>,
 }
 
@@ -39,7 +40,7 @@ pub struct Block {
     pub tree: u64,
     /// Its logical address.
     pub address: u64,
-    /// 0: it is a leaf.
+    /// Its level. 0: it is a leaf.
     pub level: u8,
 }
 
@@ -341,14 +342,15 @@ impl BtrfsImage {
         48 + stripes * 32
     }
 
-    /// Where the copies of a logical address are: the number of the device, from 0, and the byte on it.
+    /// Returns the places of the copies of a logical address: the number of the device, from 0, and the byte
+    /// on it.
     pub fn places_on(&self, address: u64) -> Vec<(usize, usize)> {
         let (start, (length, places)) = self.chunks.range(..=address).next_back().expect("a chunk");
         assert!(address < start + length, "{address} is in no chunk");
         places.iter().map(|(devid, at)| (*devid as usize - 1, (at + address - start) as usize)).collect()
     }
 
-    /// Where the copies of a logical address are on this device.
+    /// Returns the places of the copies of a logical address on this device.
     pub fn places(&self, address: u64) -> Vec<usize> {
         let mut places = self.places_on(address);
         places.retain(|(device, _)| *device as u64 + 1 == self.devid);
@@ -397,7 +399,8 @@ impl BtrfsImage {
         }
     }
 
-    /// Fields of all structures: of each type of item in each tree the first, the last, and some between.
+    /// Returns fields of all structures. Of each type of item in each tree, these are the fields of the first
+    /// item, the last one, and some between them.
     pub fn fields(&self, samples: usize) -> Vec<Field> {
         let mut found: Vec<Field> = Vec::new();
         let mut add =
@@ -446,7 +449,7 @@ impl BtrfsImage {
     }
 }
 
-/// Some of many, with the first and the last.
+/// Returns some of many, among them the first and the last.
 fn sample<T: Clone>(all: &[T], count: usize) -> Vec<T> {
     let last = all.len() - 1;
     let mut at: Vec<usize> = (0..count).map(|number| number * last / (count - 1).max(1)).collect();

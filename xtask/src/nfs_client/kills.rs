@@ -26,10 +26,10 @@ const CLIENT_KILLS: u32 = 20;
 const WRITERS: usize = 4;
 const RECORD: usize = 9000;
 
-/// A writer, and how far it came.
+/// A writer, and its progress.
 #[derive(Default)]
 struct Writer {
-    /// The rounds that are complete: whatever they did was acknowledged.
+    /// The number of complete rounds: all their calls were acknowledged.
     done: AtomicU32,
 }
 
@@ -50,7 +50,7 @@ fn round(dir: &Path, writer: usize, round: u32) -> Result<()> {
     log.write_all(format!("{round:08}\n").as_bytes()).context("append")?;
     log.sync_all().context("fsync of the log")?;
     drop(log);
-    // Names that come and go.
+    // Names that are created and removed.
     let (sub, link) = (dir.join("sub"), dir.join("link"));
     fs::create_dir(&sub).context("mkdir")?;
     fs::hard_link(&name, &link).context("link")?;
@@ -63,7 +63,7 @@ fn round(dir: &Path, writer: usize, round: u32) -> Result<()> {
     Ok(())
 }
 
-/// Checks what the first `done` rounds left. The round after them may be there in part.
+/// Checks the results of the first `done` rounds. The round after them may have happened in part.
 fn is_there(dir: &Path, writer: usize, done: u32) -> Result<()> {
     for round in done.saturating_sub(9)..done {
         let name = dir.join(format!("record{round}"));
@@ -77,7 +77,7 @@ fn is_there(dir: &Path, writer: usize, done: u32) -> Result<()> {
     for (nth, line) in lines.iter().enumerate().take(done as usize) {
         ensure!(*line == format!("{nth:08}"), "line {nth} of the log is {line:?}");
     }
-    // Nothing is left over of what was removed or renamed.
+    // The old names of removed and renamed files are gone.
     let names: BTreeSet<_> = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
     for round in 0..done.saturating_sub(10) {
         let name = format!("record{round}");
@@ -128,7 +128,7 @@ fn of_the_server(setup: &Setup) -> Result<String> {
                     e2fsck_repair(copy.path())?;
                     e2fsck(copy.path())
                 })?;
-                // Every writer gets on.
+                // Every writer makes progress.
                 for (nth, writer) in writers.iter().enumerate() {
                     let deadline = std::time::Instant::now() + Duration::from_secs(120);
                     while writer.done.load(SeqCst) < before[nth] + 2 && !threads[nth].is_finished() {
@@ -187,7 +187,7 @@ fn of_the_client(setup: &Setup) -> Result<String> {
             for nth in 0..WRITERS as u8 {
                 let dir = &cached.dir;
                 scope.spawn(move || {
-                    // Until the mount is killed.
+                    // Writes until the mount is killed.
                     for turn in 0.. {
                         let file = dir.join(format!("w{nth}-{}", turn % 5));
                         let bytes =
@@ -203,7 +203,7 @@ fn of_the_client(setup: &Setup) -> Result<String> {
             Ok(())
         })?;
         drop(cached);
-        // The cache is free when the last process of the mount has ended.
+        // Another mount can use the cache after the last process of this one has ended.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         let again = loop {
             if let Some(again) = mount("cached", &with_cache) {

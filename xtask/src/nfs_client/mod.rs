@@ -2,7 +2,7 @@
 //! `work`, and kills of server and client. Writes `docs/results/nfs-client.md`.
 //!
 //! `IVERS_SERVER` selects servers by a part of their name, `IVERS_VERS` a version, `IVERS_PART` a part of the
-//! work. Then the page is printed and not written.
+//! work. With any of them, the page is printed and not written.
 
 mod kills;
 mod servers;
@@ -20,7 +20,7 @@ use work::{PARTS, Place};
 const VERSIONS: [&str; 3] = ["4.2", "4.1", "4.0"];
 const PAGE: &str = "docs/results/nfs-client.md";
 
-/// What one part of the work showed on one server, by version.
+/// The results of one part of the work on one server, by version.
 struct Row {
     server: String,
     part: String,
@@ -35,7 +35,7 @@ fn is_wanted(only: Option<&String>, name: &str) -> bool {
     only.is_none_or(|only| name.contains(only.as_str()))
 }
 
-/// Prints and returns what a part showed.
+/// Prints and returns the result of a part.
 fn told(
     server: &str,
     vers: &str,
@@ -49,7 +49,7 @@ fn told(
     result
 }
 
-/// Does all parts on one server.
+/// Runs all parts on one server.
 fn on_server(setup: &Setup, kind: Kind, rows: &mut Vec<Row>) -> Result<()> {
     let (vers, part) = (only("IVERS_VERS"), only("IVERS_PART"));
     let server = kind.start(&setup.ivers, &crate::target_dir())?;

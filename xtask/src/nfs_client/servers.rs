@@ -17,7 +17,7 @@ const IMAGE_BYTES: u64 = 1 << 30;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The lease of servers that are killed: short, so that a restart takes seconds.
 const LEASE_SECONDS: u32 = 10;
-/// The name of the export, where the server's name for it is free.
+/// The name of the export, for servers that let us choose it.
 const EXPORT: &str = "/data";
 
 /// A kind of server.
@@ -130,7 +130,7 @@ fn ganesha(image: &Path, dir: &Path, port: u16) -> Result<(Running, String)> {
     command.arg("-F").arg("-f").arg(&config).arg("-L").arg(&log).arg("-p").arg(&pid).args(["-N", "EVENT"]);
     let mut child = command.stdout(Stdio::null()).spawn().context("cannot run ganesha.nfsd")?;
     wait_for(port, Some(&mut child)).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
-    // Its grace period ends.
+    // Waits until its grace period has ended.
     sleep(Duration::from_secs(3));
     Ok((Running::Program { child, mounted: Some(mounted) }, EXPORT.to_owned()))
 }
@@ -139,7 +139,7 @@ fn ganesha(image: &Path, dir: &Path, port: u16) -> Result<(Running, String)> {
 /// `fsid=`.
 const EXPORT_FLAGS: u32 = 0x2 | 0x400 | 0x2000;
 
-/// Starts the kernel's server without its programs: what they answer is written into the caches beforehand.
+/// Starts the kernel's server without its helper programs: their answers are written into the caches before.
 fn linux(fs: &str, image: &Path, target: &Path, port: u16) -> Result<Running> {
     let kernel = Kernel::newest(&target.join("kernel"))?;
     let names = kernel.with_needed(&["virtio_blk", "crc32c_generic", "md5", fs, "nfsd"])?;
@@ -224,7 +224,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Only after an earlier error, which is the one to report.
+        // This happens only after an earlier error, and that error is reported.
         if let Running::Program { child, .. } = &mut self.running {
             let _ = child.kill();
             let _ = child.wait();

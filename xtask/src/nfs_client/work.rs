@@ -1,4 +1,4 @@
-//! What is done on mounts of a server.
+//! The work on mounts of a server.
 
 use super::servers::Kind;
 use crate::suites::{Exclusions, FSX_WEIGHTS, Mount, PJDFSTEST, Setup, excluded, trees};
@@ -15,7 +15,7 @@ const PYTHON: &str = include_str!("work.py");
 const FSX_SEEDS: [&str; 2] = ["1", "2"];
 const FSX_OPERATIONS: &str = "10000";
 
-/// Where the work is done.
+/// The place of the work.
 pub(super) struct Place<'a> {
     pub(super) setup: &'a Setup,
     pub(super) kind: Kind,
@@ -80,7 +80,7 @@ fn end(mount: Mount<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What pjdfstest cannot pass on a server, by reason.
+/// The tests of pjdfstest that cannot pass on a server, by reason.
 fn exclusions(kind: Kind) -> &'static Exclusions {
     match kind {
         Kind::Ganesha => &[("the server ignores times of symbolic links", &["^utimensat::follow_symlink"])],
@@ -206,7 +206,7 @@ fn attributes(place: &Place<'_>, dir: &str) -> Result<String> {
     names.retain(|name| name.as_encoded_bytes().starts_with(b"user."));
     ensure!(names.len() == VALUES.len() + 1, "{names:?}");
     xattr::remove(&there, "user.first")?;
-    // The mount that set it asks again after the attribute timeout.
+    // The mount that set the attribute asks the server again after the attribute timeout.
     std::thread::sleep(std::time::Duration::from_millis(3200));
     ensure!(xattr::get(&file, "user.first")?.is_none(), "it was removed");
     let too_long = xattr::set(&file, "user.long", &vec![1; (64 << 10) + 1]);
@@ -365,7 +365,7 @@ fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
         Ok(names.len())
     };
     ensure!(listed(&other.dir)? == FILES && listed(&one.dir)? == FILES, "not all names");
-    // One removes what it lists.
+    // One mount removes the names that it lists.
     for entry in fs::read_dir(&other.dir)? {
         fs::remove_file(entry?.path())?;
     }

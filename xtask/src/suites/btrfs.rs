@@ -8,8 +8,8 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-/// Options of mkfs.btrfs. fsx runs its full length on the first ones. Linux fills images of kinds with
-/// [`SNAPSHOT`] and makes a snapshot of them first.
+/// Options of mkfs.btrfs. fsx runs its full length on the first ones. If a kind has the word [`SNAPSHOT`],
+/// Linux first fills the image and makes a snapshot.
 const KINDS: [&str; 13] = [
     "",
     "-n 4096 -m single -d single",
@@ -32,7 +32,7 @@ const IMAGE_BYTES: u64 = 400 << 20;
 const FILL: &str = "mkdir old; for i in $(seq 1 3000); do echo $i > old/$i; done; seq 1 500000 > old/large; \
                     btrfs -q subvolume snapshot . snapshot; rm old/1*; echo more >> old/large";
 
-/// A directory of btrfs counts one link.
+/// The link count of each directory of btrfs is 1.
 const EXCLUDED: &Exclusions = &[("link counts of directories", &["rename::updates_link_parent"])];
 
 fn make(kind: &str, image: &Path) -> bool {
@@ -65,7 +65,7 @@ fn is_clean(ivers: &Path, image: &Path, has_space: bool) -> bool {
     judged.is_ok()
 }
 
-/// An attribute is in one leaf, with its name.
+/// Returns the bytes of the largest value. An attribute lies in one leaf, with its name.
 fn value_max(kind: &str) -> usize {
     const BESIDE: usize = 500;
     let mut words = kind.split_whitespace();

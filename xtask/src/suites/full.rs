@@ -1,4 +1,5 @@
-//! A filesystem that is filled until nothing more fits, emptied by half, filled again, and emptied.
+//! Full filesystems. A test fills one until no file fits, removes half of the files, fills it again, and
+//! empties it.
 
 use super::{Mount, Volume};
 use anyhow::{Context, Result, bail};
@@ -7,14 +8,14 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes of the files, in turns: inline, of a sector, of many.
+/// The sizes of the files in bytes, used in turns: inline, one sector, many sectors.
 const SIZES: [usize; 6] = [40, 2_000, 5_000, 70_000, 300_000, 2_000_000];
-/// Files that do not fit before a filesystem counts as full.
+/// How many files do not fit before the filesystem counts as full.
 const FAILURES: usize = 40;
-/// The files that a filesystem must take at least, and a part of them after half was removed.
+/// The least number of files that must fit into the empty filesystem.
 const LEAST: usize = 100;
 
-/// What a file with a number contains.
+/// Returns the contents of a file, by its number.
 fn contents(number: usize) -> Vec<u8> {
     let len = SIZES[number % SIZES.len()];
     (0..len).map(|at| (at / 512 * 7 + number) as u8).collect()
@@ -26,7 +27,7 @@ fn is_full(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::StorageFull
 }
 
-/// Writes files until there is no space. Returns how many fit. Those that do not are removed.
+/// Writes files until there is no space. Removes files that do not fit. Returns how many fit.
 fn fill(root: &Path, files: &mut Files) -> Result<usize> {
     let first = files.keys().next_back().map_or(0, |last| last + 1);
     let mut failures = 0;
@@ -104,7 +105,7 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
     }
     files.clear();
     unmount(mounted, volume.is_clean)?;
-    // All of the space came back.
+    // All of the space is free again.
     let mounted = mount()?;
     let last = fill(&mounted.dir, &mut files)?;
     println!("{last} files in the empty filesystem");
@@ -117,7 +118,7 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
     unmount(mounted, volume.is_clean)
 }
 
-/// Runs the work on a volume, which is judged after it.
+/// Runs the work on a volume, and then lets other tools judge the volume.
 pub(super) fn run(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Option<bool> {
     println!("== full: {}", volume.name);
     let done = work(ivers, scratch, volume);

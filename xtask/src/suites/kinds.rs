@@ -16,16 +16,16 @@ use std::path::Path;
 pub(super) struct Kinds<'a> {
     /// The value of `--type`.
     pub format: &'a str,
-    /// What tells the kinds apart: options of the program that makes images.
+    /// The kinds, as options of the program that makes images.
     pub kinds: &'a [&'a str],
-    /// On how many of them fsx runs its full length: the first ones.
+    /// The number of kinds on which fsx runs its full length: the first ones.
     pub full_length: usize,
     pub make: &'a dyn Fn(&str, &Path) -> bool,
     pub is_clean: &'a dyn Fn(&Path) -> bool,
     pub is_clean_full: &'a dyn Fn(&Path) -> bool,
-    /// What pjdfstest cannot pass on a kind.
+    /// The tests of pjdfstest that cannot pass on a kind.
     pub excluded: &'a dyn Fn(&str) -> &'static Exclusions,
-    /// Bytes of the largest value of an attribute that a kind has.
+    /// The bytes of the largest value of an attribute on a kind.
     pub value_max: &'a dyn Fn(&str) -> usize,
 }
 

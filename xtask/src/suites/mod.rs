@@ -182,7 +182,7 @@ struct Volume<'a> {
     kind: &'a str,
     make: &'a dyn Fn(&Path) -> bool,
     is_clean: &'a dyn Fn(&Path) -> bool,
-    /// The same if nothing more fits: Linux cannot write.
+    /// The same for a full filesystem, which Linux cannot write to.
     is_clean_full: &'a dyn Fn(&Path) -> bool,
     has_holes: bool,
     /// What pjdfstest cannot pass.

@@ -46,7 +46,7 @@ pub(crate) fn fill(source: &Path) -> Result<Vec<PathBuf>> {
     Ok(names)
 }
 
-/// Renames to new names and over others, and with `exchanges` exchanges names. `names` follows.
+/// Renames files to new names and over others. With `exchanges`, also exchanges names. Updates `names`.
 pub(crate) fn rename(root: &Path, names: &mut Vec<PathBuf>, exchanges: bool) -> Result<()> {
     let mut numbers = Numbers(7);
     for number in 0..RENAMES {

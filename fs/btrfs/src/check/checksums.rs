@@ -1,4 +1,4 @@
-//! The checksum tree, and data beside it.
+//! The check of the checksum tree, and of the data that it has checksums of.
 
 use super::state::Checker;
 use super::walk::Visit;
@@ -8,7 +8,7 @@ use crate::volume::BadCopy;
 use ivers_vfs::check::Place;
 use ivers_vfs::{Error, Result};
 
-/// Bytes of data that are read at once.
+/// The bytes of data that are read at once.
 const READ_BYTES: u64 = 256 << 10;
 
 /// A walk of the checksum tree.
@@ -37,7 +37,7 @@ impl Visit for ChecksumTree {
     }
 }
 
-/// Sectors with one defect that follow each other.
+/// Successive sectors with the same defect.
 struct Run {
     first: u64,
     sectors: u64,
@@ -78,7 +78,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Reads all copies of the data whose checksums `sums` has.
+    /// Reads all copies of the data that `sums` has checksums of.
     fn check_data(&mut self, address: u64, sums: &[u8]) -> Result<()> {
         let (size, sector) = (self.forest.volume.sb.checksum.size(), self.space.sector);
         let bytes = (sums.len() / size) as u64 * sector;
@@ -110,7 +110,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Judges each sector by all its copies.
+    /// Finds the defect of each sector, from all its copies.
     #[allow(clippy::type_complexity)]
     fn verdicts(&mut self, at: u64, len: u64, sums: &[u8]) -> Result<Vec<Option<(&'static str, String)>>> {
         let volume = &self.forest.volume;
@@ -130,7 +130,7 @@ impl Checker {
             for (index, part) in bytes.chunks_exact_mut(sector).enumerate() {
                 let read = match whole {
                     Ok(()) => Ok(()),
-                    // A device may fail for a part only.
+                    // A device may fail for some sectors only.
                     Err(_) => volume.read_copy(at + (index * sector) as u64, copy, part),
                 };
                 match read {

@@ -1,4 +1,4 @@
-//! The chunk tree and the device tree: chunks, devices, and the parts of devices that chunks have.
+//! The check of the chunk tree and the device tree: chunks, devices, and the parts of devices in chunks.
 
 use super::state::{Checker, Root};
 use super::walk::Visit;
@@ -13,10 +13,10 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Chunks belong to the extent tree (`owner`).
+/// The `owner` of each chunk: the extent tree.
 const CHUNK_OWNER: u64 = object::EXTENT_TREE;
 
-/// A device, from its item.
+/// A device, as its item says.
 #[derive(Debug, Clone)]
 pub(super) struct Device {
     pub total_bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Device {
     pub uuid: [u8; 16],
 }
 
-/// What the chunk tree has.
+/// A walk of the chunk tree.
 #[derive(Default)]
 pub(super) struct ChunkTree {
     pub devices: BTreeMap<u64, Device>,
@@ -36,7 +36,7 @@ pub(super) struct ChunkTree {
     system: BTreeMap<u64, Vec<u8>>,
 }
 
-/// A part of a device: start on it, length, chunk.
+/// A part of a device: its start on the device, its length, and its chunk.
 type Part = (u64, u64, u64);
 
 impl Visit for ChunkTree {
@@ -87,7 +87,7 @@ impl ChunkTree {
 
     fn add_chunk(&mut self, checker: &Checker, key: Key, data: &[u8]) -> Option<String> {
         let sb = &checker.forest.volume.sb;
-        // Opening the filesystem has refused chunks that do not decode.
+        // Chunks that cannot be decoded were refused when the filesystem was opened.
         let raw: RawChunk = read(data, 0)?;
         if raw.kind.get() & SYSTEM != 0 {
             self.system.insert(key.offset, data.to_vec());
@@ -114,17 +114,17 @@ fn odd_chunk(sb: &Superblock, raw: &RawChunk) -> Option<String> {
     if raw.sector_size.get() != sb.sector_size {
         return Some(format!("its sector size is {}", raw.sector_size.get()));
     }
-    // Linux has no other.
+    // Linux has no other stripe length.
     (raw.stripe_len.get() != 64 << 10).then(|| format!("its stripes have {} bytes", raw.stripe_len.get()))
 }
 
-/// What the device tree has.
+/// A walk of the device tree.
 struct DeviceTree {
-    /// Parts of devices that chunks have and the tree has not.
+    /// Parts of devices in chunks that the device tree lacks so far.
     missing: BTreeSet<(u64, Part)>,
-    /// Bytes of the parts of each device.
+    /// The bytes of all parts of each device.
     used: BTreeMap<u64, u64>,
-    /// The end of the part before.
+    /// The end of the previous part.
     last: Option<(u64, u64)>,
 }
 
@@ -174,7 +174,7 @@ impl Checker {
         self.add_root(&root.tree);
         self.trees_sound &= self.walk(root, &mut tree, false)?;
         let sb = &self.forest.volume.sb;
-        // The array in the superblock must have the same chunks: keys and items in turns.
+        // The array in the superblock must have the same chunks. Keys and items alternate in it.
         let (mut array, mut odd) = (&sb.sys_chunks[..], Vec::new());
         let mut system = tree.system;
         while let Some(key) = read::<RawKey>(array, 0) {

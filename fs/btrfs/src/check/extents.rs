@@ -16,25 +16,26 @@ use std::cmp::Reverse;
 
 /// The object of every block group item (`chunk_objectid`).
 const GROUP_OBJECT: u64 = object::FIRST_CHUNK_TREE;
-/// How far the key of a reference may be after its hash: references with one hash follow each other.
+/// How much larger than its hash the offset of a reference may be: references with one hash follow each
+/// other.
 const HASH_STEPS: u64 = 1 << 10;
 
-/// An extent whose references follow.
+/// An extent whose references are being read.
 struct Open {
     key: Key,
     bytes: u64,
     level: u8,
     is_data: bool,
-    /// References that the item counts, and those that were found.
+    /// The number of references that the item says, and of those that were found.
     refs: u64,
     found: u64,
 }
 
-/// What a walk of the extent tree has met.
+/// A walk of the extent tree.
 #[derive(Default)]
 pub(super) struct ExtentTree {
     open: Option<Open>,
-    /// The end of the extent before.
+    /// The end of the previous extent.
     end: u64,
 }
 
@@ -75,7 +76,7 @@ impl ExtentTree {
         let bytes = if is_skinny { node_size } else { key.offset };
         let end = key.objectid.checked_add(bytes);
         let has_feature = sb.incompat.contains(Incompat::SKINNY_METADATA);
-        // Extents do not overlap, so that the sets of sectors are right.
+        // Extents that overlap are refused, because the sets of sectors would be wrong.
         let what = match end {
             Some(end) if end <= key.objectid => Some("it has no bytes".to_owned()),
             Some(_) if !key.objectid.is_multiple_of(sector) || !bytes.is_multiple_of(sector) => {
@@ -100,7 +101,7 @@ impl ExtentTree {
         };
         let (is_data, last) = (item.is_data(), checker.forest.volume.sb.generation);
         let contents = checker.space.group(key.objectid).map_or(0, |group| group.chunk.contents);
-        // The second pass only collects differences.
+        // The second pass only collects differences of references.
         if !checker.quiet {
             checker.space.used.set_run(first, sectors);
             if is_data {
@@ -168,7 +169,7 @@ impl ExtentTree {
         checker.add_reference(Reference { bytenr: key.objectid, bytes, level, by }, count.into());
     }
 
-    /// Compares the count of the extent before with its references.
+    /// Compares the count of the previous extent with its references.
     pub(super) fn finish(&mut self, checker: &mut Checker) {
         let Some(open) = self.open.take().filter(|open| open.found != open.refs) else { return };
         let what = format!("it counts {} references and has {}", open.refs, open.found);
@@ -176,7 +177,7 @@ impl ExtentTree {
     }
 }
 
-/// Trees that have data and are no subvolumes: the old cache of free space, and data that is moved.
+/// Trees that are not subvolumes and have data: the old cache of free space, and data that a balance moves.
 fn is_special(root: u64) -> bool {
     root == object::ROOT_TREE || root == object::DATA_RELOCATION
 }
@@ -206,7 +207,7 @@ impl Checker {
         }
     }
 
-    /// Compares what block groups say with the extents in them.
+    /// Compares the used bytes of block groups with the extents in them.
     pub(super) fn check_groups(&mut self) {
         let mut wrong = Vec::new();
         for (start, group) in &self.space.groups {

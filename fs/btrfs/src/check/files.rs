@@ -1,4 +1,4 @@
-//! A subvolume: its inodes one after the other, and then what connects them.
+//! The check of a subvolume: its inodes one after the other, and then the names that connect them.
 
 use super::inode::Current;
 use super::state::{Checker, Root};
@@ -9,7 +9,7 @@ use crate::layout::node::Node;
 use ivers_vfs::Result;
 use ivers_vfs::check::{Place, unreachable};
 
-/// Objects of the removed cache of free inode numbers.
+/// The objects of the cache of free inode numbers, which newer versions of Linux do not have.
 const FREE_INODES: [u64; 2] = [-11i64 as u64, -12i64 as u64];
 /// A walk of one subvolume.
 struct FileWalk {
@@ -70,7 +70,7 @@ impl Checker {
         if let Some(stored) = self.roots.get_mut(&root.item_key()) {
             stored.sound = sound;
         }
-        // A name in a part that cannot be read is not missing.
+        // A name that seems to be missing may be in a part that cannot be read.
         if sound {
             self.check_connections(&mut walk.subvolume);
             if !walk.subvolume.names.agrees() {

@@ -1,4 +1,4 @@
-//! The free-space tree beside the extents.
+//! The check of the free-space tree against the extents.
 
 use super::space::Space;
 use super::state::Checker;
@@ -11,9 +11,9 @@ use crate::layout::raw::RawFreeSpaceInfo;
 use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 
-/// The free space of a group is stored as bitmaps (`flags` of its FREE_SPACE_INFO).
+/// The flag of FREE_SPACE_INFO that says that the free space of the group is stored as bitmaps.
 const USES_BITMAPS: u32 = 1;
-/// Bytes of a bitmap.
+/// The bytes of a bitmap.
 const BITMAP_BYTES: u64 = 256;
 
 struct FreeSpaceTree;
@@ -23,7 +23,7 @@ impl Visit for FreeSpaceTree {
         for index in 0..leaf.count() {
             let (key, data) = (leaf.key(index), leaf.data(index));
             if checker.space.group(key.objectid).is_none() {
-                // mkfs.btrfs leaves items of its first block groups, which it has removed.
+                // mkfs.btrfs removes its first block groups, but not their items.
                 continue;
             }
             let taken = match key.kind {
@@ -125,8 +125,8 @@ impl Checker {
     }
 }
 
-/// Compares the free space of a group with its extents: runs of sectors that are in both sets or in none, the
-/// first of each kind.
+/// Compares the free space of a group with its extents. Returns the first run of sectors that is in both, and
+/// the first that is in neither.
 fn compare(space: &Space, start: u64, group: &super::space::Group) -> Vec<String> {
     let Some((first, sectors)) = space.sectors(start, group.chunk.length) else { return Vec::new() };
     let Some((count, _)) = group.free else {
@@ -136,7 +136,7 @@ fn compare(space: &Space, start: u64, group: &super::space::Group) -> Vec<String
     while at < end {
         let used = space.used.get(at);
         let next = space.used.find(at, end - at, !used).unwrap_or(end);
-        // All of the run must be free, or nothing of it.
+        // Either all sectors of the run must be free, or none.
         let odd = space.free.find(at, next - at, used);
         if let Some(odd) = odd {
             wrong[usize::from(used)].get_or_insert(space.address(group, odd));

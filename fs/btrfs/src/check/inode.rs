@@ -1,4 +1,4 @@
-//! One inode: its items in the order of keys, and then what they say together.
+//! The check of one inode: its items in the order of keys, and then whether they agree.
 
 use super::state::Checker;
 use super::subvolume::Subvolume;
@@ -10,31 +10,31 @@ use crate::layout::key::{Key, kind, object};
 use crate::layout::raw::{RawFileExtent, RawFileExtentPlace, RawInodeItem};
 use ivers_vfs::FileType;
 
-/// Flags of an inode that Linux knows.
+/// The flags of an inode that Linux knows.
 const KNOWN_FLAGS: u64 = 0xFFF | 1 << 31 | 1 << 32;
 
 /// The inode whose items are read.
 pub(super) struct Current {
     pub objectid: u64,
     item: Option<InodeItem>,
-    /// Names that the inode has.
+    /// The number of names that the inode has.
     names: u64,
-    /// Bytes of the names in a directory, by hash and by index.
+    /// The bytes of the names in a directory, those by hash and those by index.
     name_bytes: u64,
-    /// The first extent, and the first entry of a directory.
+    /// Whether there is an extent, and whether there is an entry of a directory.
     extents: bool,
     entries: bool,
-    /// The end of the extents so far, and the first hole between them.
+    /// The end of the last extent, and the start of the first hole between extents.
     end: u64,
     hole: Option<u64>,
-    /// Bytes of extents that are stored.
+    /// The bytes that the extents take on the devices.
     bytes: u64,
     /// The length of inline data.
     inline: Option<u64>,
-    /// Addresses of data that should have a checksum, and that should not.
+    /// The first address of data that lacks its checksum, and of data that must not have one.
     without_sum: Option<u64>,
     odd_sum: Option<u64>,
-    /// Something of it could not be read: sums are not compared.
+    /// An item could not be read. So sums are not compared.
     unsound: bool,
 }
 
@@ -194,7 +194,7 @@ impl Current {
         let is_file = item.kind == FileType::Regular;
         let has_contents = is_file || item.kind == FileType::Symlink;
         if self.unsound {
-            // What was not read counts, too.
+            // The counts include items that could not be read, so nothing is compared.
         } else if is_dir && self.name_bytes != size {
             bad(
                 "directory-size-wrong",
@@ -237,7 +237,7 @@ impl Current {
         if is_file && nlink > 0 && !no_holes && !self.unsound {
             let end = size.checked_next_multiple_of(sector).unwrap_or(size);
             let short = (self.end < end).then_some(self.end);
-            // Data in the item may be shorter than the file only in a hole.
+            // Inline data may be shorter than the file only if the rest is a hole.
             let short = short.filter(|_| self.inline.is_none_or(|bytes| bytes < size));
             if let Some(hole) = self.hole.filter(|hole| *hole < size).or(short) {
                 walk.bad(checker, "file-extents-gap", objectid, format!("no extent has byte {hole}"));

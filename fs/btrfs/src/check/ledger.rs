@@ -1,22 +1,22 @@
-//! Two sides that must agree, compared in little memory.
+//! A comparison of two sides that must agree, in little memory.
 //!
-//! Each side adds what it says as signed numbers. In the first pass only the sum of each bucket is kept: it
-//! is zero if the sides agree. In a second pass the entries of buckets with another sum are kept, until the
-//! other side cancels them. What is left is what only one side says.
+//! Each side hashes its entries and adds the hashes, one side with a negative sign. The first pass keeps only
+//! the sum of each bucket: it is zero if the sides agree. The second pass keeps the entries of the buckets
+//! whose sum is not zero, until the other side cancels them. The entries that are left are on one side only.
 
 use std::collections::HashMap;
 
 const BUCKETS: usize = 1 << 16;
-/// Memory of an entry that is kept, with its share of the table.
+/// The bytes of memory that a kept entry takes, with its share of the table.
 const ENTRY_BYTES: usize = 32;
 
-/// The sums, and what is known of those that are not zero.
+/// The sums of all buckets, and in the second pass the entries of those that are not zero.
 pub(super) struct Ledger<T> {
     sums: Vec<u64>,
     kept: Option<HashMap<u64, (i64, T)>>,
 }
 
-/// Mixes numbers to one that is different for different numbers, with high probability.
+/// Returns a hash of numbers. Other numbers have another hash, with high probability.
 pub(super) fn mix(numbers: &[u64]) -> u64 {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     for number in numbers {
@@ -27,7 +27,7 @@ pub(super) fn mix(numbers: &[u64]) -> u64 {
     state
 }
 
-/// Mixes a name and numbers.
+/// Returns a hash of a name and numbers.
 pub(super) fn mix_name(numbers: &[u64], name: &[u8]) -> u64 {
     twox_hash::XxHash64::oneshot(mix(numbers), name)
 }
@@ -37,7 +37,7 @@ impl<T> Ledger<T> {
         Self { sums: vec![0; BUCKETS], kept: None }
     }
 
-    /// Adds an entry `count` times; negative numbers are the other side. `bucket` chooses the bucket, `hash`
+    /// Adds an entry `count` times. The other side has negative counts. `bucket` chooses the bucket, `hash`
     /// identifies the entry.
     pub(super) fn add(&mut self, bucket: u64, hash: u64, count: i64, entry: impl FnOnce() -> T) {
         let at = mix(&[bucket]) as usize % BUCKETS;
@@ -55,7 +55,7 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// Whether both sides have said the same.
+    /// Returns whether both sides have added the same entries.
     pub(super) fn agrees(&self) -> bool {
         self.sums.iter().all(|sum| *sum == 0)
     }
@@ -65,18 +65,18 @@ impl<T> Ledger<T> {
         self.kept = Some(HashMap::new());
     }
 
-    /// The number of entries that are kept.
+    /// Returns the number of kept entries.
     pub(super) fn entries_kept(&self) -> usize {
         self.kept.as_ref().map_or(0, HashMap::len)
     }
 
-    /// Memory that it takes, without what the entries refer to.
+    /// Returns the bytes of memory that the ledger takes, without the memory that entries refer to.
     pub(super) fn bytes_kept(&self) -> usize {
         let kept = self.kept.as_ref().map_or(0, HashMap::capacity);
         self.sums.len() * size_of::<u64>() + kept * (size_of::<T>() + ENTRY_BYTES)
     }
 
-    /// The entries that only one side has, after the second pass.
+    /// Returns the entries that only one side has, after the second pass.
     pub(super) fn take_differences(&mut self) -> Vec<(i64, T)> {
         let kept = self.kept.take().unwrap_or_default();
         let mut left: Vec<_> = kept.into_iter().collect();

@@ -1,28 +1,28 @@
-//! The checker: reads all trees with all their copies, believes nothing, repairs nothing.
+//! The checker: reads all copies of all trees, trusts none, repairs nothing.
 //!
-//! It shares with the driver what interprets bytes (`layout`), chunks, and searches (`tree`). It computes
-//! itself which extents are used and by whom, which names lead where, and what counts must say.
+//! It shares with the driver the decoding of bytes (`layout`), chunks, and searches (`tree`). It computes
+//! itself which extents are used and by what, where names lead, and which value each count must have.
 //!
 //! | pass | what it reads | what it leaves for later passes |
 //! |---|---|---|
-//! | 1 | extent tree | sectors in use, what references should be there |
+//! | 1 | extent tree | sectors in use, the references of the extent tree |
 //! | 2 | root tree, chunk tree, device tree, block groups | all trees, names of subvolumes |
 //! | 3 | free-space tree, checksum tree (and data) | sectors with checksums |
 //! | 4 | each subvolume: its inodes, names, extents | names of subvolumes that were found |
 //! | 5 | other trees, superblocks | - |
 //! | 6 | all trees again, if references differ | - |
 //!
-//! Memory does not grow with the number of extents or names: the two sides of each reference, and of each
-//! name, are added up in a fixed number of buckets. Only if a sum is not zero, a second pass collects the
-//! entries of that bucket ([`ledger`]).
+//! Memory does not grow with the number of extents or names: the two sides of all references, and of all
+//! names, are added up in a fixed number of buckets. A second pass collects the entries of a bucket only if
+//! its sum is not zero ([`ledger`]).
 //!
 //! | module | contents |
 //! |---|---|
-//! | `ledger` | two sides that must agree |
-//! | `space`, `state` | sectors of all chunks; what a check knows |
+//! | `ledger` | comparing two sides that must agree |
+//! | `space`, `state` | the sectors of all chunks; the state of a check |
 //! | `walk` | walks of trees, and all copies of their blocks |
 //! | `start` | opening the devices |
-//! | `references`, `extents`, `free_space` | extents, who uses them, block groups, free space |
+//! | `references`, `extents`, `free_space` | extents, what uses them, block groups, free space |
 //! | `checksums` | the checksum tree, and data |
 //! | `chunks`, `superblock`, `roots` | chunks and devices, superblocks, the root tree |
 //! | `subvolume`, `names`, `inode`, `files` | subvolumes |
@@ -70,7 +70,7 @@ use walk::{Nothing, Visit};
 pub struct Options {
     /// Read all data, and compare it with its checksums.
     pub data: bool,
-    /// Check what is left if devices are missing.
+    /// If devices are missing, check the copies on the others.
     pub degraded: bool,
 }
 
@@ -95,13 +95,13 @@ pub fn check(
     Ok(checker.found)
 }
 
-/// Checks a device that is not recognised as btrfs, because its first superblock is destroyed. Returns `None`
-/// if no btrfs was there.
+/// Checks a device that is not recognized as btrfs because its first superblock is destroyed. Returns `None`
+/// if the device had no btrfs.
 pub fn check_remains(device: &dyn Device) -> Result<Option<Findings>> {
     superblock::check_remains(device)
 }
 
-/// The items of the tree of block groups.
+/// A walk of the tree of block groups.
 struct GroupTree;
 
 impl Visit for GroupTree {
@@ -166,7 +166,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Walks the subvolumes, and what no other pass has walked.
+    /// Walks the subvolumes, and all trees that no other pass has walked.
     fn check_trees(&mut self, incompat: Incompat) -> Result<()> {
         let mut walked = vec![object::EXTENT_TREE, object::DEV_TREE, object::CSUM_TREE];
         walked.extend([object::FREE_SPACE_TREE, object::BLOCK_GROUP_TREE]);

@@ -1,4 +1,4 @@
-//! Names: what directories say of them by hash and by index, and what inodes say.
+//! The check of names: in directories, by hash and by index, and in inodes.
 
 use super::ledger::mix_name;
 use super::state::{Checker, Naming};
@@ -12,7 +12,7 @@ use ivers_vfs::FileType;
 /// The first index of a directory.
 const FIRST_INDEX: u64 = 2;
 
-/// A name that an inode has in a directory.
+/// A name in a directory.
 struct Place<'a> {
     dir: u64,
     index: u64,
@@ -33,7 +33,7 @@ impl Subvolume {
         self.names.add(dir, hash, count, || Name { by: Said::Hash, dir, child, name: name.into() });
     }
 
-    /// Takes the names of an inode. Returns how many there are.
+    /// Takes an item with names of an inode. Returns how many there are.
     pub(super) fn take_names(
         &mut self,
         checker: &mut Checker,
@@ -75,7 +75,7 @@ impl Subvolume {
         Ok(names.len() as u64)
     }
 
-    /// Takes entries of a directory. Returns the bytes of their names.
+    /// Takes an item with entries of a directory. Returns the bytes of their names.
     pub(super) fn take_entries(
         &mut self,
         checker: &mut Checker,
@@ -119,7 +119,8 @@ impl Subvolume {
         Ok(bytes)
     }
 
-    /// Counts the entries of a subvolume. A snapshot has copies of them, but no reference in the root tree.
+    /// Counts the entries that lead to a subvolume. A snapshot has the entries, too, but the root tree has no
+    /// reference of the snapshot.
     fn count_subvolume(&self, checker: &mut Checker, key: Key, entry: &DirItem<'_>) {
         let pair = (self.tree, entry.location.objectid);
         let Some(naming) = checker.namings.get_mut(&pair) else { return };
@@ -136,8 +137,8 @@ impl Subvolume {
 }
 
 impl Checker {
-    /// Reports a name that the index of the directory does not have (`count` is positive), or that only it
-    /// has.
+    /// Reports a name that the index of the directory does not have (`count` is positive), or that only the
+    /// index has.
     pub(super) fn report_name(&mut self, walk: &Subvolume, name: &Name, count: i64) {
         let Name { by, dir, child, name } = name;
         let name = name.escape_ascii();

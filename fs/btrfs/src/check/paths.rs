@@ -11,17 +11,17 @@ use ivers_vfs::{Ino, Result};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-/// Directories above an inode that are looked at.
+/// The most directories in a path.
 const DEPTH_MAX: usize = 256;
 
-/// A name of an inode: its directory's tree and number, and the name.
+/// A name of an inode: the tree and the number of its directory, and the name.
 type Named = (u64, u64, Vec<u8>);
 
 impl Checker {
-    /// Adds paths to the findings, from the names that inodes have themselves.
+    /// Adds paths to the findings, from the names that the inodes store.
     pub(super) fn add_paths(&mut self) -> Result<()> {
         let wanted = self.found.wanted_paths();
-        // By the number of an inode: that of its directory, and its name.
+        // For the number of an inode: the number of its directory, and its name.
         let mut names: HashMap<u64, (u64, Vec<u8>)> = HashMap::new();
         for ino in &wanted {
             let (mut tree, object) = unpack(Ino(*ino));
@@ -46,7 +46,7 @@ impl Checker {
         Ok(())
     }
 
-    /// One name of an inode; for the root of a subvolume, that of the subvolume.
+    /// Returns one name of an inode. For the root of a subvolume, this is the name of the subvolume.
     fn name_of(&self, tree: u64, objectid: u64) -> Result<Option<Named>> {
         if objectid == object::FIRST_FREE {
             let root = self.forest.volume.sb.root;

@@ -1,4 +1,4 @@
-//! References to extents: what blocks of trees contain, and what the extent tree says of them.
+//! The check of references to extents: those in blocks of trees, and those in the extent tree.
 
 use super::ledger::mix;
 use super::state::{Checker, Reference, tree_name};
@@ -12,10 +12,10 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::ops::ControlFlow;
 
-/// Flags in the head of a block.
+/// Flags in the header of a block.
 const WRITTEN: u64 = 1;
 const RELOCATED: u64 = 2;
-/// References name a tree or a block. Only the oldest filesystems have others.
+/// The revision of references that name a tree or a block. Only the oldest filesystems have another one.
 const REVISION: u8 = 1;
 
 fn hash_of(reference: &Reference) -> u64 {
@@ -29,7 +29,7 @@ fn hash_of(reference: &Reference) -> u64 {
     mix(&[bytenr, bytes, level.into(), kind, a, b, c])
 }
 
-/// A reference in words.
+/// Returns a reference in words.
 fn by_whom(by: &Ref) -> String {
     match by {
         Ref::TreeBlock { root } => format!("by {}", tree_name(*root)),
@@ -41,12 +41,12 @@ fn by_whom(by: &Ref) -> String {
 }
 
 impl Checker {
-    /// Adds what the extent tree says (`count` is positive), or what trees contain (negative).
+    /// Adds a reference of the extent tree (`count` is positive), or one of another tree (negative).
     pub(super) fn add_reference(&mut self, reference: Reference, count: i64) {
         self.references.add(reference.bytenr, hash_of(&reference), count, || reference);
     }
 
-    /// The extent tree's item of a block, and whether it has this reference.
+    /// Returns the item of a block in the extent tree, and whether the item has this reference.
     fn block_item(&self, bytenr: u64, level: u8, owner: u64) -> Result<Option<(ExtentItem, bool)>> {
         let Some(root) = self.root(object::EXTENT_TREE) else { return Ok(None) };
         let tree = root.tree;
@@ -67,7 +67,7 @@ impl Checker {
         Ok(None)
     }
 
-    /// Registers a block of a tree that is met for the first time: the references that it contains.
+    /// Registers a block of a tree when it is read for the first time: adds the references that it contains.
     pub(super) fn add_block(
         &mut self,
         expected: &Expected,
@@ -91,7 +91,7 @@ impl Checker {
                 self.bad("extent-item-wrong", Place::block(bytenr), format!("its extent item has {what}"));
             }
         }
-        // A relocation makes only blocks to whose children others refer by the block.
+        // In blocks that a relocation makes, references to children always name the block.
         let (flags, revision) = node.flags();
         let is_odd = flags & !(WRITTEN | RELOCATED) != 0 || (flags & RELOCATED != 0 && !full);
         if revision != REVISION || (is_odd && self.skip_references.is_none() && self.extents_sound) {
@@ -115,7 +115,7 @@ impl Checker {
             if key.kind != kind::EXTENT_DATA {
                 continue;
             }
-            // What is wrong with an item is reported with its inode.
+            // Defects of the item are reported with its inode.
             let Ok(Some(extent)) = referred_extent(key, node.data(index)) else { continue };
             let by = match full {
                 true => Ref::SharedData { parent: bytenr },
@@ -145,7 +145,7 @@ impl Checker {
             };
             let place = Place::block(bytenr);
             let what = by_whom(&by);
-            // Who refers to an extent is not known if a tree could not be read.
+            // If a tree could not be read, some references to extents are unknown.
             if count > 0 && self.trees_sound {
                 let what =
                     format!("an extent of {bytes} bytes is recorded as used{times} {what}, which is not so");
@@ -157,7 +157,7 @@ impl Checker {
         }
     }
 
-    /// The files that use an address of data, as the extent tree says: at most a few.
+    /// Returns files that use an address of data, from the extent tree: at most a few.
     pub(super) fn users_of(&self, address: u64) -> Vec<(u64, u64)> {
         let Some(root) = self.root(object::EXTENT_TREE) else { return Vec::new() };
         let tree = root.tree;

@@ -1,4 +1,4 @@
-//! The root tree: all other trees, and the names of subvolumes.
+//! The check of the root tree: all other trees, and the names of subvolumes.
 
 use super::ledger::mix_name;
 use super::state::{Checker, Root, tree_name};
@@ -13,7 +13,7 @@ use ivers_vfs::Result;
 use ivers_vfs::check::Place;
 use std::collections::BTreeSet;
 
-/// Bytes of a root item, and of one of the oldest filesystems.
+/// The bytes of a root item, and of one of the oldest filesystems.
 const ITEM_BYTES: usize = size_of::<RawRootItem>() + size_of::<RawRootTail>();
 const OLD_ITEM_BYTES: usize = size_of::<RawRootItem>();
 /// Flags of a subvolume: read-only, and being deleted.
@@ -21,7 +21,7 @@ const FLAGS: u64 = 1 | 1 << 48;
 /// Trees that every filesystem has.
 const NEEDED: [u64; 4] = [object::EXTENT_TREE, object::DEV_TREE, object::FS_TREE, object::CSUM_TREE];
 
-/// What the root tree has.
+/// A walk of the root tree.
 #[derive(Default)]
 struct RootTree {
     orphans: BTreeSet<u64>,
@@ -68,7 +68,7 @@ impl RootTree {
             }
             kind::INODE_REF => drop(decode_names(data, 0)?),
             kind::DIR_ITEM => drop(DirItem::decode_all(data, false)?),
-            // The old cache of free space, and the state of a balance.
+            // Items of the old cache of free space, and of the state of a balance.
             kind::EXTENT_DATA | kind::TEMPORARY_ITEM | 0 => {}
             _ => return Err("no item of this type belongs here".into()),
         }
@@ -76,7 +76,7 @@ impl RootTree {
     }
 }
 
-/// Decodes the root of a tree, and says what is odd about it.
+/// Decodes a root item. Returns also its defect, if it has one and the tree can still be used.
 fn decode_root(
     checker: &Checker,
     key: Key,
@@ -142,7 +142,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Walks a tree that is not a subvolume. Returns whether it could be read; `None` if there is none.
+    /// Walks a tree that is not a subvolume. Returns whether it could be read; `None`: there is no such tree.
     pub(super) fn walk_by_id(&mut self, id: u64, visit: &mut dyn Visit) -> Result<Option<bool>> {
         let Some(root) = self.root(id).copied() else { return Ok(None) };
         self.add_root(&root.tree);

@@ -1,4 +1,4 @@
-//! The scrub: reads all copies of everything that has a checksum, and writes bad copies again.
+//! The scrub: reads all copies of everything that has a checksum, and mends bad copies.
 
 use super::checksums::ChecksumTree;
 use super::extents::ExtentTree;
@@ -11,25 +11,25 @@ use ivers_vfs::Result;
 use ivers_vfs::check::{Findings, Memory};
 use std::sync::Arc;
 
-/// What a scrub has found and done.
+/// The result of a scrub.
 #[derive(Debug)]
 pub struct Scrubbed {
-    /// Bad copies, with and without another one that is right.
+    /// Bad copies that were mended, and defects that were not.
     pub found: Findings,
     /// Copies of blocks of trees that were read.
     pub blocks: u64,
     /// Bytes of data, in all copies, that were compared with their checksums.
     pub data_bytes: u64,
-    /// Bytes of data without a checksum: nobody can tell whether they are right.
+    /// Bytes of data without a checksum, which were not read: it is unknown whether they are right.
     pub unknown_bytes: u64,
-    /// Copies that were written again.
+    /// Copies that were mended.
     pub mended: u64,
-    /// Findings that are left.
+    /// Findings that are not mended copies.
     pub left: u64,
 }
 
-/// Reads all copies of all superblocks, blocks of trees, and data with checksums. If `writes`, bad copies are
-/// written again from one that is right. `place` names the image in errors.
+/// Reads all copies of all superblocks, blocks of trees, and data with checksums. If `writes`, mends bad
+/// copies. `place` names the image in errors.
 pub fn scrub(
     devices: Vec<Arc<dyn Device>>,
     writes: bool,
@@ -67,7 +67,7 @@ impl Checker {
         for root in roots {
             match root.tree.id {
                 object::RELOCATION | object::CSUM_TREE => {}
-                // It tells data without checksums.
+                // The extent tree says which data exists. The part without checksums is reported.
                 object::EXTENT_TREE => {
                     self.extents_sound = self.walk(&root, &mut ExtentTree::default(), false)?;
                 }

@@ -1,18 +1,18 @@
-//! Addresses of all chunks as one row of sectors, and what each sector is.
+//! The sectors of all chunks in one row, and the use of each sector.
 
 use crate::layout::chunk::Chunk;
 use ivers_vfs::check::Bits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A block group: a chunk, and what its item says.
+/// A block group: a chunk, and the values of its item.
 pub(super) struct Group {
     pub chunk: Arc<Chunk>,
-    /// Bytes of extents in it, as its item says.
+    /// Bytes of extents in it, according to its item.
     pub stored_used: Option<u64>,
-    /// Bytes of extents in it.
+    /// Bytes of extents in it, as counted.
     pub used: u64,
-    /// Free extents, and whether they are stored as bitmaps, as the free-space tree says.
+    /// According to the free-space tree: the number of free extents, and whether they are stored as bitmaps.
     pub free: Option<(u32, bool)>,
     /// The number of its first sector in the row.
     first: u64,
@@ -24,20 +24,20 @@ pub(super) struct Space {
     pub sector: u64,
     /// Sectors of extents.
     pub used: Bits,
-    /// Of them, data of files.
+    /// Those of them that have data of files.
     pub data: Bits,
     /// Sectors with a checksum.
     pub sums: Bits,
-    /// Sectors that the free-space tree has.
+    /// Sectors that are free according to the free-space tree.
     pub free: Bits,
     /// First sectors of blocks of trees that were visited.
     pub visited: Bits,
-    /// Memory of the groups.
+    /// The bytes of memory that the groups take.
     group_bytes: usize,
 }
 
 impl Space {
-    /// `chunks` do not overlap.
+    /// Makes empty sets for chunks, which must not overlap.
     pub(super) fn new(chunks: Vec<Arc<Chunk>>, sector_size: u32) -> Self {
         let sector = u64::from(sector_size);
         let (mut groups, mut first) = (BTreeMap::new(), 0u64);
@@ -54,7 +54,7 @@ impl Space {
         Self { groups, sector, used, data, sums, free, visited, group_bytes }
     }
 
-    /// The group of an address.
+    /// Returns the group of an address.
     pub(super) fn group(&self, address: u64) -> Option<&Group> {
         let (_, group) = self.groups.range(..=address).next_back()?;
         (address < group.chunk.end()).then_some(group)
@@ -65,8 +65,8 @@ impl Space {
         (address < group.chunk.end()).then_some(group)
     }
 
-    /// The sectors of a range of addresses that starts at a sector and lies in one group: the first one and
-    /// their number.
+    /// Returns the sectors of a range of addresses: the first one and their number. `None`, unless the range
+    /// starts at a sector and lies in one group.
     pub(super) fn sectors(&self, address: u64, len: u64) -> Option<(u64, u64)> {
         let group = self.group(address)?;
         let (offset, sector) = (address - group.chunk.start, self.sector);
@@ -79,12 +79,12 @@ impl Space {
         self.groups.values().map(|group| group.chunk.length / self.sector).sum()
     }
 
-    /// The address of a sector of a group.
+    /// Returns the address of a sector of a group.
     pub(super) fn address(&self, group: &Group, sector: u64) -> u64 {
         group.chunk.start + (sector - group.first) * self.sector
     }
 
-    /// Bytes of data that have no checksum.
+    /// Returns the bytes of data that have no checksum.
     pub(super) fn data_without_sums(&self) -> u64 {
         let (end, mut at, mut sectors) = (self.sectors_total(), 0, 0);
         while let Some(first) = self.data.find_outside(&self.sums, at, end - at) {
@@ -96,7 +96,7 @@ impl Space {
         sectors * self.sector
     }
 
-    /// Memory that it takes.
+    /// Returns the bytes of memory that it takes.
     pub(super) fn bytes_kept(&self) -> usize {
         let bits = [&self.used, &self.data, &self.sums, &self.free, &self.visited];
         bits.iter().map(|bits| bits.bytes_kept()).sum::<usize>() + self.group_bytes

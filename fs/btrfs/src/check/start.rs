@@ -14,15 +14,15 @@ use ivers_vfs::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Memory for blocks that are read again.
+/// The bytes of memory for blocks that may be read again.
 const CACHE_BYTES: u64 = 16 << 20;
-/// Longer than any chunk that Linux makes. The sets of sectors grow by at most one chunk before their memory is
-/// charged.
+/// The most bytes of a chunk: more than any chunk that Linux makes. The sets of sectors grow by at most one
+/// chunk before their memory is charged.
 const CHUNK_BYTES_MAX: u64 = 256 << 30;
-/// Bytes of chunks beyond which the sets of sectors would be too large.
+/// The most bytes of all chunks: with more, the sets of sectors would be too large.
 const SPACE_MAX: u64 = 1 << 56;
 
-/// Finds superblocks and chunks. Damage that hides everything else is returned as findings.
+/// Finds superblocks and chunks. Returns findings if damage hides everything else.
 pub(super) fn open(
     devices: Vec<Arc<dyn Device>>,
     degraded: bool,

@@ -1,4 +1,4 @@
-//! What a check knows.
+//! The state of a check.
 
 use super::ledger::Ledger;
 use super::space::Space;
@@ -24,10 +24,10 @@ pub(super) struct Reference {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Root {
     pub tree: Tree,
-    /// The offset of the key of its item.
+    /// The offset in the key of its item.
     pub item_offset: u64,
     pub refs: u32,
-    /// A deletion that was interrupted has removed all keys below this one, in blocks from this level on.
+    /// An interrupted deletion has removed all keys below this one, in blocks of this level and above.
     pub dropped: Option<(Key, u8)>,
     /// The tree could be read.
     pub sound: bool,
@@ -36,7 +36,7 @@ pub(super) struct Root {
 }
 
 impl Root {
-    /// Object and offset of the key of its item.
+    /// Returns the object and the offset in the key of its item.
     pub(super) fn item_key(&self) -> (u64, u64) {
         (self.tree.id, self.item_offset)
     }
@@ -45,10 +45,10 @@ impl Root {
 /// What is known of the name of a subvolume in its parent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Naming {
-    /// Directory, sequence and hash of the name, as the parent and the child say.
+    /// The directory, sequence and hash of the name: from the parent (`forward`) and the child (`backward`).
     pub forward: Option<(u64, u64, u64)>,
     pub backward: Option<(u64, u64, u64)>,
-    /// Names in the directory that say the same: entries and index entries.
+    /// How many names in the directory agree with that: entries by hash, and entries by index.
     pub entries: u32,
     pub indexes: u32,
 }
@@ -56,13 +56,13 @@ pub(super) struct Naming {
 /// What a scrub has done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Mending {
-    /// Write bad copies again. Otherwise they are only reported.
+    /// Mend bad copies. Otherwise they are only reported.
     pub writes: bool,
     /// Copies of blocks of trees that were read.
     pub blocks: u64,
     /// Bytes of data, in all copies, that were compared with their checksums.
     pub data_bytes: u64,
-    /// Copies that were written again.
+    /// Copies that were mended.
     pub mended: u64,
 }
 
@@ -73,11 +73,11 @@ pub(super) struct Checker {
     pub memory: Memory,
     pub space: Space,
     pub references: Ledger<Reference>,
-    /// By number and offset of the key. An old item of a tree can be there, too.
+    /// Roots by the number and offset in their keys. An old item of a tree can be there, too.
     pub roots: BTreeMap<(u64, u64), Root>,
     /// Names of subvolumes, by parent and child.
     pub namings: BTreeMap<(u64, u64), Naming>,
-    /// The walk only collects differences: nothing else is reported.
+    /// Report nothing: the walk only collects differences.
     pub quiet: bool,
     /// The extent tree could be read.
     pub extents_sound: bool,
@@ -85,13 +85,13 @@ pub(super) struct Checker {
     pub trees_sound: bool,
     /// The checksum tree could be read.
     pub sums_sound: bool,
-    /// References are not compared, for this reason.
+    /// Why references are not compared. `None`: they are.
     pub skip_references: Option<&'static str>,
     /// Inodes without names that the next mount removes.
     pub orphans: u64,
-    /// Memory of what is kept for one subvolume.
+    /// The bytes of memory that are kept for one subvolume.
     pub beside: usize,
-    /// Only of a scrub.
+    /// `None`: this is a check and not a scrub.
     pub mending: Option<Mending>,
 }
 
@@ -102,7 +102,7 @@ impl Checker {
         }
     }
 
-    /// Writes a bad copy again, if this is a scrub that writes. Returns whether that was done.
+    /// Mends a bad copy, if this is a scrub that writes. Returns whether it did.
     pub(super) fn mend(&mut self, address: u64, copy: usize, right: &[u8]) -> bool {
         let Some(mending) = self.mending.as_mut().filter(|mending| mending.writes) else { return false };
         match self.forest.volume.write_copy(address, copy, right) {
@@ -116,12 +116,12 @@ impl Checker {
         true
     }
 
-    /// Reports an item of a tree.
+    /// Reports a defect of an item of a tree.
     pub(super) fn bad_item(&mut self, code: &'static str, tree: u64, key: Key, what: impl AsRef<str>) {
         self.bad(code, Place::filesystem(), format!("tree {tree}, item {key}: {}", what.as_ref()));
     }
 
-    /// Charges what the check keeps. Returns an error if that is too much.
+    /// Charges the memory that the check keeps. Returns an error if it is more than the check may have.
     pub(super) fn charge(&mut self) -> Result<()> {
         let roots = self.roots.len() * 2 * size_of::<Root>();
         let namings = self.namings.len() * 2 * size_of::<Naming>();
@@ -129,12 +129,12 @@ impl Checker {
         self.memory.keep(kept as u64)
     }
 
-    /// The root item of a tree that is used: the one with the highest offset.
+    /// Returns the root item of a tree that is in use: the one with the highest offset.
     pub(super) fn root(&self, id: u64) -> Option<&Root> {
         self.roots.range((id, 0)..=(id, u64::MAX)).next_back().map(|(_, root)| root)
     }
 
-    /// Where an inode of a subvolume is: its number as a mount shows it.
+    /// Returns the place of an inode of a subvolume, with the number that a mount shows.
     pub(super) fn inode_place(&self, tree: u64, objectid: u64) -> Place {
         match pack(tree, Object::Inode(objectid)) {
             Ok(ino) if tree != object::DATA_RELOCATION => Place::inode(ino.0),
@@ -143,7 +143,7 @@ impl Checker {
     }
 }
 
-/// A subvolume or a tree in the words of a finding.
+/// Returns the name of a subvolume or a tree in the text of a finding.
 pub(super) fn tree_name(tree: u64) -> String {
     match tree {
         object::ROOT_TREE => "the root tree".into(),

@@ -1,16 +1,16 @@
-//! What is kept of a subvolume while it is walked.
+//! The memory of a walk of one subvolume.
 
 use super::ledger::Ledger;
 use super::state::Checker;
 use crate::layout::key::object;
 use std::collections::BTreeSet;
 
-/// Bytes of a name, at most.
+/// The most bytes of a name.
 const NAME_BYTES_MAX: usize = 255;
-/// Memory of an orphan, with its share of a node.
+/// The bytes of memory that an orphan takes, with its share of a node of the set.
 const ORPHAN_BYTES: usize = 24;
 
-/// Who says a name.
+/// Which two sides of a name are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Said {
     /// The inode and the index of the directory.
@@ -33,7 +33,7 @@ pub(super) struct Subvolume {
     pub names: Ledger<Name>,
     /// Directories and their parents, in the order of their numbers.
     pub dirs: Vec<(u64, u64)>,
-    /// Inodes without names whose orphan item was not met.
+    /// Inodes without names whose orphan item was not found so far.
     pub orphans: BTreeSet<u64>,
 }
 
@@ -42,14 +42,14 @@ impl Subvolume {
         Self { tree, names: Ledger::new(), dirs: Vec::new(), orphans: BTreeSet::new() }
     }
 
-    /// Memory that it takes.
+    /// Returns the bytes of memory that it takes.
     pub(super) fn bytes_kept(&self) -> usize {
         let dirs = self.dirs.capacity() * size_of::<(u64, u64)>();
         let names = self.names.bytes_kept() + self.names.entries_kept() * NAME_BYTES_MAX;
         names + dirs + self.orphans.len() * ORPHAN_BYTES
     }
 
-    /// Reports an item of an inode.
+    /// Reports a defect of an inode.
     pub(super) fn bad(
         &self,
         checker: &mut Checker,

@@ -1,4 +1,4 @@
-//! Superblocks and their copies.
+//! The check of superblocks and their copies.
 
 use super::chunks::Device;
 use super::state::Checker;
@@ -14,7 +14,7 @@ use ivers_vfs::Result;
 use ivers_vfs::check::{Findings, Place};
 use std::collections::BTreeMap;
 
-/// Bytes of a superblock that its copies have of their own: checksum and place.
+/// The bytes of a superblock that differ in its copies: checksum and place.
 const OWN_BYTES: [std::ops::Range<usize>; 2] = [0..32, 0x30..0x38];
 
 fn read_place(device: &dyn BlockDevice, at: u64) -> Result<Vec<u8>> {
@@ -48,7 +48,7 @@ pub(super) fn check_remains(device: &dyn BlockDevice) -> Result<Option<Findings>
 }
 
 impl Checker {
-    /// Writes damaged superblocks of each device again, from the newest one of that device.
+    /// Mends damaged superblocks of each device, from the newest one of that device.
     pub(super) fn mend_superblocks(&mut self) -> Result<()> {
         let members: Vec<_> = self
             .forest
@@ -166,7 +166,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Fields that contradict others.
+    /// Returns the fields that contradict others.
     fn odd_fields(
         &self,
         raw: &RawSuperblock,

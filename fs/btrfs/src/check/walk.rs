@@ -1,4 +1,4 @@
-//! Walks of trees: every block is read, with all its copies, and judged by what leads to it.
+//! Walks of trees. A walk reads all copies of every block, and checks them against the pointer to the block.
 
 use super::state::{Checker, Root, tree_name};
 use crate::layout::key::Key;
@@ -9,13 +9,13 @@ use ivers_vfs::check::Place;
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
 
-/// What a walk meets.
+/// What a walk does with the leaves of a tree.
 pub(super) trait Visit {
-    /// A leaf, in the order of keys.
+    /// Takes the next leaf. Leaves come in the order of their keys.
     fn leaf(&mut self, checker: &mut Checker, leaf: &Node) -> Result<()>;
 }
 
-/// A walk that only registers blocks.
+/// For walks that only register blocks.
 pub(super) struct Nothing;
 
 impl Visit for Nothing {
@@ -29,11 +29,11 @@ struct Walk<'a> {
     tree: Tree,
     dropped: Option<(Key, u8)>,
     visit: &'a mut dyn Visit,
-    /// Also blocks that were visited before.
+    /// Visit also blocks that were visited before.
     again: bool,
 }
 
-/// The code of a defect of a block, by the words of [`Node::parse`] and [`Node::check`].
+/// Returns the code of a defect of a block, by the text of the error of [`Node::parse`] or [`Node::check`].
 fn code_of(what: &str) -> &'static str {
     match what {
         "bad checksum" => "block-checksum-wrong",
@@ -47,7 +47,8 @@ fn code_of(what: &str) -> &'static str {
 }
 
 impl Checker {
-    /// Reads all copies of a block. Returns the first that is right. Reports the others, if `all`.
+    /// Reads the copies of a block, in order. Returns the first right one. If `all`, reads also the copies
+    /// after it. Reports bad copies.
     fn read_block(&mut self, expected: &Expected, all: bool) -> Result<Option<Arc<Node>>> {
         let address = expected.bytenr;
         let mut right: Option<Arc<Node>> = None;
@@ -122,7 +123,7 @@ impl Checker {
             return Ok(false);
         };
         let is_new = !self.space.visited.get(sector);
-        // A block that was right before is still right, but not for each pointer to it.
+        // The block itself is still right, but another pointer to it may be wrong.
         let Some(node) = self.cached(expected, is_new)? else { return Ok(false) };
         if is_new {
             self.space.visited.set_run(sector, 1);
@@ -158,7 +159,7 @@ impl Checker {
         Ok(sound)
     }
 
-    /// Returns a block, from memory if all its copies were read before.
+    /// Returns a block: from memory, if all its copies were read before.
     fn cached(&mut self, expected: &Expected, is_new: bool) -> Result<Option<Arc<Node>>> {
         if !is_new
             && let Some(node) = self.forest.cache.get(expected.bytenr)
@@ -174,7 +175,7 @@ impl Checker {
     }
 }
 
-/// Whether an interrupted deletion has released what a pointer leads to.
+/// Returns whether an interrupted deletion of a subvolume has released the block that a pointer leads to.
 pub(super) fn is_dropped(node: &Node, index: usize, dropped: Option<(Key, u8)>) -> bool {
     let Some((key, level)) = dropped else { return false };
     if node.level < level {
@@ -186,7 +187,7 @@ pub(super) fn is_dropped(node: &Node, index: usize, dropped: Option<(Key, u8)>) 
     }
 }
 
-/// Turns damage that a search met into nothing, because the walk of that tree has reported it.
+/// Returns `None` for damage that a search found: the walk of that tree has reported it.
 pub(super) fn without_damage<T>(result: Result<Option<T>>) -> Result<Option<T>> {
     match result {
         Err(Error::Corrupt { .. }) => Ok(None),

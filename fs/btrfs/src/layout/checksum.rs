@@ -37,7 +37,7 @@ impl ChecksumKind {
     /// All checksums.
     pub const ALL: [Self; 4] = [Self::Crc32c, Self::XxHash64, Self::Sha256, Self::Blake2b];
 
-    /// Its number in the superblock.
+    /// Returns its number in the superblock.
     pub(crate) fn to_disk(self) -> u16 {
         match self {
             Self::Crc32c => 0,

@@ -43,7 +43,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Bits of the type of a chunk.
+    /// The bits in the type of a chunk.
     pub(crate) const DUP: u64 = DUP;
     pub(crate) const RAID1: u64 = RAID1;
     pub(crate) const RAID1C3: u64 = RAID1C3;
@@ -89,7 +89,7 @@ pub(crate) struct Chunk {
     pub length: u64,
     /// What it contains, of `DATA` and others.
     pub contents: u64,
-    /// Its type as stored: contents and profile.
+    /// Returns its type as stored: contents and profile.
     pub flags: u64,
     pub profile: Profile,
     stripe_len: u64,

@@ -117,7 +117,7 @@ impl ExtentItem {
         self.flags & FLAG_DATA != 0
     }
 
-    /// The extent has either data or a block of a tree.
+    /// Returns whether the extent has either data or a block of a tree, and not both.
     pub(crate) fn has_one_kind(&self) -> bool {
         [FLAG_DATA, FLAG_TREE_BLOCK].contains(&(self.flags & (FLAG_DATA | FLAG_TREE_BLOCK)))
     }

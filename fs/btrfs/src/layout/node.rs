@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    /// The flags in the head, and the revision of its references.
+    /// Returns the flags in the header, and the revision of the references.
     pub(crate) fn flags(&self) -> (u64, u8) {
         let flags = read::<RawHeader>(&self.bytes, 0).map_or(0, |header| header.flags.get());
         (flags & (u64::MAX >> 8), (flags >> 56) as u8)

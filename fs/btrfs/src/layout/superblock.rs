@@ -12,9 +12,9 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 pub const SUPERBLOCK_PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The magic.
 pub(crate) const MAGIC: &[u8; 8] = b"_BHRfS_M";
-/// The longest label.
+/// The most bytes of a label.
 pub(crate) const LABEL_MAX: usize = 255;
-/// Sectors, and parts of stripes, of new filesystems.
+/// The bytes of a sector, and of a stripe, of new filesystems.
 pub(crate) const SECTOR: u64 = 4096;
 pub(crate) const STRIPE_LEN: u64 = 64 << 10;
 /// Where the superblock has the array of system chunks, and its largest size.

@@ -1,24 +1,24 @@
-//! Where the first chunks are.
+//! The sizes and places of the first chunks.
 
 use super::options::{CONTENTS, Copies, MkfsOptions};
 use crate::layout::chunk::{DATA, METADATA, SYSTEM};
 use crate::layout::superblock::{SECTOR, STRIPE_LEN};
 use ivers_vfs::{Error, Result};
 
-/// Nothing is allocated before: superblock and boot loaders.
+/// The first byte of a device that chunks may use. The superblock and boot loaders lie before it.
 const FIRST_BYTE: u64 = 1 << 20;
 const SYSTEM_BYTES: u64 = 8 << 20;
 const DATA_BYTES: u64 = 8 << 20;
-/// The largest metadata chunk, below and above 50 GiB.
+/// The size of the largest metadata chunk, on filesystems below and above 50 GiB.
 const METADATA_BYTES: (u64, u64) = (256 << 20, 1 << 30);
 const LARGE: u64 = 50 << 30;
-/// The smallest device, as of mkfs.btrfs.
+/// The smallest size of a device, that of mkfs.btrfs.
 const DEVICE_BYTES_MIN: u64 = 109 << 20;
 
 /// A part of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
-    /// From 0.
+    /// The index of the device, from 0.
     pub device: usize,
     pub offset: u64,
 }
@@ -36,7 +36,7 @@ pub(super) struct NewChunk {
 /// All sizes and places.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Bytes of each device that are used.
+    /// The used bytes of each device.
     pub devices: Vec<u64>,
     pub chunks: Vec<NewChunk>,
 }
@@ -75,12 +75,12 @@ impl Plan {
         Ok(Self { devices, chunks })
     }
 
-    /// Bytes of all devices.
+    /// Returns the bytes of all devices.
     pub(super) fn bytes(&self) -> u64 {
         self.devices.iter().sum()
     }
 
-    /// Bytes of chunks on a device.
+    /// Returns the bytes of chunks on a device.
     pub(super) fn used(&self, device: usize) -> u64 {
         let on_it = |chunk: &NewChunk| {
             chunk.parts.iter().filter(|part| part.device == device).count() as u64 * chunk.length
@@ -88,13 +88,14 @@ impl Plan {
         self.chunks.iter().map(on_it).sum()
     }
 
-    /// The chunk with these contents.
+    /// Returns the chunk with these contents.
     pub(super) fn chunk(&self, contents: u64) -> &NewChunk {
         self.chunks.iter().find(|chunk| chunk.flags & contents != 0).expect("there is one of each")
     }
 }
 
-/// A tenth of all bytes, with all copies on one device.
+/// Returns the size of the metadata chunk. Its copies on one device take a tenth of all bytes, unless the
+/// chunk would be larger than the largest one.
 fn metadata_bytes(total: u64, copies: Copies) -> u64 {
     let most = if total > LARGE { METADATA_BYTES.1 } else { METADATA_BYTES.0 };
     let per_device = copies.count().div_ceil(copies.devices()) as u64;
@@ -127,7 +128,7 @@ mod tests {
             }
             assert!(parts.iter().all(|(device, start, len)| start + len <= sizes[*device]));
         }
-        // That of mkfs.btrfs for 1 GiB.
+        // The geometry of mkfs.btrfs for 1 GiB.
         assert_eq!(metadata_bytes(1 << 30, Copies::Dup), 53_673_984);
         let refuse = |sizes: &[u64], data| {
             Plan::new(sizes, &MkfsOptions { data, ..MkfsOptions::default() }).unwrap_err().to_string()

@@ -1,4 +1,4 @@
-//! Items of a new filesystem.
+//! The items of a new filesystem.
 
 use super::geometry::{NewChunk, Plan};
 use super::options::MkfsOptions;
@@ -13,19 +13,19 @@ use ivers_vfs::FileType;
 use sha2::{Digest, Sha256};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The transaction that makes everything.
+/// The generation of everything: there is one transaction.
 pub(super) const GENERATION: u64 = 1;
 const DIRECTORY_PERM: u32 = 0o755;
-/// The type of an entry that is a directory.
+/// The type of an entry that leads to a directory.
 const FT_DIR: u8 = 2;
 const IO_BYTES: u32 = 4096;
 
-/// Computes a UUID from that of the filesystem and what it is for.
+/// Computes a UUID from the UUID of the filesystem and from its purpose.
 pub(super) fn derived_uuid(options: &MkfsOptions, what: &str) -> [u8; 16] {
     let sum = Sha256::new().chain_update(options.uuid).chain_update(what).finalize();
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&sum[..16]);
-    // A random UUID of RFC 9562, as far as its version and variant say.
+    // The version and variant of a random UUID (RFC 9562).
     uuid[6] = uuid[6] & 0x0F | 0x40;
     uuid[8] = uuid[8] & 0x3F | 0x80;
     uuid
@@ -114,7 +114,7 @@ fn time(options: &MkfsOptions) -> RawTime {
     RawTime { sec: u64::from(options.timestamp).into(), nsec: 0.into() }
 }
 
-/// A directory with nothing in it.
+/// Returns the inode of an empty directory.
 fn directory(options: &MkfsOptions, owner: (u32, u32)) -> InodeItem {
     let mut item = InodeItem::empty(FileType::Directory);
     let raw = item.raw_mut();
@@ -127,7 +127,7 @@ fn directory(options: &MkfsOptions, owner: (u32, u32)) -> InodeItem {
     item
 }
 
-/// A tree of files with an empty root directory.
+/// Returns a tree of files with an empty root directory.
 pub(super) fn file_tree(id: u64, options: &MkfsOptions) -> NewTree {
     let owner = if id == object::FS_TREE { options.root_owner } else { (0, 0) };
     let root = object::FIRST_FREE;
@@ -138,14 +138,14 @@ pub(super) fn file_tree(id: u64, options: &MkfsOptions) -> NewTree {
     NewTree::new(id, items)
 }
 
-/// The UUID of the top-level subvolume, and where it is.
+/// Returns the UUID tree, which has the UUID of the top-level subvolume.
 pub(super) fn uuid_tree(options: &MkfsOptions) -> NewTree {
     let uuid = u128::from_le_bytes(derived_uuid(options, "subvolume"));
     let key = Key::new(uuid as u64, kind::UUID_KEY_SUBVOL, (uuid >> 64) as u64);
     NewTree::new(object::UUID_TREE, vec![(key, object::FS_TREE.to_le_bytes().to_vec())])
 }
 
-/// Block groups, and blocks of trees with their level and tree.
+/// Returns the extent tree. `blocks` are blocks of trees, with their level and tree.
 pub(super) fn extent_tree(groups: &[(u64, u64, u64, u64)], blocks: &[(u64, u8, u64)]) -> NewTree {
     let mut items = Vec::new();
     for (start, length, flags, used) in groups {
@@ -166,7 +166,7 @@ pub(super) fn extent_tree(groups: &[(u64, u64, u64, u64)], blocks: &[(u64, u8, u
     NewTree::new(object::EXTENT_TREE, items)
 }
 
-/// The free space of each group: all of it after the used bytes.
+/// Returns the free-space tree. The free space of a group follows its used bytes.
 pub(super) fn free_space_tree(groups: &[(u64, u64, u64, u64)]) -> NewTree {
     let mut items = Vec::new();
     for (start, length, _, used) in groups {
@@ -177,7 +177,7 @@ pub(super) fn free_space_tree(groups: &[(u64, u64, u64, u64)]) -> NewTree {
     NewTree::new(object::FREE_SPACE_TREE, items)
 }
 
-/// The item of a tree in the tree of roots. Its size does not depend on where the tree is.
+/// Returns the root item of a tree. Its size does not depend on the address of the tree.
 pub(super) fn root_item(tree: &NewTree, options: &MkfsOptions) -> Vec<u8> {
     let mut raw = RawRootItem::new_zeroed();
     let mut tail = RawRootTail::new_zeroed();
@@ -205,7 +205,7 @@ pub(super) fn root_item(tree: &NewTree, options: &MkfsOptions) -> Vec<u8> {
     [raw.as_bytes(), tail.as_bytes()].concat()
 }
 
-/// The tree of roots: all other trees but that of chunks, and the name of the default subvolume.
+/// Returns the root tree, with all other trees except the chunk tree, and the name of the default subvolume.
 pub(super) fn root_tree(trees: &[NewTree], options: &MkfsOptions) -> NewTree {
     let dir = object::ROOT_TREE_DIR;
     let name = b"default";

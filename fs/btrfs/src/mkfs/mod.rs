@@ -1,13 +1,13 @@
 //! Making an empty filesystem on one or several devices.
 //!
-//! Features and sizes are those of mkfs.btrfs 6.2; `docs/btrfs.md` lists what differs. The same options give
+//! Features and sizes are those of mkfs.btrfs 6.2; `docs/btrfs.md` lists what differs. The same options make
 //! the same filesystem, byte for byte.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `options` | what a caller asks for, and what it gets |
+//! | `options` | the options of a new filesystem, and its description |
 //! | `geometry` | devices and chunks |
-//! | `trees`, `items` | blocks of trees; what they contain |
+//! | `trees`, `items` | blocks of trees; their items |
 
 mod geometry;
 mod items;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use trees::NewTree;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Bytes at the start of a device that are zero, but for the superblock.
+/// The bytes at the start of a device that become zero, except for the superblock.
 const HEAD_BYTES: u64 = 1 << 20;
 
 /// Checks that a filesystem with these options fits devices of these sizes; writes nothing.
@@ -39,15 +39,15 @@ pub fn plan(sizes: &[u64], options: &MkfsOptions) -> Result<()> {
     Plan::new(sizes, options).map(drop)
 }
 
-/// Makes a filesystem that fills the devices. All checks pass before the first write. The superblocks are
-/// written last: an incomplete filesystem is not recognized. The filesystem is durable on return.
+/// Makes a filesystem that fills the devices. Checks everything before the first write. Writes the
+/// superblocks last, so an incomplete filesystem is not recognized. The filesystem is durable on return.
 pub fn mkfs(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<MkfsReport> {
     let sizes: Vec<u64> = devices.iter().map(|device| device.size_bytes()).collect();
     let plan = Plan::new(&sizes, options)?;
     let trees = all_trees(&plan, options)?;
     let supers: Vec<_> =
         (0..devices.len()).map(|device| superblock(&plan, options, &trees, device)).collect();
-    // What cannot be read is not written.
+    // A superblock that the driver cannot read must not be written.
     let sb = Superblock::parse(&at_place(options, &supers[0], SUPERBLOCK_PLACES[0]), SUPERBLOCK_PLACES[0]);
     let sb = sb.map_err(|why| why.into_error("a new superblock"))?;
     for device in devices {
@@ -64,7 +64,7 @@ pub fn mkfs(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<MkfsRe
         }
     }
     flush(devices)?;
-    // The first superblocks come last: the copies alone are not recognised.
+    // The first superblocks come last: the copies alone are not recognized.
     for place in SUPERBLOCK_PLACES.into_iter().rev() {
         for (number, device) in devices.iter().enumerate() {
             if place + (SUPERBLOCK_BYTES as u64) < plan.devices[number] {
@@ -100,7 +100,7 @@ pub fn erase_superblocks(devices: &[Arc<dyn Device>]) -> Result<()> {
     flush(devices)
 }
 
-/// Gives a tree its addresses, from `next` on.
+/// Assigns addresses to the blocks of a tree, from `next` on.
 fn place_tree(tree: &mut NewTree, next: &mut u64, node_size: u32) {
     let count = tree.block_count(node_size) as u64;
     tree.blocks = (0..count).map(|number| *next + number * u64::from(node_size)).collect();
@@ -115,7 +115,7 @@ fn groups(plan: &Plan, ends: &[(u64, u64)]) -> Vec<(u64, u64, u64, u64)> {
     plan.chunks.iter().map(|chunk| (chunk.start, chunk.length, chunk.flags, used(chunk))).collect()
 }
 
-/// All trees, the tree of roots first, each with its addresses.
+/// Returns all trees with their addresses, the root tree first.
 fn all_trees(plan: &Plan, options: &MkfsOptions) -> Result<Vec<NewTree>> {
     let node_size = options.node_size;
     let mut trees = vec![items::chunk_tree(plan, options)];
@@ -129,7 +129,8 @@ fn all_trees(plan: &Plan, options: &MkfsOptions) -> Result<Vec<NewTree>> {
         items::free_space_tree(&groups(plan, &[])),
         items::file_tree(object::DATA_RELOCATION, options),
     ]);
-    // Their sizes do not depend on the addresses. That of the extent tree depends on the number of blocks.
+    // The sizes of trees do not depend on addresses. The size of the extent tree depends on the number of
+    // blocks.
     let mut end = plan.chunk(METADATA).start;
     trees[1..].iter_mut().for_each(|tree| place_tree(tree, &mut end, node_size));
     let mut extents = NewTree::new(object::EXTENT_TREE, Vec::new());
@@ -169,7 +170,7 @@ fn all_trees(plan: &Plan, options: &MkfsOptions) -> Result<Vec<NewTree>> {
     Ok(trees)
 }
 
-/// The superblock of a device, without checksum and place.
+/// Returns the superblock of a device, without checksum and place.
 fn superblock(plan: &Plan, options: &MkfsOptions, trees: &[NewTree], device: usize) -> Vec<u8> {
     let root_of = |id: u64| {
         let tree = trees.iter().find(|tree| tree.id == id).expect("all trees are made");
@@ -223,7 +224,7 @@ fn superblock(plan: &Plan, options: &MkfsOptions, trees: &[NewTree], device: usi
     bytes
 }
 
-/// A superblock with its place and its checksum.
+/// Returns the bytes of a superblock with its place and its checksum.
 fn at_place(options: &MkfsOptions, superblock: &[u8], place: u64) -> Vec<u8> {
     let mut bytes = superblock.to_vec();
     bytes[0x30..0x38].copy_from_slice(&place.to_le_bytes());

@@ -1,11 +1,11 @@
-//! What a caller asks for, and what it gets.
+//! The options of a new filesystem, and its description.
 
 use crate::layout::checksum::ChecksumKind;
 use crate::layout::chunk::{DATA, METADATA, Profile, SYSTEM};
 use crate::layout::superblock::LABEL_MAX;
 use ivers_vfs::{Error, Result};
 
-/// How often, and on how many devices, blocks are kept.
+/// A profile: how many copies there are, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
     /// One copy.
@@ -30,17 +30,17 @@ impl Copies {
         ("raid1c4", Self::Raid1c4),
     ];
 
-    /// The profile with a name.
+    /// Returns the profile with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, copies)| copies)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         Self::ALL.into_iter().find(|(_, copies)| *copies == self).map_or("", |(name, _)| name)
     }
 
-    /// The bits in the type of a chunk.
+    /// Returns its bits in the type of a chunk.
     pub(super) fn bits(self) -> u64 {
         match self {
             Self::Single => 0,
@@ -70,15 +70,15 @@ impl Copies {
 pub struct MkfsOptions {
     /// Bytes of a block of a tree: a power of two from 4096 to 65536.
     pub node_size: u32,
-    /// Copies of data.
+    /// The profile of data.
     pub data: Copies,
-    /// Copies of blocks of trees; `None`: RAID1 on several devices, else DUP.
+    /// The profile of blocks of trees. `None`: RAID1 on several devices, otherwise DUP.
     pub metadata: Option<Copies>,
-    /// The checksum of everything.
+    /// The checksum of blocks and data.
     pub checksum: ChecksumKind,
     /// The label, at most 255 bytes.
     pub label: Vec<u8>,
-    /// The UUID. Those of devices, chunks and the subvolume are computed from it.
+    /// The UUID. The UUIDs of devices, chunks and the subvolume are computed from it.
     pub uuid: [u8; 16],
     /// Seconds since 1970: the times of the root directory.
     pub timestamp: u32,
@@ -102,12 +102,12 @@ impl Default for MkfsOptions {
 }
 
 impl MkfsOptions {
-    /// Copies of blocks of trees on so many devices.
+    /// Returns the profile of blocks of trees on this number of devices.
     pub(super) fn metadata_on(&self, devices: usize) -> Copies {
         self.metadata.unwrap_or(if devices > 1 { Copies::Raid1 } else { Copies::Dup })
     }
 
-    /// Refuses options that fit no filesystem.
+    /// Refuses invalid options.
     pub(super) fn check(&self, devices: usize) -> Result<()> {
         let refuse = |what: String| Err(Error::Incompatible(what));
         if !self.node_size.is_power_of_two() || !(4096..=65536).contains(&self.node_size) {
@@ -129,18 +129,18 @@ impl MkfsOptions {
     }
 }
 
-/// What was made.
+/// A description of the new filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MkfsReport {
     /// Bytes of all devices.
     pub bytes: u64,
     /// Bytes of a block of a tree.
     pub node_size: u32,
-    /// Devices.
+    /// The number of devices.
     pub devices: usize,
-    /// Copies of data and of blocks of trees.
+    /// The profile of data.
     pub data: &'static str,
-    /// Copies of blocks of trees.
+    /// The profile of blocks of trees.
     pub metadata: &'static str,
     /// The checksum.
     pub checksum: &'static str,

@@ -1,4 +1,4 @@
-//! Trees of a new filesystem: items, and the blocks that have them.
+//! The trees of a new filesystem, and the layout of their items in blocks.
 
 use crate::layout::edit::Place;
 use crate::layout::key::Key;
@@ -14,7 +14,7 @@ pub(super) struct NewTree {
     pub blocks: Vec<u64>,
 }
 
-/// How many items each leaf has.
+/// Returns the number of items of each leaf.
 fn leaves(sizes: impl Iterator<Item = usize>, node_size: u32) -> Vec<usize> {
     let capacity = node_size as usize - HEADER_BYTES;
     let (mut counts, mut free) = (vec![0], capacity);
@@ -30,7 +30,7 @@ fn leaves(sizes: impl Iterator<Item = usize>, node_size: u32) -> Vec<usize> {
     counts
 }
 
-/// How many blocks a tree with items of these sizes takes.
+/// Returns the number of blocks of a tree with items of these sizes.
 pub(super) fn block_count(sizes: impl Iterator<Item = usize>, node_size: u32) -> usize {
     match leaves(sizes, node_size).len() {
         1 => 1,
@@ -47,18 +47,18 @@ impl NewTree {
         block_count(self.items.iter().map(|(_, data)| data.len()), node_size)
     }
 
-    /// The level of a block.
+    /// Returns the level of the block `index`.
     pub(super) fn level(&self, index: usize) -> u8 {
         u8::from(self.blocks.len() > 1 && index + 1 == self.blocks.len())
     }
 
-    /// Where its root is.
+    /// Returns the address of its root.
     pub(super) fn root(&self, generation: u64) -> TreeRoot {
         let last = self.blocks.len() - 1;
         TreeRoot { bytenr: self.blocks[last], generation, level: self.level(last) }
     }
 
-    /// All blocks as bytes, with their addresses.
+    /// Returns all blocks as bytes, with their addresses.
     pub(super) fn encode(&self, sb: &Superblock, chunk_uuid: [u8; 16]) -> Vec<(u64, Box<[u8]>)> {
         let generation = sb.generation;
         let place = |bytenr: u64| Place { bytenr, generation, owner: self.id };

@@ -341,7 +341,7 @@ fn what_is_read_between_two_equal_queries_is_current() {
                 begun.store(round, SeqCst);
                 write(writer, "/f", format!("{round:08}").as_bytes());
                 ended.store(round, SeqCst);
-                // Until this round was read several times. After the last one the readers end.
+                // Waits until this round was read several times. The readers end after the last round.
                 let enough = equal.load(SeqCst) + 6;
                 let is_enough = || round == ROUNDS || equal.load(SeqCst) >= enough;
                 until("nobody reads between two equal queries", is_enough);

@@ -1,5 +1,5 @@
-//! Delegations, when events come in an unusual order: each test is a sequence in which a client could rely on
-//! a delegation that does not cover what it knows, miss a recall, or wait for ever.
+//! Delegations, if events come in an unusual order. In each sequence a careless client relies on a delegation
+//! that does not cover its attributes, misses a recall, or waits forever.
 
 use super::callbacks::*;
 use super::hostile::{asked, attrs, root_options, truth};
@@ -16,9 +16,9 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 use ivers_vfs::OpenMode;
 
-/// The session after the first one.
+/// The ID of the second session.
 const SECOND: SessionId = [10; 16];
-/// The delegation of a server that restarted.
+/// The delegation that a server grants after a restart.
 const RECLAIMED: StateId = StateId { seqid: 1, other: [8; 12] };
 
 /// An event that threads wait for.
@@ -41,21 +41,21 @@ impl Event {
     }
 }
 
-/// Longer than any wait of a test that succeeds.
+/// A time limit that no wait reaches if the test succeeds.
 fn patient() -> NfsOptions {
     let patience = Patience { request: Some(SOON * 2), ..Patience::default() };
     NfsOptions { patience, ..root_options() }
 }
 
-/// Returns how many requests ask for the attributes of the file if they are used. Their timeout is 0.
+/// Returns how many requests a query of the change attribute sends. The attribute timeout is 0.
 fn cost_of_a_query(client: &Mounted, file: &InodeRef) -> u64 {
     let before = client.count("server_getattr");
     client.vfs.get_attr(&Cred::root(), file).unwrap();
     client.count("server_getattr") - before
 }
 
-/// What a server answers that makes a second session once it has `ended` the first one. `confirmed`: it keeps
-/// the state of the client.
+/// Returns the answers of a server that makes a second session after it has `ended` the first one.
+/// `confirmed` says whether it keeps the state of the client.
 fn second_session(op: &Op, ended: &AtomicBool, confirmed: bool) -> Option<OpResult> {
     match (op, truth(op)) {
         (Op::Sequence(args), _) if args.sessionid == SESSION && ended.load(SeqCst) => {

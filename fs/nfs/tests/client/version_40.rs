@@ -11,7 +11,7 @@ fn in_40(test: fn()) {
     VERSION.set(None);
 }
 
-/// Declares tests that run another one with NFSv4.0.
+/// Declares tests that run tests of 4.1 with NFSv4.0.
 macro_rules! in_40 {
     ($($module:ident::$name:ident,)*) => {
         $(#[test]

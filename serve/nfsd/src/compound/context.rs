@@ -18,7 +18,7 @@ use crate::exports::policy::Refusal;
 use crate::exports::table::{Export, Node};
 use crate::state::{Access, Caller, Digest, FileId, SessionRequest, Step, Stop};
 
-/// What each COPY of a request may copy at least, in bytes.
+/// The bytes that each COPY of a request may copy at least.
 const COPY_BYTES_LEAST: u64 = 64 << 10;
 
 /// The state of one COMPOUND between two of its operations.
@@ -58,7 +58,7 @@ pub struct Context {
     pub next_op: Option<u32>,
     /// The bytes that the result of this operation may take.
     pub(crate) result_bytes_max: usize,
-    /// The bytes that COPY has copied.
+    /// The bytes that the COPYs of this request have copied.
     copied_bytes: AtomicU64,
     awaiting_holder: Option<FileId>,
     holder_attrs: Option<(FileId, Option<ReportedAttrs>, Arc<PermitGuard>)>,
@@ -91,7 +91,7 @@ impl Context {
     }
 
     /// Returns how many of these bytes a COPY may copy before the reply, and counts them. A request with many
-    /// of them must not occupy its thread for long, but each must copy something.
+    /// COPYs must not occupy its thread for long, but each COPY must copy something.
     pub(crate) fn copy_bytes(&self, wanted: u64) -> u64 {
         let left = self.service.limits.copy_bytes_max.saturating_sub(self.copied_bytes.load(Relaxed));
         let granted = wanted.min(left.max(COPY_BYTES_LEAST));
