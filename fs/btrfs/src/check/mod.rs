@@ -14,7 +14,7 @@
 //!
 //! Memory does not grow with the number of extents or names: the two sides of all references, and of all
 //! names, are added up in a fixed number of buckets. A second pass collects the entries of a bucket only if
-//! its sum is not zero ([`ledger`]).
+//! its sum is not zero (`ledger`).
 //!
 //! | module | contents |
 //! |---|---|
