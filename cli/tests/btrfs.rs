@@ -120,15 +120,15 @@ fn an_image_is_read() {
 }
 
 #[test]
-fn checks_labels_and_wrong_options_are_refused() {
+fn a_check_is_clean_and_wrong_options_are_refused() {
     if !have_programs(&["mkfs.btrfs"]) {
         return;
     }
     let place = Place::new();
     let before = fs::read(&place.image).unwrap();
+    works(&["check", "--data", place.name()]);
     for (words, has) in [
-        (&["check", place.name()][..], "btrfs check"),
-        (&["ls", "-o", "subvol=none", place.name()], "there is no subvolume"),
+        (&["ls", "-o", "subvol=none", place.name()][..], "there is no subvolume"),
         (&["ls", "-o", "subvolid=300", place.name()], "there is no subvolume 300"),
         (&["ls", "-o", "subvolid=x", place.name()], "subvolid"),
         (&["changed", place.name(), "--save", &place.path("state")], "saved state would be useless"),
