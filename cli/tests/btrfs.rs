@@ -2,81 +2,36 @@
 
 mod common;
 
+use common::image_place::*;
 use common::*;
-use ivers_oracle::kernel::{LoopMount, kernel_knows, may_loop_mount};
-use ivers_oracle::{TreeOptions, have_programs, tree};
+use ivers_oracle::kernel::{kernel_knows, may_loop_mount};
+use ivers_oracle::{have_programs, tree};
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-const TEXT: &[u8] = b"text of a file";
-const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
-
-/// An image that mkfs.btrfs filled from a folder.
-struct Place {
-    dir: tempfile::TempDir,
-    source: PathBuf,
-    image: PathBuf,
+/// An image that mkfs.btrfs filled from the directory `source` beside it.
+fn image(options: &[&str]) -> ImagePlace {
+    let place = ImagePlace::new("disk.btrfs", ivers_oracle::btrfs::judge);
+    let source = source(&place);
+    fs::create_dir_all(source.join("dir/many")).unwrap();
+    for number in 0..300 {
+        fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
+    }
+    fs::write(source.join("dir/file"), TEXT).unwrap();
+    fs::hard_link(source.join("dir/file"), source.join("twin")).unwrap();
+    std::os::unix::fs::symlink("dir/file", source.join("link")).unwrap();
+    let large: Vec<u8> = (0..2_000_000).map(|at| (at / 7) as u8).collect();
+    fs::write(source.join("large"), &large).unwrap();
+    xattr::set(source.join("large"), "user.short", b"value").unwrap();
+    fs::File::create(&place.image).unwrap().set_len(128 << 20).unwrap();
+    let words = ["-q", "-f", "-L", "a label", "-r", source.to_str().unwrap(), place.name()];
+    ivers_oracle::run("mkfs.btrfs", words.iter().chain(options)).unwrap();
+    place
 }
 
-impl Place {
-    fn new() -> Self {
-        Self::with(&[])
-    }
-
-    fn with(options: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let (source, image) = (dir.path().join("source"), dir.path().join("disk.btrfs"));
-        fs::create_dir_all(source.join("dir/many")).unwrap();
-        for number in 0..300 {
-            fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
-        }
-        fs::write(source.join("dir/file"), TEXT).unwrap();
-        fs::hard_link(source.join("dir/file"), source.join("twin")).unwrap();
-        std::os::unix::fs::symlink("dir/file", source.join("link")).unwrap();
-        let large: Vec<u8> = (0..2_000_000).map(|at| (at / 7) as u8).collect();
-        fs::write(source.join("large"), &large).unwrap();
-        xattr::set(source.join("large"), "user.short", b"value").unwrap();
-        fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
-        let words = ["-q", "-f", "-L", "a label", "-r", source.to_str().unwrap(), image.to_str().unwrap()];
-        ivers_oracle::run("mkfs.btrfs", words.iter().chain(options)).unwrap();
-        Self { dir, source, image }
-    }
-
-    fn name(&self) -> &str {
-        self.image.to_str().unwrap()
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).to_str().unwrap().to_owned()
-    }
-
-    /// A path in the image.
-    fn at(&self, path: &str) -> String {
-        format!("{}:{path}", self.name())
-    }
-
-    fn is_clean(&self) {
-        ivers_oracle::btrfs::judge(&self.image).unwrap();
-    }
-
-    fn mount(&self, options: &str) -> PathBuf {
-        let dir = self.dir.path().join("mnt");
-        let _ = fs::create_dir(&dir);
-        works(&["mount", "-o", options, self.name(), dir.to_str().unwrap()]);
-        dir
-    }
-
-    fn unmount(&self) {
-        works(&["unmount", &self.path("mnt")]);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.dir.path().join("mnt"), rustix::mount::UnmountFlags::DETACH);
-    }
+fn source(place: &ImagePlace) -> PathBuf {
+    place.path("source").into()
 }
 
 fn have_tools() -> bool {
@@ -92,7 +47,7 @@ fn an_image_is_read() {
     if !have_programs(&["mkfs.btrfs"]) {
         return;
     }
-    let place = Place::new();
+    let place = image(&[]);
     let before = fs::read(&place.image).unwrap();
     let names = works(&["ls", &place.at("/")]);
     assert_eq!(names.split_whitespace().collect::<Vec<_>>(), ["dir", "large", "link", "twin"]);
@@ -104,7 +59,7 @@ fn an_image_is_read() {
     assert_eq!((stat["nlink"].as_u64(), stat["size"].as_u64()), (Some(2), Some(TEXT.len() as u64)), "{stat}");
     let copy = place.path("copy");
     works(&["cp", "-a", &place.at("/"), &copy]);
-    let [source, copy] = [place.source.clone(), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
+    let [source, copy] = [source(&place), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
     assert!(source == copy, "{source}\n---\n{copy}");
     works(&["tar", "-c", &place.at("/dir"), "-f", &place.path("a.tar")]);
     assert!(fs::metadata(place.path("a.tar")).unwrap().len() > 1_000_000);
@@ -124,7 +79,7 @@ fn a_check_is_clean_and_wrong_options_are_refused() {
     if !have_programs(&["mkfs.btrfs"]) {
         return;
     }
-    let place = Place::new();
+    let place = image(&[]);
     let before = fs::read(&place.image).unwrap();
     works(&["check", "--data", place.name()]);
     for (words, has) in [
@@ -153,9 +108,9 @@ fn a_mount_shows_the_tree_and_the_stored_counter() {
     if !can_mount() || !have_programs(&["mkfs.btrfs"]) {
         return;
     }
-    let place = Place::new();
+    let place = image(&[]);
     let dir = place.mount("ro");
-    let [source, mounted] = [&place.source, &dir].map(|dir| tree(dir, PLAIN));
+    let [source, mounted] = [&source(&place), &dir].map(|dir| tree(dir, PLAIN));
     let stored = xattr::get(dir.join("large"), "system.ivers.stored");
     let change = xattr::get(dir.join("large"), "system.ivers.change");
     let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
@@ -172,46 +127,8 @@ fn commands_change_images() {
         return;
     }
     for options in [&[][..], &["-n", "4096", "-M"], &["--csum", "sha256"]] {
-        change_by_commands(&Place::with(options));
+        change_by_commands(&image(options), "source", "/dir/many", "twin");
     }
-}
-
-fn change_by_commands(place: &Place) {
-    let source = place.path("source");
-    works(&["cp", "-a", &source, &place.at("/")]);
-    works(&["tar", "-c", &place.at("/source"), "-f", &place.path("a.tar")]);
-    works(&["mkdir", "-p", &place.at("/made/below")]);
-    works(&["tar", "-x", &place.at("/made"), "-f", &place.path("a.tar")]);
-    place.is_clean();
-
-    let state = place.path("state");
-    works(&["changed", place.name(), "--save", &state]);
-    works(&["touch", &place.at("/made/below/new")]);
-    works(&["mv", &place.at("/made/large"), &place.at("/made/below")]);
-    works(&["ln", &place.at("/made/below/new"), &place.at("/hard")]);
-    works(&["ln", "-s", "hard", &place.at("/soft")]);
-    works(&["chmod", "600", &place.at("/source/large")]);
-    works(&["chown", "7:70000", &place.at("/hard")]);
-    works(&["attr", "set", "user.x", "y", &place.at("/hard")]);
-    works(&["rm", "-r", &place.at("/source/dir/many")]);
-    works(&["shell", place.name(), "-c", "mkdir /shell", "-c", "cp /hard /shell", "-c", "rm /soft"]);
-    let changed = works(&["changed", place.name(), "--since", &state]);
-    for line in ["N hard", "N shell/hard", "N made/below/new", "M made/large -> made/below/large"] {
-        assert!(changed.lines().any(|found| found == line), "no {line:?}: {changed}");
-    }
-    assert!(!changed.contains("twin"), "it did not change: {changed}");
-    let stat: serde_json::Value =
-        serde_json::from_str(&works(&["stat", "--json", &place.at("/hard")])).unwrap();
-    assert_eq!((stat["nlink"].as_u64(), stat["gid"].as_u64()), (Some(2), Some(70000)), "{stat}");
-    place.is_clean();
-
-    works(&["mv", &place.at("/made/below/large"), &place.at("/made/large")]);
-    works(&["rm", "-r", &place.at("/made/below"), &place.at("/hard"), &place.at("/source")]);
-    let back = place.path("back");
-    works(&["cp", "-a", &place.at("/made"), &back]);
-    let [source, back] = [source, back].map(|dir| tree(Path::new(&dir), PLAIN).unwrap());
-    assert!(source == back, "{source}\n---\n{back}");
-    place.is_clean();
 }
 
 #[test]
@@ -219,7 +136,7 @@ fn a_mount_is_written_and_linux_reads_it() {
     if !can_mount() || !have_tools() {
         return;
     }
-    for place in [Place::new(), Place::with(&["-n", "4096", "-m", "single"])] {
+    for place in [image(&[]), image(&["-n", "4096", "-m", "single"])] {
         let dir = place.mount("rw");
         let semantics = xattr::get(&dir, "system.ivers.semantics").unwrap().unwrap();
         let semantics: serde_json::Value = serde_json::from_slice(&semantics).unwrap();
@@ -230,46 +147,12 @@ fn a_mount_is_written_and_linux_reads_it() {
             let name = format!("dir/file with a long name {nth}");
             fs::write(dir.join(name), vec![nth as u8; nth * 5]).unwrap();
         }
-        let mut appended = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).unwrap();
-        (0..200).for_each(|_| appended.write_all(TEXT).unwrap());
-        appended.sync_all().unwrap();
-        drop(appended);
-        fs::remove_file(dir.join("dir/file with a long name 7")).unwrap();
-        fs::rename(dir.join("dir"), dir.join("moved")).unwrap();
-        fs::File::options().write(true).open(dir.join("large")).unwrap().set_len(1_234_567).unwrap();
+        fs::hard_link(dir.join("twin"), dir.join("dir/twin")).unwrap();
         xattr::set(dir.join("large"), "user.long", &[b'v'; 2000]).unwrap();
-        let names = ["", "log", "large", "moved", "moved/file"];
-        let values = || names.map(|name| change(&dir.join(name)));
-        let (before, shown) = (values(), tree(&dir, PLAIN).unwrap());
-        place.unmount();
-        place.is_clean();
+        change_in_a_mount(&place, &dir, "dir", linux_mounts());
         if linux_mounts() {
-            let linux = LoopMount::new(&place.image, "ro").unwrap();
-            let found = tree(linux.path(), PLAIN).unwrap();
-            assert!(found == shown, "{found}\n---\n{shown}");
-            linux.unmount().unwrap();
             ivers_oracle::btrfs::linux_writes(&place.image).unwrap();
         }
-
-        // The values are stored. A change raises the value of one inode. Writes by Linux raise all values.
-        place.mount("rw");
-        assert!(values() == before, "{before:?} {:?}", values());
-        fs::write(dir.join("log"), "new").unwrap();
-        let after = values();
-        assert!(after[1] > before[1] && after[3..] == before[3..], "{before:?} {after:?}");
-        place.unmount();
-        if !linux_mounts() {
-            continue;
-        }
-        let linux = LoopMount::new(&place.image, "").unwrap();
-        fs::write(linux.path().join("from-linux"), TEXT).unwrap();
-        linux.unmount().unwrap();
-        place.mount("rw");
-        assert_eq!(fs::read(dir.join("from-linux")).unwrap(), TEXT);
-        let raised = values();
-        assert!(raised.iter().zip(&after).all(|(new, old)| new > old), "{after:?} {raised:?}");
-        place.unmount();
-        place.is_clean();
     }
 }
 
@@ -279,7 +162,7 @@ fn what_is_not_written_is_named() {
     if !can_mount() || !have_tools() {
         return;
     }
-    let place = Place::with(&["-R", "quota"]);
+    let place = image(&["-R", "quota"]);
     let before = fs::read(&place.image).unwrap();
     fs::create_dir(place.path("mnt")).unwrap();
     let refused = ivers(["mount", "-o", "rw", place.name(), &place.path("mnt")]);

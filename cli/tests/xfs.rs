@@ -2,101 +2,44 @@
 
 mod common;
 
+use common::image_place::*;
 use common::*;
 use ivers_oracle::kernel::{LoopMount, may_loop_mount};
-use ivers_oracle::{TreeOptions, tree};
 use rustix::io::Errno;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-const TEXT: &[u8] = b"text of a file";
-const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
-
-/// An image in a temporary directory.
-struct Place {
-    dir: tempfile::TempDir,
-    image: PathBuf,
+fn place() -> ImagePlace {
+    ImagePlace::new("disk.xfs", ivers_oracle::xfs::judge)
 }
 
-impl Place {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("disk.xfs");
-        Self { dir, image }
-    }
-
-    /// An image that ivers made.
-    fn ours(options: &[&str]) -> Self {
-        let place = Self::new();
-        let words = ["mkfs", "-q", "-t", "xfs", "--size", "64M", "--small", place.name()];
-        works(&[&words[..], options].concat());
-        place
-    }
-
-    /// An image that mkfs.xfs made, with a few files.
-    fn theirs(options: &[&str]) -> Self {
-        let place = Self::new();
-        let (source, proto) = (place.path("source"), place.path("proto"));
-        fs::File::create(&place.image).unwrap().set_len(320 << 20).unwrap();
-        fs::write(&source, TEXT).unwrap();
-        let user = rustix::process::getuid().as_raw();
-        let file = |name: &str| format!("{name} ---644 {user} 7 {source}\n");
-        let text = format!(
-            "/\n0 0\nd--755 0 0\ndir d--755 0 0\n{}link l--777 0 0 file\n$\n{}$\n",
-            file("file"),
-            file("top")
-        );
-        fs::write(&proto, text).unwrap();
-        let words = ["-q", "-f", "-p", &proto];
-        ivers_oracle::run("mkfs.xfs", words.iter().chain(options).copied().chain([place.name()])).unwrap();
-        place
-    }
-
-    fn name(&self) -> &str {
-        self.image.to_str().unwrap()
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).to_str().unwrap().to_owned()
-    }
-
-    /// A path in the image.
-    fn at(&self, path: &str) -> String {
-        format!("{}:{path}", self.name())
-    }
-
-    fn is_clean(&self) {
-        ivers_oracle::xfs::judge(&self.image).unwrap();
-        works(&["check", self.name()]);
-    }
-
-    fn mount(&self, options: &str) -> PathBuf {
-        let dir = self.dir.path().join("mnt");
-        let _ = fs::create_dir(&dir);
-        works(&["mount", "-o", options, self.name(), dir.to_str().unwrap()]);
-        dir
-    }
-
-    fn unmount(&self) {
-        works(&["unmount", &self.path("mnt")]);
-    }
-
-    /// Asserts that Linux reads this tree.
-    fn linux_reads(&self, expected: &str) {
-        if may_loop_mount() {
-            let linux = LoopMount::new(&self.image, "ro").unwrap();
-            let found = tree(linux.path(), PLAIN).unwrap();
-            assert!(found == expected, "{found}\n---\n{expected}");
-        }
-    }
+/// An image that ivers made.
+fn ours(options: &[&str]) -> ImagePlace {
+    let place = place();
+    let words = ["mkfs", "-q", "-t", "xfs", "--size", "64M", "--small", place.name()];
+    works(&[&words[..], options].concat());
+    place
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.dir.path().join("mnt"), rustix::mount::UnmountFlags::DETACH);
-    }
+/// An image that mkfs.xfs made, with a few files.
+fn theirs(options: &[&str]) -> ImagePlace {
+    let place = place();
+    let (source, proto) = (place.path("source"), place.path("proto"));
+    fs::File::create(&place.image).unwrap().set_len(320 << 20).unwrap();
+    fs::write(&source, TEXT).unwrap();
+    let user = rustix::process::getuid().as_raw();
+    let file = |name: &str| format!("{name} ---644 {user} 7 {source}\n");
+    let text = format!(
+        "/\n0 0\nd--755 0 0\ndir d--755 0 0\n{}link l--777 0 0 file\n$\n{}$\n",
+        file("file"),
+        file("top")
+    );
+    fs::write(&proto, text).unwrap();
+    let words = ["-q", "-f", "-p", &proto];
+    ivers_oracle::run("mkfs.xfs", words.iter().chain(options).copied().chain([place.name()])).unwrap();
+    place
 }
 
 fn have_tools() -> bool {
@@ -132,7 +75,7 @@ fn images_of_every_version_are_read() {
         return;
     }
     for options in [&[][..], &["-m", "crc=0"], &["-b", "size=1024"]] {
-        let place = Place::theirs(options);
+        let place = theirs(options);
         let before = fs::read(&place.image).unwrap();
         assert_eq!(works(&["ls", &place.at("/")]).split_whitespace().collect::<Vec<_>>(), ["dir", "top"]);
         assert_eq!(works(&["cat", &place.at("/dir/file")]).as_bytes(), TEXT);
@@ -163,49 +106,10 @@ fn commands_change_images() {
         return;
     }
     for options in [&[][..], &["-O", "parent,exchange"]] {
-        change_by_commands(&Place::ours(options));
+        let place = ours(options);
+        fill(Path::new(&place.path("tree")), 2000);
+        change_by_commands(&place, "tree", "/many", "holes");
     }
-}
-
-fn change_by_commands(place: &Place) {
-    let source = place.path("tree");
-    fill(Path::new(&source), 2000);
-    works(&["cp", "-a", &source, &place.at("/")]);
-    works(&["tar", "-c", &place.at("/tree"), "-f", &place.path("a.tar")]);
-    works(&["mkdir", "-p", &place.at("/made/below")]);
-    works(&["tar", "-x", &place.at("/made"), "-f", &place.path("a.tar")]);
-    place.is_clean();
-
-    let state = place.path("state");
-    works(&["changed", place.name(), "--save", &state]);
-    works(&["touch", &place.at("/made/below/new")]);
-    works(&["mv", &place.at("/made/large"), &place.at("/made/below")]);
-    works(&["ln", &place.at("/made/below/new"), &place.at("/hard")]);
-    works(&["ln", "-s", "hard", &place.at("/soft")]);
-    works(&["chmod", "600", &place.at("/tree/large")]);
-    works(&["chown", "7:70000", &place.at("/hard")]);
-    works(&["attr", "set", "user.x", "y", &place.at("/hard")]);
-    works(&["rm", "-r", &place.at("/tree/many")]);
-    works(&["shell", place.name(), "-c", "mkdir /shell", "-c", "cp /hard /shell", "-c", "rm /soft"]);
-    let changed = works(&["changed", place.name(), "--since", &state]);
-    for line in ["N hard", "N shell/hard", "N made/below/new", "M made/large -> made/below/large"] {
-        assert!(changed.lines().any(|found| found == line), "no {line:?}: {changed}");
-    }
-    assert!(!changed.contains("holes"), "it did not change: {changed}");
-    let stat: serde_json::Value =
-        serde_json::from_str(&works(&["stat", "--json", &place.at("/hard")])).unwrap();
-    assert_eq!((stat["nlink"].as_u64(), stat["gid"].as_u64()), (Some(2), Some(70000)), "{stat}");
-    assert!(works(&["du", "-s", &place.at("/")]).contains('/'));
-    place.is_clean();
-
-    works(&["rm", "-r", &place.at("/tree"), &place.at("/shell")]);
-    works(&["mv", &place.at("/made/below/large"), &place.at("/made/large")]);
-    works(&["rm", "-r", &place.at("/made/below"), &place.at("/hard")]);
-    let back = place.path("back");
-    works(&["cp", "-a", &place.at("/made"), &back]);
-    let [source, back] = [source, back].map(|dir| tree(Path::new(&dir), PLAIN).unwrap());
-    assert!(source == back, "{source}\n---\n{back}");
-    place.is_clean();
 }
 
 #[test]
@@ -213,46 +117,11 @@ fn a_mount_is_written_and_linux_reads_it() {
     if !can_mount() || !have_tools() {
         return;
     }
-    for place in [
-        Place::ours(&[]),
-        Place::theirs(&["-b", "size=1024", "-m", "rmapbt=1"]),
-        Place::ours(&["-O", "parent,exchange"]),
-    ] {
+    for place in [ours(&[]), theirs(&["-b", "size=1024", "-m", "rmapbt=1"]), ours(&["-O", "parent,exchange"])]
+    {
         let dir = place.mount("rw");
         fill(&dir, 9000);
-        let mut appended = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).unwrap();
-        (0..200).for_each(|_| appended.write_all(TEXT).unwrap());
-        appended.sync_all().unwrap();
-        drop(appended);
-        fs::remove_file(dir.join("many/file with a long name 7")).unwrap();
-        fs::rename(dir.join("many"), dir.join("moved")).unwrap();
-        fs::File::options().write(true).open(dir.join("large")).unwrap().set_len(1_234_567).unwrap();
-        let names = ["", "log", "large", "moved", "moved/twin"];
-        let values = || names.map(|name| change(&dir.join(name)));
-        let (before, shown) = (values(), tree(&dir, PLAIN).unwrap());
-        place.unmount();
-        place.is_clean();
-        place.linux_reads(&shown);
-
-        // The values are stored. Only a change raises one, and another system raises all.
-        place.mount("rw");
-        assert!(values() == before, "{before:?} {:?}", values());
-        fs::write(dir.join("log"), "new").unwrap();
-        let after = values();
-        assert!(after[1] > before[1] && after[3..] == before[3..], "{before:?} {after:?}");
-        place.unmount();
-        if !may_loop_mount() {
-            continue;
-        }
-        let linux = LoopMount::new(&place.image, "").unwrap();
-        fs::write(linux.path().join("from-linux"), TEXT).unwrap();
-        linux.unmount().unwrap();
-        place.mount("rw");
-        assert_eq!(fs::read(dir.join("from-linux")).unwrap(), TEXT);
-        let raised = values();
-        assert!(raised.iter().zip(&after).all(|(new, old)| new > old), "{after:?} {raised:?}");
-        place.unmount();
-        place.is_clean();
+        change_in_a_mount(&place, &dir, "many", may_loop_mount());
     }
 }
 
@@ -262,9 +131,7 @@ fn what_is_not_written_is_named() {
         return;
     }
     // Images that are only read.
-    for (place, why) in
-        [(Place::theirs(&["-m", "crc=0"]), "version 4"), (Place::theirs(&["-n", "version=ci"]), "case")]
-    {
+    for (place, why) in [(theirs(&["-m", "crc=0"]), "version 4"), (theirs(&["-n", "version=ci"]), "case")] {
         let mnt = place.path("mnt");
         fs::create_dir(&mnt).unwrap();
         let refused = ivers(["mount", "-o", "rw", place.name(), &mnt]);
@@ -281,7 +148,7 @@ fn files_that_share_blocks_are_written() {
     if !can_mount() || !have_tools() || !may_loop_mount() {
         return;
     }
-    let place = Place::ours(&[]);
+    let place = ours(&[]);
     let linux = LoopMount::new(&place.image, "").unwrap();
     let mut data = vec![b'a'; 100_000];
     fs::write(linux.path().join("file"), &data).unwrap();

@@ -90,19 +90,7 @@ fn compare(ivers: &str, image: &Path, target: &str, how: &str) -> Result<Row> {
 
 /// Returns the lines of btrfs check that report damage.
 fn complaints(said: &str) -> String {
-    let usual = [
-        "Opening",
-        "Checking",
-        "UUID",
-        "[",
-        "found",
-        "total",
-        "btree",
-        "file data",
-        "referenced",
-        " referenced",
-    ];
-    let lines = said.lines().filter(|line| !usual.iter().any(|start| line.starts_with(start)));
+    let lines = ivers_oracle::btrfs::findings(said);
     lines.take(3).collect::<Vec<_>>().join("; ")
 }
 

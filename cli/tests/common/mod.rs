@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ivers_oracle::Image;
 
 pub mod disk;
+pub mod image_place;
 pub mod served;
 
 pub const IVERS: &str = env!("CARGO_BIN_EXE_ivers");

@@ -13,7 +13,7 @@ impl Btrfs {
     /// The profiles of the chunks with data, or of the others.
     fn profiles(&self, of_data: bool) -> String {
         let chunks = self.forest.volume.chunks();
-        let of_kind = chunks.iter().filter(|chunk| (chunk.contents & DATA != 0) == of_data);
+        let of_kind = chunks.iter().filter(|chunk| (chunk.contents() & DATA != 0) == of_data);
         let mut names: Vec<_> = of_kind.map(|chunk| chunk.profile.name).collect();
         names.sort_unstable();
         names.dedup();
@@ -23,7 +23,7 @@ impl Btrfs {
     /// Copies that chunks of data have, the most of any.
     fn data_copies(&self) -> u64 {
         let chunks = self.forest.volume.chunks();
-        let of_data = chunks.iter().filter(|chunk| chunk.contents & DATA != 0);
+        let of_data = chunks.iter().filter(|chunk| chunk.contents() & DATA != 0);
         of_data.map(|chunk| chunk.profile.copies as u64).max().unwrap_or(1)
     }
 }

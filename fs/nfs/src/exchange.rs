@@ -79,7 +79,7 @@ impl Exchange {
     /// Sends operations outside of a session, with the credentials of this process.
     pub fn outside(&self, connection: &Connection, ops: &[Op], limit: Option<Instant>) -> Tried<Compound> {
         let auth = self.identity.auth(&Cred::system());
-        self.send(connection, &auth, || ops.iter(), usize::MAX, limit)
+        self.unsequenced(connection, self.next_xid(), &auth, ops, limit)
     }
 
     /// Sends operations in a slot. The results start with that of SEQUENCE. `keeps_reply`: the server keeps
@@ -95,7 +95,7 @@ impl Exchange {
     ) -> Tried<Compound> {
         let sequence = Op::Sequence(slot.sequence(keeps_reply));
         let all = || std::iter::once(&sequence).chain(ops);
-        self.send(connection, auth, all, session.request_bytes_max, limit)
+        self.send(self.next_xid(), connection, auth, all, session.request_bytes_max, limit)
     }
 
     /// Sends operations of NFSv4.0. A retry has the same `xid`.
@@ -107,7 +107,7 @@ impl Exchange {
         ops: &[Op],
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        self.send_as(xid, connection, auth, || ops.iter(), usize::MAX, limit)
+        self.send(xid, connection, auth, || ops.iter(), usize::MAX, limit)
     }
 
     /// Returns the transaction ID of a new request.
@@ -116,17 +116,6 @@ impl Exchange {
     }
 
     fn send<'a, I: Iterator<Item = &'a Op>>(
-        &self,
-        connection: &Connection,
-        auth: &AuthSys,
-        ops: impl Fn() -> I,
-        request_bytes_max: usize,
-        limit: Option<Instant>,
-    ) -> Tried<Compound> {
-        self.send_as(self.next_xid(), connection, auth, ops, request_bytes_max, limit)
-    }
-
-    fn send_as<'a, I: Iterator<Item = &'a Op>>(
         &self,
         xid: u32,
         connection: &Connection,

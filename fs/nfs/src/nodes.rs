@@ -344,8 +344,7 @@ impl Node {
     }
 
     /// Returns whether the attributes are current under a delegation (D2). Replies to requests before the
-    /// number
-    /// `void_before` may lack a change of this client.
+    /// number `void_before` may lack a change of this client.
     pub fn is_covered(&self, delegation: &Delegation, void_before: u64) -> bool {
         let known = self.known.lock();
         !known.applying

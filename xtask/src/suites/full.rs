@@ -1,7 +1,7 @@
 //! Full filesystems. A test fills one until no file fits, removes half of the files, fills it again, and
 //! empties it.
 
-use super::{Mount, Volume};
+use super::{Mount, Volume, told};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -121,9 +121,5 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
 /// Runs the work on a volume, and then lets other tools judge the volume.
 pub(super) fn run(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Option<bool> {
     println!("== full: {}", volume.name);
-    let done = work(ivers, scratch, volume);
-    if let Err(error) = &done {
-        eprintln!("xtask: {error:#}");
-    }
-    Some(done.is_ok())
+    told(work(ivers, scratch, volume))
 }

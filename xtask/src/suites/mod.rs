@@ -1,5 +1,6 @@
 //! Other projects' test suites on our mounts: pjdfstest and fsx, installed into the target directory.
 
+use anyhow::Result;
 use ivers_affs::check::report;
 use ivers_oracle::affs::Amitools;
 use std::fs::{self, File};
@@ -120,6 +121,14 @@ const IMAGES: [&[&str]; 5] = [
     &["-t", "ext3", "-b", "4096"],
     &["-t", "ext4", "-b", "1024", "-O", "inline_data"],
 ];
+
+/// Prints the error of work that failed, and returns whether it succeeded.
+fn told(done: Result<()>) -> Option<bool> {
+    if let Err(error) = &done {
+        eprintln!("xtask: {error:#}");
+    }
+    Some(done.is_ok())
+}
 
 /// A mount of ours; detached when dropped after a failure.
 pub(crate) struct Mount<'a> {

@@ -1,6 +1,6 @@
 //! Work on many files of a mount: an archive unpacked, many renames, attributes of every size.
 
-use super::{Mount, Volume};
+use super::{Mount, Volume, told};
 use anyhow::{Context, Result, bail};
 use ivers_oracle::tree::{TreeOptions, tree};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -205,9 +205,5 @@ fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
 /// Runs the work on a volume, which is judged after it.
 pub(super) fn run(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Option<bool> {
     println!("== trees on {}", volume.name);
-    let done = work(ivers, scratch, volume);
-    if let Err(error) = &done {
-        eprintln!("xtask: {error:#}");
-    }
-    Some(done.is_ok())
+    told(work(ivers, scratch, volume))
 }

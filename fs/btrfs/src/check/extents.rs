@@ -20,7 +20,7 @@ const GROUP_OBJECT: u64 = object::FIRST_CHUNK_TREE;
 /// other.
 const HASH_STEPS: u64 = 1 << 10;
 
-/// An extent whose references are being read.
+/// The extent that the walk is at, with the references found so far.
 struct Open {
     key: Key,
     bytes: u64,
@@ -100,7 +100,7 @@ impl ExtentTree {
             return bad(checker, key, "it is not in one chunk");
         };
         let (is_data, last) = (item.is_data(), checker.forest.volume.sb.generation);
-        let contents = checker.space.group(key.objectid).map_or(0, |group| group.chunk.contents);
+        let contents = checker.space.group(key.objectid).map_or(0, |group| group.chunk.contents());
         // The second pass only collects differences of references.
         if !checker.quiet {
             checker.space.used.set_run(first, sectors);

@@ -13,7 +13,7 @@ use ivers_vfs::FileType;
 /// The flags of an inode that Linux knows.
 const KNOWN_FLAGS: u64 = 0xFFF | 1 << 31 | 1 << 32;
 
-/// The inode whose items are read.
+/// The inode that the walk is at.
 pub(super) struct Current {
     pub objectid: u64,
     item: Option<InodeItem>,

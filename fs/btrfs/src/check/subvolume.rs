@@ -33,7 +33,7 @@ pub(super) struct Subvolume {
     pub names: Ledger<Name>,
     /// Directories and their parents, in the order of their numbers.
     pub dirs: Vec<(u64, u64)>,
-    /// Inodes without names whose orphan item was not found so far.
+    /// Inodes without names. An inode is removed when its orphan item is found.
     pub orphans: BTreeSet<u64>,
 }
 

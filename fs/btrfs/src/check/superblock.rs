@@ -7,7 +7,7 @@ use crate::layout::features::Incompat;
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{
     MAX_LEVEL, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, SYS_CHUNK_ARRAY_BYTES, Superblock,
-    Unusable,
+    Unusable, at_place,
 };
 use ivers_block::{ByteOffset, Device as BlockDevice};
 use ivers_vfs::Result;
@@ -80,9 +80,7 @@ impl Checker {
                     self.bad("superblock-copy-wrong", Place::filesystem(), format!("{what} is bad: {why}"));
                     continue;
                 };
-                let mut copy = right.clone();
-                copy[OWN_BYTES[1].clone()].copy_from_slice(&at.to_le_bytes());
-                sum.seal(&mut copy);
+                let copy = at_place(&right, at, sum);
                 if let Err(error) = device.write_at(ByteOffset(at), &copy) {
                     let what = format!("{what} is bad: {why}; it cannot be written again: {error}");
                     self.bad("superblock-copy-wrong", Place::filesystem(), what);

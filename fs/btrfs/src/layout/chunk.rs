@@ -87,9 +87,7 @@ impl Profile {
 pub(crate) struct Chunk {
     pub start: u64,
     pub length: u64,
-    /// What it contains, of `DATA` and others.
-    pub contents: u64,
-    /// Returns its type as stored: contents and profile.
+    /// Its type as stored: contents and profile.
     pub flags: u64,
     pub profile: Profile,
     stripe_len: u64,
@@ -122,6 +120,11 @@ pub(crate) enum BadChunk {
 }
 
 impl Chunk {
+    /// Returns what it contains, of `DATA` and others.
+    pub(crate) fn contents(&self) -> u64 {
+        self.flags & CONTENTS
+    }
+
     /// Bytes of a chunk item with this head.
     pub(crate) fn item_bytes(head: &[u8]) -> Option<usize> {
         let raw: RawChunk = read(head, 0)?;
@@ -166,8 +169,7 @@ impl Chunk {
         };
         let stripes: Option<Vec<_>> = (0..count).map(stripe).collect();
         let stripes = stripes.ok_or_else(|| damaged("its item is too short".into()))?;
-        let chunk =
-            Self { start, length, contents: kind & CONTENTS, flags: kind, profile, stripe_len, stripes };
+        let chunk = Self { start, length, flags: kind, profile, stripe_len, stripes };
         let per_device = chunk.bytes_per_device();
         if chunk.stripes.iter().any(|stripe| stripe.offset.checked_add(per_device).is_none()) {
             return Err(damaged("a stripe ends past all addresses".into()));

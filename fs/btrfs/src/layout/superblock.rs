@@ -10,6 +10,8 @@ use ivers_vfs::{Error, Result};
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Where a device has its superblock and the copies of it.
 pub const SUPERBLOCK_PLACES: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+/// Where a superblock has its own place.
+const PLACE: std::ops::Range<usize> = 0x30..0x38;
 /// The magic.
 pub(crate) const MAGIC: &[u8; 8] = b"_BHRfS_M";
 /// The most bytes of a label.
@@ -104,6 +106,14 @@ impl Unusable {
             Self::Unsupported(what) => Error::Incompatible(format!("{place}: {what}")),
         }
     }
+}
+
+/// Returns a superblock with another place, and its checksum.
+pub(crate) fn at_place(superblock: &[u8], place: u64, checksum: ChecksumKind) -> Vec<u8> {
+    let mut bytes = superblock.to_vec();
+    bytes[PLACE].copy_from_slice(&place.to_le_bytes());
+    checksum.seal(&mut bytes);
+    bytes
 }
 
 impl Superblock {

@@ -21,7 +21,7 @@ use crate::layout::features::{Incompat, RoCompat, SuperFlags};
 use crate::layout::key::object;
 use crate::layout::raw::{RawKey, RawSuperblock};
 use crate::layout::superblock::{
-    MAGIC, SECTOR, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, Superblock,
+    MAGIC, SECTOR, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, Superblock, at_place,
 };
 use geometry::{NewChunk, Plan};
 use items::GENERATION;
@@ -48,7 +48,8 @@ pub fn mkfs(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<MkfsRe
     let supers: Vec<_> =
         (0..devices.len()).map(|device| superblock(&plan, options, &trees, device)).collect();
     // A superblock that the driver cannot read must not be written.
-    let sb = Superblock::parse(&at_place(options, &supers[0], SUPERBLOCK_PLACES[0]), SUPERBLOCK_PLACES[0]);
+    let first = at_place(&supers[0], SUPERBLOCK_PLACES[0], options.checksum);
+    let sb = Superblock::parse(&first, SUPERBLOCK_PLACES[0]);
     let sb = sb.map_err(|why| why.into_error("a new superblock"))?;
     for device in devices {
         device.write_at(ByteOffset(0), &vec![0; HEAD_BYTES as usize])?;
@@ -68,7 +69,7 @@ pub fn mkfs(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<MkfsRe
     for place in SUPERBLOCK_PLACES.into_iter().rev() {
         for (number, device) in devices.iter().enumerate() {
             if place + (SUPERBLOCK_BYTES as u64) < plan.devices[number] {
-                device.write_at(ByteOffset(place), &at_place(options, &supers[number], place))?;
+                device.write_at(ByteOffset(place), &at_place(&supers[number], place, options.checksum))?;
             }
         }
         flush(devices)?;
@@ -221,13 +222,5 @@ fn superblock(plan: &Plan, options: &MkfsOptions, trees: &[NewTree], device: usi
     debug_assert!(bytes.len() == SYS_CHUNK_ARRAY);
     bytes.extend(array);
     bytes.resize(SUPERBLOCK_BYTES, 0);
-    bytes
-}
-
-/// Returns the bytes of a superblock with its place and its checksum.
-fn at_place(options: &MkfsOptions, superblock: &[u8], place: u64) -> Vec<u8> {
-    let mut bytes = superblock.to_vec();
-    bytes[0x30..0x38].copy_from_slice(&place.to_le_bytes());
-    options.checksum.seal(&mut bytes);
     bytes
 }

@@ -9,7 +9,7 @@ use crate::layout::bytes::read;
 use crate::layout::key::{is_subvolume, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::*;
-use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot};
+use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot, at_place};
 use crate::live::groups::Use;
 use ivers_block::ByteOffset;
 use ivers_vfs::Result;
@@ -183,10 +183,7 @@ impl Tx<'_> {
                 if place + SUPERBLOCK_BYTES as u64 > member.bytes {
                     continue;
                 }
-                let mut bytes = bytes.clone();
-                let at = offset_of!(RawSuperblock, bytenr);
-                bytes[at..at + 8].copy_from_slice(&place.to_le_bytes());
-                checksum.seal(&mut bytes);
+                let bytes = at_place(bytes, place, checksum);
                 match index {
                     0 => member.device.write_fua(ByteOffset(place), &bytes)?,
                     _ => member.device.write_at(ByteOffset(place), &bytes)?,

@@ -6,9 +6,11 @@ use super::hostile::{asked, attrs, root_options, truth};
 use super::recovery::READ_WRITE;
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::Receiver;
 use std::sync::{Condvar, Mutex};
 
 use ivers_nfs4::attr::Attrs;
+use ivers_nfs4::callback::CbCompoundRes;
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult, number};
@@ -142,6 +144,21 @@ fn a_delegation_from_before_a_restart_is_not_stored() {
     client.vfs.stop_waiting();
 }
 
+/// The server restarts. The client answers a callback while it makes its second session.
+fn restart_with_a_recall(
+    client: &Mounted,
+    ended: &AtomicBool,
+    replies: &Receiver<CbCompoundRes>,
+    answered: &Event,
+) {
+    ended.store(true, SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.vfs.stat_fs().unwrap());
+        assert_eq!(replies.recv_timeout(SOON).unwrap().status, NfsStat::Ok);
+        answered.happen();
+    });
+}
+
 /// [`D4`] The server recalls in a session before the client knows that the session exists, and waits for the
 /// answer.
 #[test]
@@ -166,12 +183,7 @@ fn a_recall_may_come_before_the_reply_that_makes_its_session() {
     let client = mount(address, &patient()).unwrap();
     let file = open(&client);
     assert_eq!(cost_of_a_query(&client, &file), 0);
-    ended.store(true, SeqCst);
-    std::thread::scope(|scope| {
-        scope.spawn(|| client.vfs.stat_fs().unwrap());
-        assert_eq!(replies.recv_timeout(SOON).unwrap().status, NfsStat::Ok);
-        answered.happen();
-    });
+    restart_with_a_recall(&client, &ended, &replies, &answered);
     returned.wait("no DELEGRETURN");
     client.vfs.stop_waiting();
 }
@@ -200,12 +212,7 @@ fn a_recall_may_come_before_its_delegation_is_reclaimed() {
     }));
     let client = mount(address, &patient()).unwrap();
     let file = open(&client);
-    ended.store(true, SeqCst);
-    std::thread::scope(|scope| {
-        scope.spawn(|| client.vfs.stat_fs().unwrap());
-        assert_eq!(replies.recv_timeout(SOON).unwrap().status, NfsStat::Ok);
-        answered.happen();
-    });
+    restart_with_a_recall(&client, &ended, &replies, &answered);
     returned.wait("no DELEGRETURN");
     client.vfs.close(&file, OpenMode::READ);
     client.vfs.stop_waiting();
