@@ -111,14 +111,15 @@ impl Active {
         self.places.is_empty()
     }
 
-    /// Adds an object in place of its earlier record.
-    pub fn insert_object(&mut self, id: ObjectId, object: ActiveObject) {
-        self.finish_object(id);
+    /// Adds an object in place of its earlier record, and returns that.
+    pub fn insert_object(&mut self, id: ObjectId, object: ActiveObject) -> Option<ActiveObject> {
+        let older = self.finish_object(id);
         if let Some(patch) = &object.patch {
             self.places.insert(&patch.unit, id);
         }
         self.kept_bytes += object.memory_bytes();
         self.objects.insert(id, object);
+        older
     }
 
     /// Removes an object that need not be written in place. Its records stay in the log.
@@ -164,7 +165,7 @@ impl Active {
 
     /// The units to write in place so that no item that has a place is older than `target`; all of them if
     /// `target` is `None`.
-    pub fn units_before(&self, target: Option<Lsn>) -> BTreeSet<Unit> {
+    pub fn units_before(&self, target: Option<Lsn>) -> Vec<Unit> {
         let older = |lsn| target.is_none_or(|target| lsn < target);
         let buffers = self.buffers.iter().filter(|(_, b)| older(b.lsn)).map(|(unit, _)| unit);
         let has_older = |ids: &[ObjectId]| ids.iter().any(|id| older(self.objects[id].lsn));
@@ -183,23 +184,26 @@ impl Active {
         buffers.chain(objects).chain(self.unadopted.values().copied()).min()
     }
 
-    /// Removes the items of units that were written in place, after the tail moved to `tail`. Returns the
-    /// objects among them.
-    pub fn remove_written(&mut self, units: &BTreeSet<Unit>, tail: Option<Lsn>) -> Vec<ActiveObject> {
-        let mut objects = Vec::new();
-        for unit in units {
-            let ids: Vec<ObjectId> = self.objects_in(unit).map(|(id, _)| id).collect();
-            let first = objects.len();
-            objects.extend(ids.into_iter().filter_map(|id| self.remove_object(id)));
-            let newest = objects[first..].iter().map(|o| o.lsn).max();
-            let newest = newest.max(self.remove_buffer(unit).map(|b| b.lsn));
-            if let (Some(tail), Some(lsn)) = (tail, newest)
-                && lsn >= tail
-            {
-                self.in_log.insert(unit.clone(), lsn);
-            }
+    /// Removes the items of a unit that was written in place, after the tail moved to `tail`. Returns them.
+    pub fn remove_written(
+        &mut self,
+        unit: &Unit,
+        tail: Option<Lsn>,
+    ) -> (Vec<ActiveObject>, Option<ActiveBuffer>) {
+        let ids: Vec<ObjectId> = self.objects_in(unit).map(|(id, _)| id).collect();
+        let objects: Vec<_> = ids.into_iter().filter_map(|id| self.remove_object(id)).collect();
+        let buffer = self.remove_buffer(unit);
+        let newest = objects.iter().map(|o| o.lsn).chain(buffer.as_ref().map(|b| b.lsn)).max();
+        if let (Some(tail), Some(lsn)) = (tail, newest)
+            && lsn >= tail
+        {
+            self.in_log.insert(unit.clone(), lsn);
         }
+        (objects, buffer)
+    }
+
+    /// Forgets the units in place of which the log after its new tail has nothing.
+    pub fn tail_moved(&mut self, tail: Option<Lsn>) {
         self.in_log.retain(|_, lsn| tail.is_some_and(|tail| *lsn >= tail));
-        objects
     }
 }

@@ -1,9 +1,11 @@
 //! Checkpoints: push active items in place, and move the tail of the log.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ivers_block::{Buffer, Contents, Unit, write_units_in_place};
 
+use crate::commit::AT_ONCE;
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
 
@@ -34,7 +36,7 @@ impl Inner {
     pub fn push(&self, log: &mut dyn LogFormat, keep: u64) -> Result<Option<ObjectId>> {
         // The active items change only under the log's lock: those of the units collected here are the ones
         // written and removed below.
-        let (tail, written) = {
+        let units = {
             let state = self.state.lock();
             state.check()?;
             let active = &state.active;
@@ -43,9 +45,10 @@ impl Inner {
             } else {
                 active.lsns().into_iter().find(|&lsn| log.used_from(lsn) <= keep)
             };
-            let written = active.units_before(target);
-            (active.tail_without(&written), written)
+            active.units_before(target)
         };
+        let written: BTreeSet<Unit> = units.into_iter().collect();
+        let tail = self.state.lock().active.tail_without(&written);
         if written.is_empty() && log.free() == log.capacity() {
             return Ok(None);
         }
@@ -59,11 +62,19 @@ impl Inner {
         log.move_tail(tail)?;
         count(&self.counters.checkpoints, 1);
         count(&self.counters.checkpoint_blocks, blocks);
+        let mut removed = Vec::with_capacity(written.len());
         let mut state = self.state.lock();
-        let clean = state.active.remove_written(&written, tail);
+        for (n, unit) in written.iter().enumerate() {
+            removed.push(state.active.remove_written(unit, tail));
+            if n % AT_ONCE == AT_ONCE - 1 {
+                state.give_way();
+            }
+        }
+        state.active.tail_moved(tail);
         let intent = state.active.oldest_intent();
         drop(state);
-        clean.into_iter().for_each(|active| active.object.clean(active.tid));
+        let clean = removed.into_iter().flat_map(|(objects, _)| objects);
+        clean.for_each(|active| active.object.clean(active.tid));
         Ok(intent.filter(|(lsn, _)| log.used_from(*lsn) > keep).map(|(_, id)| id))
     }
 

@@ -8,19 +8,22 @@ use ivers_sync::{Held, rank};
 
 use crate::active::{ActiveBuffer, ActiveObject};
 use crate::engine::{Callback, Inner, LogLock, LoggedObject, Running, State, add_range, count};
-use crate::places::Places;
 use crate::{
     JournalError, LogFormat, LogItem, LogTransaction, Lsn, ObjectId, ObjectRecord, RecordKind, Result, Tid,
 };
+
+/// Items that a commit or a push handles before it gives way to handles. A handle that waits sleeps, and to wake
+/// it takes as long as a hundred items.
+pub(crate) const AT_ONCE: usize = 1024;
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
 struct Closed {
     tid: Tid,
     charge: u64,
     buffers: Vec<Arc<Buffer>>,
-    objects: Vec<(ObjectId, LoggedObject)>,
-    /// Objects of earlier transactions that this one finishes.
-    finished: Vec<ObjectId>,
+    objects: Arc<BTreeMap<ObjectId, LoggedObject>>,
+    /// Objects of earlier transactions that this one finishes, with their done records.
+    finished: BTreeMap<ObjectId, Option<Arc<[u8]>>>,
     log: LogTransaction,
     forgotten: Vec<Unit>,
     callbacks: Vec<Callback>,
@@ -154,10 +157,45 @@ impl Inner {
             }
         }
         let Some(running) = state.running.take() else { return Ok(None) };
-        let closed = close(&mut state, running);
+        let mut closed = close(&mut state, running);
         state.committing_space = closed.charge + self.overhead;
+        drop(state);
         self.state_changed.notify_all();
+        self.add_objects(&mut closed);
         Ok(Some(closed))
+    }
+
+    /// Adds the records of the objects to what is logged. Puts the newest version of each object into the
+    /// snapshot of its unit: in the buffer it is only after a push, but a record of the buffer or a write in
+    /// place may include the object's bytes.
+    fn add_objects(&self, closed: &mut Closed) {
+        let Closed { objects, finished, log, .. } = closed;
+        let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
+        for item in &mut log.items {
+            // The active objects change only under the log's lock, which the caller holds.
+            let state = self.state.lock();
+            for (_, active) in state.active.objects_in(&item.unit).filter(|(id, _)| stays(id)) {
+                active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
+            }
+        }
+        log.objects.reserve_exact(objects.len() + finished.len());
+        for (&id, LoggedObject { record, patch, .. }) in &**objects {
+            let kind = match patch {
+                None => RecordKind::Intent,
+                Some(patch) => {
+                    if let Ok(at) = log.items.binary_search_by(|item| item.unit.cmp(&patch.unit)) {
+                        patch.apply(log.items[at].data.make_mut());
+                    }
+                    RecordKind::Placed(patch.unit.clone())
+                }
+            };
+            log.objects.push(ObjectRecord { id, kind, bytes: record.clone() });
+        }
+        for (&id, record) in finished.iter() {
+            if let Some(bytes) = record {
+                log.objects.push(ObjectRecord { id, kind: RecordKind::Done, bytes: bytes.clone() });
+            }
+        }
     }
 
     /// Makes a closed transaction durable. Returns its LSN.
@@ -234,11 +272,14 @@ impl Inner {
 
     /// Ends a durable transaction: its blocks and objects become active items, its freed blocks may be
     /// reused.
+    ///
+    /// A large transaction has thousands of them, so handles get the lock in between. They find each item
+    /// among the committing ones until all are active.
     fn finish(&self, log: &dyn LogFormat, closed: Closed, lsn: Lsn) {
         let Closed { tid, buffers, objects, finished, log: written, forgotten, callbacks, .. } = closed;
-        let mut state = self.state.lock();
         let mut clean = Vec::new();
-        for id in finished {
+        let mut state = self.state.lock();
+        for id in finished.into_keys() {
             clean.extend(state.active.finish_object(id));
             if state.intents.get(&id).is_some_and(|reservation| reservation.tid <= tid) {
                 state.intents.remove(&id);
@@ -247,21 +288,32 @@ impl Inner {
         for unit in &written.revokes {
             state.active.revoke(unit);
         }
-        for (id, LoggedObject { object, patch, .. }) in objects {
-            state.active.insert_object(id, ActiveObject { object, patch, lsn, tid });
+        let mut older = Vec::new();
+        for (n, (&id, LoggedObject { object, patch, .. })) in objects.iter().enumerate() {
+            let active = ActiveObject { object: object.clone(), patch: patch.clone(), lsn, tid };
+            older.extend(state.active.insert_object(id, active));
+            if n % AT_ONCE == AT_ONCE - 1 {
+                state.give_way();
+            }
         }
-        for (item, buffer) in written.items.into_iter().zip(buffers) {
+        for (n, (item, buffer)) in written.items.into_iter().zip(buffers).enumerate() {
             let active = ActiveBuffer { _buffer: buffer, data: item.data, ranges: item.ranges, lsn };
             state.active.insert_buffer(item.unit, active);
+            if n % AT_ONCE == AT_ONCE - 1 {
+                state.give_way();
+            }
         }
-        state.committing.clear();
-        state.committing_objects.clear();
-        state.committing_places = Places::default();
+        let committing = (
+            std::mem::take(&mut state.committing),
+            std::mem::take(&mut state.committing_objects),
+            std::mem::take(&mut state.committing_places),
+        );
         state.committing_finished.clear();
         state.committing_space = 0;
         state.pinned = state.active.oldest_intent().map_or(0, |(lsn, _)| log.used_from(lsn));
         state.committed = tid;
         drop(state);
+        drop(committing);
         clean.into_iter().for_each(|active| active.object.clean(active.tid));
         // A block that is in use again is referenced by its user or by the running transaction.
         forgotten.iter().for_each(|unit| self.cache.forget_unused(unit));
@@ -308,53 +360,19 @@ fn close(state: &mut State, running: Running) -> Closed {
         log.items.push(LogItem { unit, ranges: item.ranges, data: item.buffer.snapshot() });
         buffers.push(item.buffer);
     }
-    if !state.active.has_no_places() || !running.objects.is_empty() {
-        patch_snapshots(state, &mut log.items, &running.objects, &running.finished);
-    }
     state.committing = log.items.iter().map(|i| i.unit.clone()).collect();
-    log.objects.reserve_exact(running.objects.len() + running.finished.len());
-    for (&id, LoggedObject { record, patch, .. }) in &running.objects {
-        state.committing_objects.insert(id, patch.clone());
-        let kind = patch.as_ref().map_or(RecordKind::Intent, |patch| RecordKind::Placed(patch.unit.clone()));
-        log.objects.push(ObjectRecord { id, kind, bytes: record.clone() });
-    }
+    let objects = Arc::new(running.objects);
+    state.committing_objects = objects.clone();
     state.committing_places = running.places;
-    let finished: Vec<ObjectId> = running.finished.keys().copied().collect();
-    state.committing_finished.clone_from(&finished);
-    for (id, record) in running.finished {
-        if let Some(bytes) = record {
-            log.objects.push(ObjectRecord { id, kind: RecordKind::Done, bytes });
-        }
-    }
+    state.committing_finished = running.finished.keys().copied().collect();
     Closed {
         tid: running.tid,
         charge: running.charge,
         buffers,
-        objects: running.objects.into_iter().collect(),
-        finished,
+        objects,
+        finished: running.finished,
         log,
         forgotten: running.forgotten.into_iter().collect(),
         callbacks: running.callbacks,
-    }
-}
-
-/// Puts the newest version of each object into the snapshot of its unit: in the buffer it is only after a
-/// push, but a record of the buffer or a write in place may include the object's bytes.
-fn patch_snapshots(
-    state: &State,
-    items: &mut [LogItem],
-    objects: &BTreeMap<ObjectId, LoggedObject>,
-    finished: &BTreeMap<ObjectId, Option<Arc<[u8]>>>,
-) {
-    for item in &mut *items {
-        let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
-        for (_, active) in state.active.objects_in(&item.unit).filter(|(id, _)| stays(id)) {
-            active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
-        }
-    }
-    for patch in objects.values().filter_map(|object| object.patch.as_ref()) {
-        if let Ok(at) = items.binary_search_by(|item| item.unit.cmp(&patch.unit)) {
-            patch.apply(items[at].data.make_mut());
-        }
     }
 }

@@ -220,6 +220,8 @@ pub(crate) struct Running {
     pub charge: u64,
     /// A commit waits for the open handles. No new handle may join.
     pub locked: bool,
+    /// A commit was requested because it was nearly full.
+    pub is_requested: bool,
     pub started: Instant,
     pub items: NumberMap<Unit, Item>,
     /// The number of blocks in `items`.
@@ -244,6 +246,7 @@ impl Running {
             reserved: 0,
             charge: 0,
             locked: false,
+            is_requested: false,
             started: Instant::now(),
             items: NumberMap::default(),
             item_blocks: 0,
@@ -277,8 +280,8 @@ pub(crate) struct State {
     pub running: Option<Running>,
     /// Buffers of the transaction that a commit writes to the log.
     pub committing: HashSet<Unit>,
-    /// Objects of that transaction, with their patches; `None` for an intent.
-    pub committing_objects: BTreeMap<ObjectId, Option<Arc<Patch>>>,
+    /// Objects of that transaction.
+    pub committing_objects: Arc<BTreeMap<ObjectId, LoggedObject>>,
     pub committing_places: Places,
     /// Objects of earlier transactions that it finishes.
     pub committing_finished: Vec<ObjectId>,
@@ -494,6 +497,9 @@ impl Journal {
             }
             state.wait(&inner.state_changed);
         };
+        if state.running.as_mut().is_some_and(|running| inner.is_nearly_full(running)) {
+            inner.commit_thread.request_commit();
+        }
         drop(state);
         count(&inner.counters.handles, 1);
         Ok(tid)
@@ -600,12 +606,23 @@ impl Inner {
     /// handle.
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
         let used = running.charge + running.reserved;
+        used == 0 || (self.fits_memory(running, 4) && used.saturating_add(credits) <= self.limit)
+    }
+
+    /// True if the transaction takes at most so many quarters of the memory that it may take.
+    fn fits_memory(&self, running: &Running, quarters: u64) -> bool {
         let buffer_bytes = running.item_blocks * u64::from(self.cache.block_size());
+        let most = self.options.checkpoint_bytes / 4 * quarters;
         // The limit of a log of whole blocks bounds the buffers, too.
-        let few_buffers =
-            !self.costs.has_ranges() || buffer_bytes <= self.options.checkpoint_bytes / BUFFERS_PART;
-        let few_objects = running.object_bytes <= self.options.checkpoint_bytes / MEMORY_PART;
-        used == 0 || (few_objects && few_buffers && used.saturating_add(credits) <= self.limit)
+        let few_buffers = !self.costs.has_ranges() || buffer_bytes <= most / BUFFERS_PART;
+        few_buffers && running.object_bytes <= most / MEMORY_PART
+    }
+
+    /// True, once a transaction, when it is three quarters full: the commit thread closes it before a handle
+    /// has to wait.
+    fn is_nearly_full(&self, running: &mut Running) -> bool {
+        let is_full = running.charge > self.limit / 4 * 3 || !self.fits_memory(running, 3);
+        is_full && !std::mem::replace(&mut running.is_requested, true)
     }
 
     pub fn abort(&self, cause: &str) {

@@ -82,7 +82,7 @@ impl Inner {
         let state = self.state.lock();
         let running = state.running.as_ref().and_then(|running| running.objects.get(&id)?.patch.clone());
         running
-            .or_else(|| state.committing_objects.get(&id).cloned().flatten())
+            .or_else(|| state.committing_objects.get(&id)?.patch.clone())
             .or_else(|| state.active.patch(id))
     }
 

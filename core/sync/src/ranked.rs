@@ -227,6 +227,11 @@ impl<T> RankedGuard<MutexGuard<'_, T>> {
     pub fn wait_for(&mut self, condvar: &Condvar, time: Duration) {
         condvar.wait_for(&mut self.guard, time);
     }
+
+    /// Lets a waiting thread have the lock first, and takes it again.
+    pub fn give_way(&mut self) {
+        MutexGuard::bump(&mut self.guard);
+    }
 }
 
 /// A guard of a [`RankedMutex`].
