@@ -266,7 +266,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "write",
                 "tx tree extents checksums free_space chunks commit load change inodes contents names \
-                 attributes file allocation clones removal epoch",
+                 attributes file allocation clones replay replay_names removal epoch",
             ),
         ],
     ),

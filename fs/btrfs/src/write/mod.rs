@@ -12,6 +12,7 @@
 //! | `inodes`, `names`, `attributes` | inode items; entries of directories; extended attributes |
 //! | `contents`, `file` | extents of files; write-back, truncation, reservations |
 //! | `allocation`, `clones` | preallocated extents and holes; files that share extents |
+//! | `replay`, `replay_names` | the log tree: what fsync wrote before a crash |
 //! | `removal`, `epoch` | deleting inodes, and those that a crash left; the epoch record |
 
 mod allocation;
@@ -30,6 +31,8 @@ mod inodes;
 mod load;
 mod names;
 mod removal;
+mod replay;
+mod replay_names;
 #[cfg(test)]
 mod tests;
 mod tree;
