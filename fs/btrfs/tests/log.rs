@@ -1,4 +1,4 @@
-//! Log trees that Linux leaves: fsync, then a crash. Linux replays one copy of the image and ivers another one.
+//! Log trees that Linux leaves: fsync, then a crash. Linux replays one copy of the image and ivers another.
 //! Both must give one tree, and `btrfs check` must find nothing. `IVERS_SEED` and `IVERS_STEPS` replay and
 //! lengthen a run, `IVERS_KIND` selects a kind.
 
@@ -69,7 +69,9 @@ const CHANGES: &[(&str, &str)] = &[
     ("a mode and an owner", "chmod 600 name-1; chown 7:8 name-1; sync name-1"),
     (
         "many extents",
-        "for i in $(seq 0 2 600); do dd if=/dev/urandom of=f bs=4096 count=1 seek=$i conv=notrunc; sync -d f; done",
+        "for i in $(seq 0 2 600); do
+             dd if=/dev/urandom of=f bs=4096 count=1 seek=$i conv=notrunc; sync -d f
+         done",
     ),
 ];
 

@@ -205,6 +205,9 @@ impl Tx<'_> {
         }
         let live = &mut *self.live;
         live.groups.unpin();
+        for bytenr in live.log.take_blocks() {
+            live.groups.give_back(bytenr, forest.volume.sb.node_size.into());
+        }
         live.fresh.clear();
         live.transid += 1;
     }

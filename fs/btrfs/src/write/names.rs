@@ -120,6 +120,7 @@ impl Tx<'_> {
         let dir = vnode_of(at.dir);
         let index = self.next_index(dir)?;
         dir.next_index.store(index + 1, Ordering::Relaxed);
+        self.touch(dir_id(at.dir));
         self.add_ref_of(objectid, dir_id(at.dir), index, at.name)?;
         self.insert_entry(dir_id(at.dir), index, at.name, objectid, file_type)?;
         self.resize_dir(at.dir, at.name.len() as i64);
@@ -190,6 +191,8 @@ impl Tx<'_> {
 
     fn remove_name(&mut self, objectid: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
+        self.needs_commit(dir_id(at.dir));
+        self.needs_commit((dir.subvolume, objectid));
         let index = self.remove_ref(objectid, dir_id(at.dir), at.name)?;
         self.remove_entry(dir_id(at.dir), index, at.name)?;
         // The index is not used again while the directory is in memory: a cursor may name it.
@@ -273,6 +276,7 @@ impl Btrfs {
                 (item.raw_mut().size, item.raw_mut().nbytes) = (len.into(), len.into());
             }
             tx.store_item(&vnode, item)?;
+            tx.live.log.made.insert((parent.subvolume, objectid), parent.objectid);
             if new.kind == FileType::Symlink {
                 tx.insert_inline(parent.subvolume, objectid, &new.target)?;
             } else if new.kind == FileType::Regular && new.size > 0 {
@@ -289,6 +293,7 @@ impl Btrfs {
                 None => {
                     let key = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid);
                     tx.insert(parent.subvolume, key, &[])?;
+                    tx.needs_commit((parent.subvolume, objectid));
                 }
             }
             let item: InodeItem = vnode.item.lock().clone();
@@ -313,6 +318,7 @@ impl Btrfs {
             if links >= LINKS_MAX {
                 return Err(NameError::TooManyLinks.into());
             }
+            tx.needs_commit(dir_id(inode));
             tx.add_name(vnode.objectid, inode.kind, at)?;
             if links == 0 {
                 tx.remove(vnode.subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid))?;
