@@ -184,6 +184,16 @@ fn shown(tree: &Tree, id: Identity) -> Shown<'_> {
     (names, metas.into_iter().next())
 }
 
+/// The directory of each name of a file, and the name in it. A renamed directory stays the same.
+fn places(tree: &Tree, id: Identity) -> HashSet<(Option<Identity>, &str)> {
+    let own = tree.iter().filter(|(_, node)| node.id == id);
+    own.map(|(path, _)| match path.rsplit_once('/') {
+        Some((dir, name)) => (tree.get(dir).map(|dir| dir.id), name),
+        None => (None, path.as_str()),
+    })
+    .collect()
+}
+
 /// Returns a step whose state was committed: the names and attributes found are those of the step, but for
 /// files that a later fsync stored. Such a file is as it was then. An old one keeps the names of the commit.
 fn matching_commit(steps: &[Step], newest: usize, found: &Tree, durable_len: usize) -> Result<usize, String> {
@@ -209,9 +219,9 @@ fn matching_commit(steps: &[Step], newest: usize, found: &Tree, durable_len: usi
         let is_kept = |nth: &usize| {
             let (step, change) = (&steps[*nth], own_change(steps, *nth));
             let Some(id) = step.about.filter(|_| is_done(step) && change > base) else { return true };
-            let now = shown(found, id).1;
-            matches!(step.op, Some(Op::Fdatasync(_)))
-                || steps[change..=newest].iter().any(|later| shown(&later.tree, id).1 == now)
+            let now = (places(found, id), shown(found, id).1);
+            let is_now = |later: &Step| (places(&later.tree, id), shown(&later.tree, id).1) == now;
+            matches!(step.op, Some(Op::Fdatasync(_))) || steps[change..=newest].iter().any(is_now)
         };
         ids.iter().all(is_right) && syncs.iter().all(is_kept)
     };

@@ -1,6 +1,6 @@
 //! Makes the btrfs images again, or one of them: `cargo run -p ivers-fuzz-targets --example btrfs_bases
-//! [NAME]`. It requires root, because the kernel fills them. Fuzz inputs refer to positions in the images, so existing inputs change
-//! their meaning.
+//! [NAME]`. It requires root, because the kernel fills them. Fuzz inputs refer to positions in the images, so
+//! existing inputs change their meaning.
 
 use anyhow::Result;
 use flate2::Compression;
@@ -50,10 +50,12 @@ fn fill(root: &Path) -> Result<()> {
 /// Ends with a log tree of two subvolumes.
 const LOG: &str = r#"
 set -e
-mkdir -p dir/below; seq 4000 > file; seq 9000 > cut; echo text > dir/old; echo text > dir/gone; ln dir/old link
+mkdir -p dir/below; seq 4000 > file; seq 9000 > cut
+echo text > dir/old; echo text > dir/gone; ln dir/old link
 setfattr -n user.gone -v 1 file; btrfs -q subvolume create sub; echo text > sub/file; sync
 seq 500 >> file; setfattr -x user.gone file; setfattr -n user.new -v 2 file; sync file
-truncate -s 5000 cut; sync cut; fallocate -p -o 4096 -l 8192 file; fallocate -l 100k prealloc; sync file prealloc
+truncate -s 5000 cut; sync cut
+fallocate -p -o 4096 -l 8192 file; fallocate -l 100k prealloc; sync file prealloc
 mkdir dir/new; echo text > dir/new/file; ln dir/new/file dir/another; sync dir/another
 mv dir/old dir/moved; rm dir/gone; ln -s target dir/symbolic; sync dir
 seq 9000 > sub/other; echo more >> sub/file; sync sub/other sub/file

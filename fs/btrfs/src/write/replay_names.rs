@@ -77,7 +77,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Empties a directory that has no name any more.
+    /// Empties a directory that has no name.
     pub(super) fn remove_all_entries(&mut self, log: &mut Log, dir: u64) -> Result<()> {
         let key = |offset| Key::new(dir, kind::DIR_INDEX, offset);
         for (_, data) in self.items_between(log.subvolume, key(0), key(u64::MAX))? {
