@@ -182,8 +182,8 @@ impl InodeOps for Btrfs {
         self.release_range(inode, 0, u64::MAX);
     }
 
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.commit()
+    fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {
+        self.sync_inode(inode)
     }
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {

@@ -49,12 +49,8 @@ impl Btrfs {
         let mut notes = devices.notes.clone();
         let sb = &devices.sb;
         let is_degraded = sb.num_devices > devices.members.len() as u64;
-        if sb.log_root != 0 {
-            if !options.no_replay {
-                let what = "the log tree holds files that were written by fsync before a crash";
-                let how = "mount it once with Linux, or show the last commit without them with -o norecovery";
-                return Err(Error::Incompatible(format!("{place}: {what}; {how}")));
-            }
+        let replays = sb.has_log() && !options.no_replay;
+        if sb.has_log() && options.no_replay {
             notes.push("files that were written by fsync before a crash are not shown".into());
         }
         for note in &notes {
@@ -75,8 +71,11 @@ impl Btrfs {
         btrfs.read_only = if options.common.read_only {
             Some("requested".into())
         } else {
-            btrfs.why_not_writable(is_degraded)?
+            btrfs.why_not_writable(is_degraded, options.no_replay)?
         };
+        if replays {
+            btrfs.replay(btrfs.read_only.is_none())?;
+        }
         let chosen = btrfs.chosen_subvolume(&options.subvolume)?;
         btrfs.root = pack(chosen, Object::Inode(object::FIRST_FREE))?;
         if let Some(tree) = btrfs.subvolume(chosen)? {

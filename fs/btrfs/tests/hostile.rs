@@ -82,13 +82,29 @@ fn features_are_refused_by_name() {
     refused(FLAGS, 1 << 32, &["seeding"]);
     refused(FLAGS, 1 << 34, &["metadump-v2"]);
     refused(FLAGS, 1 << 35, &["changing-fsid"]);
-    refused(0x60, 1 << 20, &["log tree", "norecovery"]);
     refused(0xc4, 9, &["checksums of type 9"]);
     refused(0x88, 2, &["devices are missing"]);
     // What only concerns writers does not matter.
     let mut bytes = good.clone();
     change_super(&mut bytes, |block| block[0xb4 + 5] = 1);
     assert!(open(vec![memory(&bytes)], reading()).is_ok());
+}
+
+#[test]
+fn a_log_tree_that_cannot_be_read_is_named() {
+    if !have_mkfs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = small(dir.path());
+    change_super(&mut bytes, |block| block[0x60..0x68].copy_from_slice(&(1u64 << 20).to_le_bytes()));
+    let said = open(vec![memory(&bytes)], reading()).err().expect("it opens").to_string();
+    assert!(said.contains("log tree") && said.contains("norecovery"), "{said}");
+    assert!(open(vec![memory(&bytes)], OpenOptions { no_replay: true, ..reading() }).is_ok());
+    // A feature that forbids changes also forbids the replay.
+    change_super(&mut bytes, |block| block[0xb4 + 5] = 1);
+    let said = open(vec![memory(&bytes)], reading()).err().expect("it opens").to_string();
+    assert!(said.contains("unknown-0x10000000000") && said.contains("norecovery"), "{said}");
 }
 
 #[test]

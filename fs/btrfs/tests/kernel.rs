@@ -134,28 +134,6 @@ fn subvolumes_are_mounted_by_number_by_path_and_by_default() {
 }
 
 #[test]
-fn a_log_tree_is_refused_unless_it_is_left_out() {
-    if !can_fill() || !ivers_oracle::have_programs(&["xfs_io"]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let images = Images::make(dir.path(), &DEFAULT);
-    let copy = dir.path().join("copy");
-    images.with_kernel("commit=300", |root| {
-        in_dir(root, "echo old > file; sync; echo new > file; sync -d file; xfs_io -c fsync file");
-        ivers_oracle::run("cp", [images.paths[0].as_os_str(), copy.as_os_str()]).unwrap();
-    });
-    let images = Images { paths: vec![copy] };
-    let error = open(images.devices(), reading()).err().expect("the log tree is not replayed");
-    let said = error.to_string();
-    assert!(said.contains("mount it once with Linux") && said.contains("norecovery"), "{said}");
-    let vfs = open(images.devices(), OpenOptions { no_replay: true, ..reading() }).unwrap();
-    let file = vfs.resolve(&Cred::root(), "/file", false).unwrap();
-    assert_eq!(read_all(&vfs, &file).unwrap(), b"old\n");
-    assert!(fact(&vfs, "note").contains("not shown"));
-}
-
-#[test]
 fn a_directory_of_100_000_names_is_listed_from_any_cursor() {
     if !can_fill() {
         return;

@@ -209,7 +209,7 @@ impl Checker<'_> {
         let judged = (|| -> Result<Arc<Vfs>, String> {
             let vfs = mount(self.target, device.clone(), trusting)?;
             for history in self.histories {
-                verify::worker(&vfs, history, state, closed, promises)
+                verify::worker(&vfs, history, state, closed, self.target)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
             }
             Ok(vfs)

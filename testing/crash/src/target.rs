@@ -44,6 +44,12 @@ pub trait Target: Send + Sync {
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>>;
     /// Returns the promises of the format.
     fn promises(&self) -> Promises;
+    /// Returns whether an fsync may make one file durable without earlier changes of others. With
+    /// `ordered_names`, the state after a crash is then that of a commit, but some files are as a later fsync
+    /// stored them.
+    fn syncs_alone(&self) -> bool {
+        false
+    }
     /// Returns whether this is a commit record whose checksums cover itself and the writes before it.
     /// Recovery must then drop a transaction whose writes are incomplete.
     fn seals(&self, _record: &[u8]) -> bool {

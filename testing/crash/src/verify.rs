@@ -3,7 +3,7 @@
 use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
 use crate::ops::Op;
 use crate::states::State;
-use crate::target::Promises;
+use crate::target::{Promises, Target};
 use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs, WriteFlags};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,8 +15,9 @@ pub fn worker(
     history: &Worker,
     state: &State,
     closed: bool,
-    promises: Promises,
+    target: &dyn Target,
 ) -> Result<(), String> {
+    let promises = target.promises();
     let (at, durable_len) = (state.at, state.durable_len());
     let found = read_tree(vfs, history.index).map_err(|error| format!("cannot read the tree: {error}"))?;
     if promises.only_values {
@@ -28,7 +29,10 @@ pub fn worker(
     if !promises.lasting_numbers {
         return by_names(&found, steps, (oldest, newest), durable_len);
     }
-    let names = matching_step(steps, oldest, newest, &found, promises)?;
+    let names = match target.syncs_alone() {
+        true => matching_commit(steps, newest, &found, durable_len)?,
+        false => matching_step(steps, oldest, newest, &found, promises)?,
+    };
     if promises.ordered_names {
         born_whole(steps, names, newest, &found)?;
     }
@@ -169,6 +173,68 @@ fn matching_step(
         names_of(&steps[oldest].tree),
         names_of(&steps[newest].tree),
     ))
+}
+
+/// The names of a file, and its attributes.
+type Shown<'a> = (Vec<&'a String>, Option<&'a Meta>);
+
+fn shown(tree: &Tree, id: Identity) -> Shown<'_> {
+    let own = tree.iter().filter(|(_, node)| node.id == id);
+    let (names, metas): (Vec<_>, Vec<_>) = own.map(|(path, node)| (path, &node.meta)).unzip();
+    (names, metas.into_iter().next())
+}
+
+/// The directory of each name of a file, and the name in it. A renamed directory stays the same.
+fn places(tree: &Tree, id: Identity) -> HashSet<(Option<Identity>, &str)> {
+    let own = tree.iter().filter(|(_, node)| node.id == id);
+    own.map(|(path, _)| match path.rsplit_once('/') {
+        Some((dir, name)) => (tree.get(dir).map(|dir| dir.id), name),
+        None => (None, path.as_str()),
+    })
+    .collect()
+}
+
+/// Returns a step whose state was committed: the names and attributes found are those of the step, but for
+/// files that a later fsync stored. Such a file is as it was then. An old one keeps the names of the commit.
+fn matching_commit(steps: &[Step], newest: usize, found: &Tree, durable_len: usize) -> Result<usize, String> {
+    let is_sync = |step: &Step| matches!(step.op, Some(Op::Fsync(_) | Op::Fdatasync(_)));
+    let syncs: Vec<_> = (0..=newest).filter(|nth| is_sync(&steps[*nth])).collect();
+    let is_done = |step: &Step| step.ok && step.end <= durable_len;
+    let oldest = (0..=newest).rev().find(|nth| {
+        let step = &steps[*nth];
+        matches!(step.op, None | Some(Op::Sync)) && is_done(step)
+    });
+    let fits = |base: usize| {
+        let before = &*steps[base].tree;
+        let ids: HashSet<Identity> = found.values().chain(before.values()).map(|node| node.id).collect();
+        let is_right = |id: &Identity| {
+            let (now, was) = (shown(found, *id), shown(before, *id));
+            now == was
+                || syncs.iter().filter(|nth| steps[**nth].about == Some(*id)).any(|nth| {
+                    let then = shown(&steps[*nth].tree, *id);
+                    let names = if was.0.is_empty() { then.0 } else { was.0.clone() };
+                    now == (names, then.1)
+                })
+        };
+        let is_kept = |nth: &usize| {
+            let (step, change) = (&steps[*nth], own_change(steps, *nth));
+            let Some(id) = step.about.filter(|_| is_done(step) && change > base) else { return true };
+            let now = (places(found, id), shown(found, id).1);
+            let is_now = |later: &Step| (places(&later.tree, id), shown(&later.tree, id).1) == now;
+            matches!(step.op, Some(Op::Fdatasync(_))) || steps[change..=newest].iter().any(is_now)
+        };
+        ids.iter().all(is_right) && syncs.iter().all(is_kept)
+    };
+    let oldest = oldest.unwrap_or(0);
+    (oldest..=newest).find(|base| fits(*base)).ok_or_else(|| {
+        format!(
+            "the tree matches no commit of the steps {oldest}..={newest}, with what fsync stored\n  found: \
+                {:?}\n  after {oldest}: {:?}\n  after {newest}: {:?}",
+            names_of(found),
+            names_of(&steps[oldest].tree),
+            names_of(&steps[newest].tree),
+        )
+    })
 }
 
 /// Returns whether two identities mean one file, as far as the format can tell after a crash.

@@ -1,6 +1,6 @@
-//! Makes the btrfs images again: `cargo run -p ivers-fuzz-targets --example btrfs_bases`. It requires root,
-//! because the kernel fills them. Fuzz inputs refer to positions in the images, so existing inputs change
-//! their meaning.
+//! Makes the btrfs images again, or one of them: `cargo run -p ivers-fuzz-targets --example btrfs_bases
+//! [NAME]`. It requires root, because the kernel fills them. Fuzz inputs refer to positions in the images, so
+//! existing inputs change their meaning.
 
 use anyhow::Result;
 use flate2::Compression;
@@ -47,20 +47,56 @@ fn fill(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn main() -> Result<()> {
+/// Ends with a log tree of two subvolumes.
+const LOG: &str = r#"
+set -e
+mkdir -p dir/below; seq 4000 > file; seq 9000 > cut
+echo text > dir/old; echo text > dir/gone; ln dir/old link
+setfattr -n user.gone -v 1 file; btrfs -q subvolume create sub; echo text > sub/file; sync
+seq 500 >> file; setfattr -x user.gone file; setfattr -n user.new -v 2 file; sync file
+truncate -s 5000 cut; sync cut
+fallocate -p -o 4096 -l 8192 file; fallocate -l 100k prealloc; sync file prealloc
+mkdir dir/new; echo text > dir/new/file; ln dir/new/file dir/another; sync dir/another
+mv dir/old dir/moved; rm dir/gone; ln -s target dir/symbolic; sync dir
+seq 9000 > sub/other; echo more >> sub/file; sync sub/other sub/file
+touch small; btrfs property set small compression zstd; seq 9000 > small; sync small
+"#;
+
+/// Packs an image.
+fn pack(image: &[u8], name: &str) -> Result<()> {
     let to = Path::new(env!("CARGO_MANIFEST_DIR")).join("bases");
-    for (name, args) in KINDS {
-        let dir = tempfile::tempdir()?;
-        let image = dir.path().join("image");
-        std::fs::File::create(&image)?.set_len(BYTES)?;
-        let path = image.to_str().unwrap_or_default();
-        ivers_oracle::run("mkfs.btrfs", args.split(' ').chain([path]))?;
-        let mounted = LoopMount::new(&image, "")?;
-        fill(mounted.path())?;
+    let mut packed = DeflateEncoder::new(Vec::new(), Compression::best());
+    packed.write_all(image)?;
+    Ok(std::fs::write(to.join(format!("{name}.z")), packed.finish()?)?)
+}
+
+/// Makes an image: filled by Linux, or with a log tree.
+fn make(args: &str, with_log: bool) -> Result<Vec<u8>> {
+    let dir = tempfile::tempdir()?;
+    let image = dir.path().join("image");
+    std::fs::File::create(&image)?.set_len(BYTES)?;
+    let path = image.to_str().unwrap_or_default();
+    ivers_oracle::run("mkfs.btrfs", args.split(' ').chain([path]))?;
+    let mounted = LoopMount::new(&image, "commit=3600")?;
+    if with_log {
+        ivers_oracle::run("sh", ["-c", &format!("cd {}; {LOG}", mounted.path().display())])?;
+        let image = std::fs::read(&image)?;
         mounted.unmount()?;
-        let mut packed = DeflateEncoder::new(Vec::new(), Compression::best());
-        packed.write_all(&std::fs::read(&image)?)?;
-        std::fs::write(to.join(format!("{name}.z")), packed.finish()?)?;
+        return Ok(image);
+    }
+    fill(mounted.path())?;
+    mounted.unmount()?;
+    Ok(std::fs::read(&image)?)
+}
+
+fn main() -> Result<()> {
+    let only = std::env::args().nth(1);
+    for (name, args) in KINDS {
+        for (name, with_log) in [(name.to_owned(), false), (format!("{name}_log"), true)] {
+            if only.as_ref().is_none_or(|only| *only == name) {
+                pack(&make(args, with_log)?, &name)?;
+            }
+        }
     }
     Ok(())
 }

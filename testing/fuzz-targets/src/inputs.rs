@@ -59,7 +59,7 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
             of_images(bases, classes, &mut inputs);
         }
         Structures::Btrfs(classes) => {
-            let bases = btrfs::BASES.iter().map(|base| (&*base.device, &base.places));
+            let bases = btrfs::bases(classes).iter().map(|base| (&*base.device, &base.places));
             of_images(bases, classes, &mut inputs);
         }
         Structures::None => {}

@@ -80,6 +80,7 @@ pub const TARGETS: &[Target] = &[
     btrfs("btrfs_trees", |input| btrfs::run(input, BTRFS_TREES), BTRFS_TREES),
     btrfs("btrfs_files", |input| btrfs::run(input, BTRFS_FILES), BTRFS_FILES),
     btrfs("btrfs_space", |input| btrfs::run(input, BTRFS_SPACE), BTRFS_SPACE),
+    btrfs("btrfs_log", |input| btrfs::run(input, btrfs::Class::OF_LOGS), btrfs::Class::OF_LOGS),
     other("partitions", 4096, partitions::run),
     other("saved_state", 4096, plain::saved_state),
     other("measure", 4096, measure::run),

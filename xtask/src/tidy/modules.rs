@@ -256,7 +256,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
                  filesystem subvolume inode names xattr data file write open driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
-            ("live", "groups refs state session"),
+            ("live", "groups refs log state session"),
             ("mkfs", "options geometry trees items"),
             (
                 "check",
@@ -266,7 +266,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "write",
                 "tx tree extents checksums free_space chunks commit load change inodes contents names \
-                 attributes file allocation clones removal epoch",
+                 attributes file allocation clones log_tree replay replay_names removal epoch",
             ),
         ],
     ),

@@ -86,7 +86,7 @@ pub fn check(
         Ok(checker) => checker,
         Err(found) => return Ok(found),
     };
-    if checker.forest.volume.sb.log_root != 0 {
+    if checker.forest.volume.sb.has_log() {
         let what = "the log tree, which fsync leaves before a crash, is not checked: the last commit is";
         checker.found.note(what);
     }

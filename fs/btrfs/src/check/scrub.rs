@@ -75,7 +75,7 @@ impl Checker {
             }
         }
         self.walk_by_id(object::CSUM_TREE, &mut ChecksumTree { with_data: true })?;
-        if self.forest.volume.sb.log_root != 0 {
+        if self.forest.volume.sb.has_log() {
             self.found.note("the log tree, which fsync leaves before a crash, is not read");
         }
         if self.mending.is_some_and(|mending| mending.mended > 0) {

@@ -70,7 +70,7 @@ impl Checker {
                     Ok(Err(why)) => why_unusable(why),
                     Ok(Ok(copy)) if copy.fsid != sb.fsid => "it belongs to another filesystem".into(),
                     // An fsync writes only the first superblock.
-                    Ok(Ok(copy)) if copy.generation < sb.generation && sb.log_root == 0 => {
+                    Ok(Ok(copy)) if copy.generation < sb.generation && !sb.has_log() => {
                         format!("it is of transaction {}, not {}", copy.generation, sb.generation)
                     }
                     Ok(Ok(_)) => continue,

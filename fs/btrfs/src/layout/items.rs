@@ -78,6 +78,12 @@ impl<'a> RootRef<'a> {
     }
 }
 
+/// Whether a file can have a name.
+pub(crate) fn is_name(name: &[u8]) -> bool {
+    let is_path = name.contains(&b'/') || name == b"." || name == b"..";
+    !name.is_empty() && name.len() <= NAME_MAX && !name.contains(&0) && !is_path
+}
+
 /// An entry of a directory, or an extended attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DirItem<'a> {
@@ -101,8 +107,7 @@ impl<'a> DirItem<'a> {
             if name.is_empty() || name.len() > NAME_MAX {
                 return Err(format!("a name has {} bytes", name.len()));
             }
-            let is_path = name.contains(&b'/') || name == b"." || name == b"..";
-            if name.contains(&0) || (!are_xattrs && is_path) {
+            if name.contains(&0) || (!are_xattrs && !is_name(name)) {
                 return Err(format!("the name {:?} is not valid", name.escape_ascii().to_string()));
             }
             if are_xattrs != (raw.kind == FT_XATTR) || (!are_xattrs && !value.is_empty()) {
@@ -321,6 +326,39 @@ pub(crate) fn referred_extent(key: Key, data: &[u8]) -> Result<Option<ReferredEx
     }
     let offset = key.offset.wrapping_sub(place.offset.get());
     Ok((bytenr != 0).then_some(ReferredExtent { objectid: key.objectid, offset, bytenr, bytes }))
+}
+
+/// What an EXTENT_DATA item takes of the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Bytes in the item.
+    Inline(u64),
+    Hole,
+    /// A part of an extent: bytes of the file, and the addresses that have the checksums of its data.
+    Extent {
+        bytes: u64,
+        summed: (u64, u64),
+    },
+}
+
+/// Decodes what an EXTENT_DATA item takes of the devices.
+pub(crate) fn stored_of(key: Key, data: &[u8]) -> Result<Stored, String> {
+    let short = || format!("the file extent {key} is too short");
+    let raw: RawFileExtent = read(data, 0).ok_or_else(short)?;
+    if raw.kind == 0 {
+        return Ok(Stored::Inline(raw.ram_bytes.get()));
+    }
+    let Some(extent) = referred_extent(key, data)? else { return Ok(Stored::Hole) };
+    let place: RawFileExtentPlace = read(data, size_of::<RawFileExtent>()).ok_or_else(short)?;
+    let bytes = place.num_bytes.get();
+    let whole = (extent.bytenr, extent.bytenr + extent.bytes);
+    let part =
+        extent.bytenr.checked_add(place.offset.get()).and_then(|from| Some((from, from.checked_add(bytes)?)));
+    let summed = match part {
+        Some(part) if raw.compression == 0 && part.1 <= whole.1 => part,
+        _ => whole,
+    };
+    Ok(Stored::Extent { bytes, summed })
 }
 
 /// Decodes what all items of a leaf refer to.

@@ -44,6 +44,8 @@ pub(crate) mod kind {
     pub(crate) const VERITY_DESC: u8 = 36;
     pub(crate) const VERITY_MERKLE: u8 = 37;
     pub(crate) const ORPHAN_ITEM: u8 = 48;
+    /// Indexes of names of a directory that the log tree knows.
+    pub(crate) const DIR_LOG_INDEX: u8 = 72;
     pub(crate) const DIR_ITEM: u8 = 84;
     pub(crate) const DIR_INDEX: u8 = 96;
     pub(crate) const EXTENT_DATA: u8 = 108;
@@ -100,6 +102,8 @@ pub(crate) mod object {
     pub(crate) const BALANCE: u64 = -4i64 as u64;
     /// Inodes without a name, in their subvolume.
     pub(crate) const ORPHANS: u64 = -5i64 as u64;
+    /// The log tree, the logs in it, and their items for roots.
+    pub(crate) const TREE_LOG: u64 = -6i64 as u64;
     /// Trees of a relocation that runs.
     pub(crate) const RELOCATION: u64 = -8i64 as u64;
     /// Data that a balance moves.

@@ -8,7 +8,7 @@ use std::mem::size_of;
 
 pub(crate) const HEADER_BYTES: usize = size_of::<RawHeader>();
 pub(crate) const ITEM_BYTES: usize = size_of::<RawItem>();
-pub(super) const POINTER_BYTES: usize = size_of::<RawKeyPtr>();
+pub(crate) const POINTER_BYTES: usize = size_of::<RawKeyPtr>();
 
 /// A block of a tree whose checksum, place, filesystem, keys and bounds are right.
 #[derive(Debug, Clone)]

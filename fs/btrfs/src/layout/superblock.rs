@@ -53,8 +53,8 @@ pub struct Superblock {
     pub root: TreeRoot,
     /// The tree of chunks.
     pub chunk_root: TreeRoot,
-    /// The tree of logs; 0: none.
-    pub log_root: u64,
+    /// The log tree, without its generation. Address 0: none.
+    pub log_root: TreeRoot,
     /// Bytes of all devices.
     pub total_bytes: u64,
     /// Bytes in use, each counted once.
@@ -122,6 +122,11 @@ impl Superblock {
         slice(head, SUPERBLOCK_PLACES[0] as usize + 0x40, MAGIC.len()).is_some_and(|magic| magic == MAGIC)
     }
 
+    /// Whether there is a log tree.
+    pub fn has_log(&self) -> bool {
+        self.log_root.bytenr != 0
+    }
+
     /// Parses the superblock that is at byte `at` of its device.
     pub(crate) fn parse(bytes: &[u8], at: u64) -> std::result::Result<Self, Unusable> {
         let damaged = |what: String| Unusable::Damaged(what);
@@ -154,6 +159,7 @@ impl Superblock {
         let roots = [
             root(raw.root.get(), generation, raw.root_level),
             root(raw.chunk_root.get(), raw.chunk_root_generation.get(), raw.chunk_root_level),
+            root(raw.log_root.get(), 0, raw.log_root_level),
         ];
         for root in roots {
             if root.level >= MAX_LEVEL || !root.bytenr.is_multiple_of(sector_size.into()) {
@@ -176,7 +182,7 @@ impl Superblock {
             generation,
             root: roots[0],
             chunk_root: roots[1],
-            log_root: raw.log_root.get(),
+            log_root: roots[2],
             total_bytes: raw.total_bytes.get(),
             bytes_used: raw.bytes_used.get(),
             root_dir_objectid: raw.root_dir_objectid.get(),
@@ -219,7 +225,7 @@ pub(crate) fn test_superblock() -> Superblock {
         generation: 7,
         root,
         chunk_root: root,
-        log_root: 0,
+        log_root: TreeRoot { bytenr: 0, generation: 0, level: 0 },
         total_bytes: 1 << 30,
         bytes_used: 1 << 20,
         root_dir_objectid: 6,

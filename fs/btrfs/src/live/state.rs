@@ -1,6 +1,7 @@
 //! What a writer has in memory.
 
 use super::groups::Groups;
+use super::log::Log;
 use super::refs::Refs;
 use crate::layout::key::object;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -42,6 +43,8 @@ pub(crate) struct Live {
     pub next_objectid: HashMap<u64, u64>,
     /// Bytes of data that are reserved.
     pub reserved: u64,
+    /// What fsync made durable since the last commit.
+    pub log: Log,
 }
 
 impl Live {

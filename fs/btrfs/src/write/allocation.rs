@@ -81,6 +81,7 @@ impl Btrfs {
         }
         let file = file_of(vnode_of(inode));
         while self.change(Need::Removal, |tx| {
+            tx.needs_commit(file);
             let dropped = tx.drop_extents(file, first, last)?;
             tx.edit_item(inode, |item| {
                 let raw = item.raw_mut();
@@ -116,6 +117,7 @@ impl Tx<'_> {
     fn fill_some(&mut self, inode: &Inode, start: u64, end: u64) -> Result<u64> {
         let vnode = vnode_of(inode);
         let file = file_of(vnode);
+        self.needs_commit(file);
         let mut at = start;
         let mut count = 0;
         while at < end && count < EXTENTS_A_CHANGE {

@@ -60,6 +60,7 @@ impl Tx<'_> {
         if rest.len() > self.most_data() {
             return Err(NameError::NoSpace.into());
         }
+        self.touch((subvolume, objectid));
         self.put_rest(subvolume, key, &rest)
     }
 }

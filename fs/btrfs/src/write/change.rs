@@ -158,6 +158,13 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
+    /// Whether the log may take these many more blocks.
+    pub(super) fn has_room_for_log(&self, blocks: u64) -> bool {
+        let waiting = self.live.refs.len() as u64 * BLOCKS_A_REF;
+        self.free_blocks()
+            >= self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE + waiting + blocks
+    }
+
     /// Returns whether a removal must continue in another change, because storing the delayed references may
     /// take half of the free blocks. Copies of blocks that snapshots share add many references.
     pub(super) fn has_many_refs(&self) -> bool {

@@ -4,7 +4,11 @@ use super::tx::Tx;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES};
 use ivers_vfs::Result;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+/// Items of a tree.
+pub(super) type Items = BTreeMap<Key, Vec<u8>>;
 
 fn key(address: u64) -> Key {
     Key::new(object::EXTENT_CSUM, kind::EXTENT_CSUM, address)
@@ -28,6 +32,33 @@ impl Tx<'_> {
             self.insert(object::CSUM_TREE, key(at), part)?;
         }
         Ok(())
+    }
+
+    /// The items that [`Tx::insert_checksums`] stores for a range; `None` if a checksum is missing.
+    pub(super) fn checksums_of(&self, address: u64, bytes: u64) -> Result<Option<Items>> {
+        let (size, sector) = (self.sb().checksum.size(), u64::from(self.sb().sector_size));
+        let tree = self.tree(object::CSUM_TREE)?;
+        let end = address.saturating_add(bytes);
+        let before = self.fs.forest.last_at_most(&tree, key(address), |found, _| Ok(found))?;
+        let first = before.filter(|found| found.kind == kind::EXTENT_CSUM).unwrap_or(key(address));
+        let (mut sums, mut at) = (Vec::new(), address);
+        self.fs.forest.scan(&tree, first, key(end.saturating_sub(1)), |found, data| {
+            let stop = found.offset.saturating_add((data.len() / size) as u64 * sector).min(end);
+            if found.offset <= at && at < stop {
+                let index = |address: u64| ((address - found.offset) / sector) as usize * size;
+                sums.extend_from_slice(&data[index(at)..index(stop)]);
+                at = stop;
+            }
+            Ok(ControlFlow::<()>::Continue(()))
+        })?;
+        if at < end {
+            return Ok(None);
+        }
+        let most = self.most_sums();
+        let parts = sums.chunks(most * size).enumerate();
+        Ok(Some(
+            parts.map(|(nth, part)| (key(address + (nth * most) as u64 * sector), part.to_vec())).collect(),
+        ))
     }
 
     /// Removes the checksums of an extent that is free.

@@ -79,6 +79,7 @@ impl Tx<'_> {
             }
             _ => len,
         };
+        self.needs_commit(target);
         // A change drops so many extents only: the range ends there.
         let dropped = self.drop_extents(target, to, to + done)?;
         let done = dropped.stopped_at - to;

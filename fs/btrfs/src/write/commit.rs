@@ -170,6 +170,7 @@ impl Tx<'_> {
             raw.chunk_root = chunk.bytenr.into();
             raw.chunk_root_level = chunk.level;
             raw.chunk_root_generation = chunk.generation.into();
+            (raw.log_root, raw.log_root_level) = (0.into(), 0);
             raw.bytes_used = used.into();
             raw.sys_chunk_array_size = (sys_chunks.len() as u32).into();
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
@@ -204,6 +205,9 @@ impl Tx<'_> {
         }
         let live = &mut *self.live;
         live.groups.unpin();
+        for bytenr in live.log.take_blocks() {
+            live.groups.give_back(bytenr, forest.volume.sb.node_size.into());
+        }
         live.fresh.clear();
         live.transid += 1;
     }

@@ -117,6 +117,21 @@ impl Tx<'_> {
         Ok(part.1)
     }
 
+    /// Inserts an item as a log has it. Its extent is new, or gets one more reference.
+    pub(super) fn insert_logged(&mut self, file: FileId, key: Key, data: &[u8], is_new: bool) -> Result<()> {
+        self.insert(file.0, key, data)?;
+        let Some(extent) = referred_extent(key, data).map_err(|what| self.broken(what))? else {
+            return Ok(());
+        };
+        let by = Ref::Data { root: file.0, objectid: file.1, offset: extent.offset };
+        let kind = Kind::Data { bytes: extent.bytes };
+        match is_new {
+            true => self.live.refs.create(extent.bytenr, kind, by),
+            false => self.live.refs.change(extent.bytenr, kind, by, 1),
+        }
+        Ok(())
+    }
+
     /// Inserts items for holes in a range that has nothing, where the filesystem wants them.
     pub(super) fn insert_holes(&mut self, subvolume: u64, objectid: u64, from: u64, to: u64) -> Result<()> {
         let sector = u64::from(self.sb().sector_size);

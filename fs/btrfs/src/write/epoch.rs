@@ -26,8 +26,11 @@ const ROOT: (u64, u64) = (object::FS_TREE, object::FIRST_FREE);
 impl Btrfs {
     /// Loads what a writer needs, makes the OPEN record durable, and deletes what a crash left.
     pub(crate) fn start_writing(&mut self, trust_foreign: bool) -> Result<()> {
-        let live = self.load_live()?;
-        *self.live.write() = Some(live);
+        // A replay of the log has loaded it.
+        if self.live.read().is_none() {
+            let live = self.load_live()?;
+            *self.live.write() = Some(live);
+        }
         self.is_persistent = true;
         self.open_epoch(trust_foreign)?;
         let orphans = self.remove_orphans()?;
@@ -68,8 +71,8 @@ impl Btrfs {
             record,
             uuid: sb.fsid,
             fingerprint: fingerprint(sb.generation, sb.root.bytenr),
-            // A commit is whole or not there.
-            clean: true,
+            // A commit is whole or not there. A log tree was left by a crash.
+            clean: !sb.has_log(),
             trust_foreign,
             read_only,
             // The commits of a session change the fingerprint, too.

@@ -47,6 +47,11 @@ impl Tx<'_> {
         Ok(found.map(|item| Found { key: whole, item }))
     }
 
+    /// Whether an extent of data has an item.
+    pub(super) fn has_extent(&self, bytenr: u64, bytes: u64) -> Result<bool> {
+        Ok(self.find_extent(bytenr, Kind::Data { bytes })?.is_some_and(|found| found.item.is_data()))
+    }
+
     /// How often a block is used, and whether references to what is below name it.
     pub(super) fn block_refs(&self, bytenr: u64, level: u8) -> Result<(u64, bool)> {
         let kind = Kind::Block { level };

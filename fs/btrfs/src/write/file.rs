@@ -247,6 +247,7 @@ impl Btrfs {
             self.inline_bytes(vnode)?
         };
         self.change(Need::Removal, |tx| {
+            tx.needs_commit(file);
             let mut dropped = tx.drop_last_extents(file, size.next_multiple_of(sector))?;
             let mut added = 0;
             let kept = inline.as_ref().map(|bytes| &bytes[..bytes.len().min(size.min(sector) as usize)]);
@@ -303,6 +304,7 @@ impl Tx<'_> {
         let vnode = vnode_of(inode);
         let file = file_of(vnode);
         let (sector, sum_bytes) = (self.sb().sector_size as usize, self.sb().checksum.size());
+        self.touch(file);
         // Holes that items show are before the old end only.
         let dropped = self.drop_whole_range(file, offset, offset + data.len() as u64)?;
         let mut done = 0;
@@ -332,6 +334,7 @@ impl Tx<'_> {
         if size <= old {
             return Ok(());
         }
+        self.touch(file_of(vnode));
         self.insert_holes(vnode.subvolume, vnode.objectid, old, from)?;
         self.edit_item(inode, |item| item.raw_mut().size = size.into());
         Ok(())

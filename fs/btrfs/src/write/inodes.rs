@@ -80,6 +80,7 @@ impl Tx<'_> {
     pub(super) fn store_item(&mut self, vnode: &Vnode, mut item: InodeItem) -> Result<()> {
         item.raw_mut().transid = self.live.transid.into();
         self.put(vnode.subvolume, Key::new(vnode.objectid, kind::INODE_ITEM, 0), item.encode())?;
+        self.touch((vnode.subvolume, vnode.objectid));
         *vnode.item.lock() = item;
         Ok(())
     }

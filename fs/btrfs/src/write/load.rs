@@ -24,9 +24,28 @@ const STRIPE_BYTES: u64 = 64 << 10;
 
 impl Btrfs {
     /// Why nothing may be written, if so.
-    pub(crate) fn why_not_writable(&self, missing_devices: bool) -> Result<Option<String>> {
+    pub(crate) fn why_not_writable(&self, missing_devices: bool, skips_log: bool) -> Result<Option<String>> {
         let volume = &self.forest.volume;
-        let sb = &volume.sb;
+        if let Some(reason) = self.why_not_changed()? {
+            return Ok(Some(reason));
+        }
+        let reason = if volume.sb.has_log() && skips_log {
+            "the log tree was not replayed"
+        } else if missing_devices {
+            "devices are missing"
+        } else if volume.members().any(|(_, member)| member.device.is_read_only()) {
+            "a device is read-only"
+        } else if self.root_of(object::QUOTA_TREE)?.is_some() {
+            "quotas are not supported for writing; turn them off with \"btrfs quota disable\""
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(reason.to_owned()))
+    }
+
+    /// Why trees may not be changed, also not in memory, if so.
+    pub(super) fn why_not_changed(&self) -> Result<Option<String>> {
+        let sb = &self.forest.volume.sb;
         let unknown = sb.ro_compat.difference(WRITABLE).feature_names();
         if !unknown.is_empty() {
             return Ok(Some(format!("the feature {} is not supported for writing", unknown.join(", "))));
@@ -41,16 +60,8 @@ impl Btrfs {
             "the free-space tree is marked as invalid; mount it once with Linux"
         } else if sb.flags.contains(SuperFlags::ERROR) {
             "the superblock has the error flag; run \"btrfs check\""
-        } else if sb.log_root != 0 {
-            "the log tree was not replayed"
         } else if sb.generation > GENERATION_MAX {
             "the generation is too large"
-        } else if missing_devices {
-            "devices are missing"
-        } else if volume.members().any(|(_, member)| member.device.is_read_only()) {
-            "a device is read-only"
-        } else if self.root_of(object::QUOTA_TREE)?.is_some() {
-            "quotas are not supported for writing; turn them off with \"btrfs quota disable\""
         } else if self.has_relocation()? {
             "a balance is not finished; let Linux finish it"
         } else {
@@ -114,6 +125,7 @@ impl Btrfs {
             group_tree: self.group_tree(),
             next_objectid: Default::default(),
             reserved: 0,
+            log: Default::default(),
         })
     }
 

@@ -12,6 +12,8 @@
 //! | `inodes`, `names`, `attributes` | inode items; entries of directories; extended attributes |
 //! | `contents`, `file` | extents of files; write-back, truncation, reservations |
 //! | `allocation`, `clones` | preallocated extents and holes; files that share extents |
+//! | `log_tree` | writing the log tree: fsync of a file without a commit |
+//! | `replay`, `replay_names` | replaying a log tree that a crash left |
 //! | `removal`, `epoch` | deleting inodes, and those that a crash left; the epoch record |
 
 mod allocation;
@@ -28,8 +30,11 @@ mod file;
 mod free_space;
 mod inodes;
 mod load;
+mod log_tree;
 mod names;
 mod removal;
+mod replay;
+mod replay_names;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -18,6 +18,14 @@ use std::sync::atomic::Ordering;
 /// The most names of an inode.
 pub(crate) const LINKS_MAX: u32 = 65_535;
 
+/// A directory: its subvolume and its number there.
+pub(super) type DirId = (u64, u64);
+
+fn dir_id(dir: &Inode) -> DirId {
+    let vnode = vnode_of(dir);
+    (vnode.subvolume, vnode.objectid)
+}
+
 /// A name in a directory.
 #[derive(Clone, Copy)]
 struct Name<'a> {
@@ -27,6 +35,11 @@ struct Name<'a> {
 
 fn extref_key(objectid: u64, dir: u64, name: &[u8]) -> Key {
     Key::new(objectid, kind::INODE_EXTREF, u64::from(raw_crc(dir as u32, name)))
+}
+
+/// The items that may have the reference of an inode to a name, and the bytes before each name in them.
+pub(super) fn ref_keys(objectid: u64, dir: u64, name: &[u8]) -> [(Key, usize); 2] {
+    [(Key::new(objectid, kind::INODE_REF, dir), 0), (extref_key(objectid, dir, name), 8)]
 }
 
 impl Tx<'_> {
@@ -67,15 +80,14 @@ impl Tx<'_> {
     }
 
     /// Where a reference of an inode to a name is, or can be added. `TooManyLinks`: nowhere.
-    fn place_for_ref(&self, objectid: u64, at: Name<'_>) -> Result<Key> {
-        let dir = vnode_of(at.dir);
-        let key = Key::new(objectid, kind::INODE_REF, dir.objectid);
-        let more = encode_name(0, at.name).len();
-        if self.item(dir.subvolume, key)?.map_or(0, |data| data.len()) + more <= self.most_data() {
+    fn place_for_ref(&self, objectid: u64, (subvolume, dir): DirId, name: &[u8]) -> Result<Key> {
+        let key = Key::new(objectid, kind::INODE_REF, dir);
+        let more = encode_name(0, name).len();
+        if self.item(subvolume, key)?.map_or(0, |data| data.len()) + more <= self.most_data() {
             return Ok(key);
         }
-        let key = extref_key(objectid, dir.objectid, at.name);
-        let used = self.item(dir.subvolume, key)?.map_or(0, |data| data.len());
+        let key = extref_key(objectid, dir, name);
+        let used = self.item(subvolume, key)?.map_or(0, |data| data.len());
         let fits = used + more + 8 <= self.most_data();
         if self.sb().incompat.contains(Incompat::EXTENDED_IREF) && fits {
             Ok(key)
@@ -91,7 +103,7 @@ impl Tx<'_> {
         if at.name.len() > crate::layout::items::NAME_MAX {
             return Err(NameError::NameTooLong.into());
         }
-        self.place_for_ref(objectid, at)?;
+        self.place_for_ref(objectid, dir_id(at.dir), at.name)?;
         self.next_index(dir)?;
         let key = Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name));
         let used = self.item(dir.subvolume, key)?.map_or(0, |data| data.len());
@@ -108,19 +120,49 @@ impl Tx<'_> {
         let dir = vnode_of(at.dir);
         let index = self.next_index(dir)?;
         dir.next_index.store(index + 1, Ordering::Relaxed);
-        let key = self.place_for_ref(objectid, at)?;
-        let reference = match key.kind {
-            kind::INODE_REF => encode_name(index, at.name),
-            _ => [&dir.objectid.to_le_bytes()[..], &encode_name(index, at.name)].concat(),
-        };
-        self.append(dir.subvolume, key, &reference)?;
-        let location = Key::new(objectid, kind::INODE_ITEM, 0);
-        let entry = encode_entry(location, self.live.transid, at.name, &[], file_type.dirent_number());
-        let key = Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name));
-        self.append(dir.subvolume, key, &entry)?;
-        self.insert(dir.subvolume, Key::new(dir.objectid, kind::DIR_INDEX, index), &entry)?;
+        self.touch(dir_id(at.dir));
+        self.add_ref_of(objectid, dir_id(at.dir), index, at.name)?;
+        self.insert_entry(dir_id(at.dir), index, at.name, objectid, file_type)?;
         self.resize_dir(at.dir, at.name.len() as i64);
         Ok(())
+    }
+
+    /// Adds a reference of an inode to a name.
+    pub(super) fn add_ref_of(&mut self, objectid: u64, dir: DirId, index: u64, name: &[u8]) -> Result<()> {
+        let key = self.place_for_ref(objectid, dir, name)?;
+        let reference = match key.kind {
+            kind::INODE_REF => encode_name(index, name),
+            _ => [&dir.1.to_le_bytes()[..], &encode_name(index, name)].concat(),
+        };
+        self.append(dir.0, key, &reference)
+    }
+
+    /// Adds an entry to a directory, in both forms.
+    pub(super) fn insert_entry(
+        &mut self,
+        (subvolume, dir): DirId,
+        index: u64,
+        name: &[u8],
+        objectid: u64,
+        file_type: FileType,
+    ) -> Result<()> {
+        let location = Key::new(objectid, kind::INODE_ITEM, 0);
+        let entry = encode_entry(location, self.live.transid, name, &[], file_type.dirent_number());
+        self.append(subvolume, Key::new(dir, kind::DIR_ITEM, name_hash(name)), &entry)?;
+        self.insert(subvolume, Key::new(dir, kind::DIR_INDEX, index), &entry)
+    }
+
+    /// Removes an entry of a directory, in both forms.
+    pub(super) fn remove_entry(&mut self, (subvolume, dir): DirId, index: u64, name: &[u8]) -> Result<()> {
+        let key = Key::new(dir, kind::DIR_ITEM, name_hash(name));
+        let data = self.item(subvolume, key)?.unwrap_or_default();
+        let entries = DirItem::decode_all(&data, false).map_err(|what| self.broken(what))?;
+        let mut rest = Vec::new();
+        for entry in entries.iter().filter(|entry| entry.name != name) {
+            rest.extend(encode_entry(entry.location, entry.transid, entry.name, entry.value, entry.kind));
+        }
+        self.put_rest(subvolume, key, &rest)?;
+        self.remove(subvolume, Key::new(dir, kind::DIR_INDEX, index))
     }
 
     /// The size of a directory is twice that of its names.
@@ -131,19 +173,17 @@ impl Tx<'_> {
     }
 
     /// Removes the reference of an inode to a name. Returns the name's index.
-    fn remove_ref(&mut self, objectid: u64, at: Name<'_>) -> Result<u64> {
-        let dir = vnode_of(at.dir);
-        let extended = extref_key(objectid, dir.objectid, at.name);
-        for (key, head) in [(Key::new(objectid, kind::INODE_REF, dir.objectid), 0), (extended, 8)] {
-            let Some(data) = self.item(dir.subvolume, key)? else { continue };
+    pub(super) fn remove_ref(&mut self, objectid: u64, (subvolume, dir): DirId, name: &[u8]) -> Result<u64> {
+        for (key, head) in ref_keys(objectid, dir, name) {
+            let Some(data) = self.item(subvolume, key)? else { continue };
             let names = decode_names(&data, head).map_err(|what| self.broken(what))?;
-            let is_here = |parent: Option<u64>| parent.is_none_or(|parent| parent == dir.objectid);
-            let found = names.iter().find(|found| found.name == at.name && is_here(found.parent));
+            let is_here = |parent: Option<u64>| parent.is_none_or(|parent| parent == dir);
+            let found = names.iter().find(|found| found.name == name && is_here(found.parent));
             let Some(found) = found else { continue };
             let index = found.index;
             let mut rest = data.clone();
             rest.drain(found.range.clone());
-            self.put_rest(dir.subvolume, key, &rest)?;
+            self.put_rest(subvolume, key, &rest)?;
             return Ok(index);
         }
         Err(self.broken(format!("inode {objectid} has no reference to a name of it")))
@@ -151,16 +191,10 @@ impl Tx<'_> {
 
     fn remove_name(&mut self, objectid: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
-        let index = self.remove_ref(objectid, at)?;
-        let key = Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name));
-        let data = self.item(dir.subvolume, key)?.unwrap_or_default();
-        let entries = DirItem::decode_all(&data, false).map_err(|what| self.broken(what))?;
-        let mut rest = Vec::new();
-        for entry in entries.iter().filter(|entry| entry.name != at.name) {
-            rest.extend(encode_entry(entry.location, entry.transid, entry.name, entry.value, entry.kind));
-        }
-        self.put_rest(dir.subvolume, key, &rest)?;
-        self.remove(dir.subvolume, Key::new(dir.objectid, kind::DIR_INDEX, index))?;
+        self.needs_commit(dir_id(at.dir));
+        self.needs_commit((dir.subvolume, objectid));
+        let index = self.remove_ref(objectid, dir_id(at.dir), at.name)?;
+        self.remove_entry(dir_id(at.dir), index, at.name)?;
         // The index is not used again while the directory is in memory: a cursor may name it.
         dir.next_index.fetch_max(index + 1, Ordering::Relaxed);
         self.resize_dir(at.dir, -(at.name.len() as i64));
@@ -242,6 +276,7 @@ impl Btrfs {
                 (item.raw_mut().size, item.raw_mut().nbytes) = (len.into(), len.into());
             }
             tx.store_item(&vnode, item)?;
+            tx.live.log.made.insert((parent.subvolume, objectid), parent.objectid);
             if new.kind == FileType::Symlink {
                 tx.insert_inline(parent.subvolume, objectid, &new.target)?;
             } else if new.kind == FileType::Regular && new.size > 0 {
@@ -258,6 +293,7 @@ impl Btrfs {
                 None => {
                     let key = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid);
                     tx.insert(parent.subvolume, key, &[])?;
+                    tx.needs_commit((parent.subvolume, objectid));
                 }
             }
             let item: InodeItem = vnode.item.lock().clone();
@@ -282,6 +318,7 @@ impl Btrfs {
             if links >= LINKS_MAX {
                 return Err(NameError::TooManyLinks.into());
             }
+            tx.needs_commit(dir_id(inode));
             tx.add_name(vnode.objectid, inode.kind, at)?;
             if links == 0 {
                 tx.remove(vnode.subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid))?;

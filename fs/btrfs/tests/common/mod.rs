@@ -116,10 +116,15 @@ pub struct Images {
 impl Images {
     /// Makes a filesystem.
     pub fn make(dir: &Path, kind: &Kind) -> Self {
+        Self::make_of(dir, kind, IMAGE_BYTES)
+    }
+
+    /// Makes a filesystem on devices of a size.
+    pub fn make_of(dir: &Path, kind: &Kind, bytes: u64) -> Self {
         let paths: Vec<_> = (0..kind.devices).map(|number| dir.join(format!("image-{number}"))).collect();
         for path in &paths {
             let _ = std::fs::remove_file(path);
-            std::fs::File::create(path).unwrap().set_len(IMAGE_BYTES).unwrap();
+            std::fs::File::create(path).unwrap().set_len(bytes).unwrap();
         }
         let mut args = vec!["-q", "-f"];
         args.extend(kind.mkfs);
@@ -196,6 +201,35 @@ pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {
     facts.into_iter().find(|(found, _)| found == name).map(|(_, value)| value).unwrap()
 }
 
+/// A tree without its times, which a replay by Linux changes.
+pub fn without_times(tree: Tree) -> Tree {
+    let cut = |line: String| match line.split_once(" times=") {
+        Some((head, tail)) => format!("{head}{}", tail.split_once(']').map_or("", |(_, xattrs)| xattrs)),
+        None => line,
+    };
+    tree.into_iter().map(|(path, line)| (path, cut(line))).collect()
+}
+
+/// Whether the superblock of an image leads to a log tree.
+pub fn has_log(image: &[u8]) -> bool {
+    const LOG_ROOT: usize = (64 << 10) + 0x60;
+    image[LOG_ROOT..LOG_ROOT + 8] != [0; 8]
+}
+
+/// Writes an image, without its zeros.
+pub fn write_image(dir: &Path, name: &str, bytes: &[u8]) -> Images {
+    const PART: usize = 64 << 10;
+    let path = dir.join(name);
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for (index, part) in bytes.chunks(PART).enumerate() {
+        if part.iter().any(|byte| *byte != 0) {
+            std::os::unix::fs::FileExt::write_all_at(&file, part, (index * PART) as u64).unwrap();
+        }
+    }
+    Images { paths: vec![path] }
+}
+
 /// Opens images for writing.
 pub fn mount_writable(images: &Images) -> Arc<Vfs> {
     mount_writable_with(images, OpenOptions::default())
@@ -203,7 +237,12 @@ pub fn mount_writable(images: &Images) -> Arc<Vfs> {
 
 pub fn mount_writable_with(images: &Images, options: OpenOptions) -> Arc<Vfs> {
     let open = |path| Arc::new(FileDevice::open(path, OpenMode::ReadWrite).unwrap()) as Arc<dyn Device>;
-    let fs = Btrfs::open(images.paths.iter().map(open).collect(), options);
+    mount_devices(images.paths.iter().map(open).collect(), options)
+}
+
+/// Opens devices for writing.
+pub fn mount_devices(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Arc<Vfs> {
+    let fs = Btrfs::open(devices, options);
     let fs = fs.unwrap_or_else(|error| panic!("open: {error}"));
     assert_eq!(fs.health().read_only, None);
     Vfs::mount(fs, MountOptions::default()).unwrap_or_else(|error| panic!("mount: {error}"))

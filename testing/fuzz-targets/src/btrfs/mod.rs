@@ -34,6 +34,18 @@ pub static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
     packed.map(load).into()
 });
 
+/// The same images with another tree, and a log tree of Linux.
+pub static LOG_BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
+    let packed: [&[u8]; 2] =
+        [include_bytes!("../../bases/btrfs_log.z"), include_bytes!("../../bases/btrfs_old_log.z")];
+    packed.map(load).into()
+});
+
+/// Returns the images for these classes.
+pub fn bases(classes: &[Class]) -> &'static [Base] {
+    if classes.iter().any(|class| Class::OF_LOGS.contains(class)) { &LOG_BASES } else { &BASES }
+}
+
 fn load(packed: &[u8]) -> Base {
     let mut image = Vec::new();
     DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
@@ -61,7 +73,7 @@ impl Sealed<Class> for Base {
 
 /// Runs an input whose patches damage structures of `classes`.
 pub fn run(input: &[u8], classes: &[Class]) {
-    let (device, flags, mut rest) = damaged(&BASES, input, classes);
+    let (device, flags, mut rest) = damaged(bases(classes), input, classes);
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
@@ -87,11 +99,13 @@ mod tests {
 
     #[test]
     fn bases_are_mounted_for_writing() {
-        for number in 0..BASES.len() {
-            let (device, ..) = damaged(&BASES, &[number as u8], Class::ALL);
-            let vfs = mount(&device, Flags(0)).expect("it is not damaged");
-            assert_eq!(vfs.fs().health().read_only, None, "base {number}");
-            vfs.unmount().unwrap();
+        for classes in [Class::ALL, Class::OF_LOGS] {
+            for number in 0..bases(classes).len() {
+                let (device, ..) = damaged(bases(classes), &[number as u8], classes);
+                let vfs = mount(&device, Flags(0)).expect("it is not damaged");
+                assert_eq!(vfs.fs().health().read_only, None, "base {number}");
+                vfs.unmount().unwrap();
+            }
         }
     }
 
@@ -100,12 +114,15 @@ mod tests {
         for class in Class::ALL {
             assert!(BASES.iter().any(|base| base.places.contains_key(class)), "{class:?}");
         }
+        for class in Class::OF_LOGS {
+            assert!(LOG_BASES.iter().all(|base| base.places.contains_key(class)), "{class:?}");
+        }
     }
 
     /// Sealing recomputes the checksum of a structure as the format defines it.
     #[test]
     fn sealing_an_undamaged_structure_changes_nothing() {
-        for base in BASES.iter() {
+        for base in BASES.iter().chain(LOG_BASES.iter()) {
             for (class, places) in &base.places {
                 for place in places.iter().step_by(places.len().div_ceil(50)) {
                     let device = OverlayDevice::new(base.device.clone());

@@ -49,10 +49,17 @@ pub enum Class {
     FreeSpace,
     /// A chunk, or an extent of a device.
     Chunk,
+    /// The header, pointers or item table of a block of a log tree.
+    LogBlock,
+    /// An item of a log tree.
+    LogItem,
 }
 
 impl Class {
-    /// Every class.
+    /// The classes of log trees.
+    pub const OF_LOGS: &[Self] = &[Class::LogBlock, Class::LogItem];
+
+    /// Every other class.
     pub const ALL: &[Self] = &[
         Class::Superblock,
         Class::ChunkArray,
@@ -75,7 +82,7 @@ impl Class {
     fn of_item(kind: u8) -> Option<Self> {
         Some(match kind {
             1 => Class::Inode,
-            12 | 13 | 84 | 96 => Class::Name,
+            12 | 13 | 72 | 84 | 96 => Class::Name,
             24 => Class::Attribute,
             108 => Class::FileExtent,
             128 => Class::Checksums,
@@ -99,6 +106,8 @@ struct Finder<'a> {
     /// The address, length and position on the device of each chunk.
     chunks: Vec<(u64, u64, usize)>,
     seen: HashSet<u64>,
+    /// The tree is a log tree.
+    in_log: bool,
     found: HashMap<Class, Vec<Place>>,
 }
 
@@ -107,7 +116,7 @@ pub(super) fn places(image: &[u8]) -> HashMap<Class, Vec<Place>> {
     let superblock = &image[SUPER..SUPER + SUPER_BYTES];
     let node_size = le32(superblock, 0x94) as usize;
     let (chunks, seen) = (Vec::new(), HashSet::new());
-    let mut finder = Finder { image, node_size, chunks, seen, found: HashMap::new() };
+    let mut finder = Finder { image, node_size, chunks, seen, in_log: false, found: HashMap::new() };
     finder.add(Class::Superblock, SUPER, 0x32b, SUPER);
     let (array, len) = (SUPER + 0x32b, le32(superblock, 0xa0) as usize);
     finder.add(Class::ChunkArray, array, len, SUPER);
@@ -118,11 +127,21 @@ pub(super) fn places(image: &[u8]) -> HashMap<Class, Vec<Place>> {
     }
     finder.tree(le64(superblock, 0x58));
     finder.tree(le64(superblock, 0x50));
+    let log = le64(superblock, 0x60);
+    if log != 0 {
+        finder.in_log = true;
+        finder.tree(log);
+    }
     finder.found
 }
 
 impl Finder<'_> {
     fn add(&mut self, class: Class, at: usize, len: usize, block: usize) {
+        let class = match class {
+            other if !self.in_log => other,
+            Class::Header | Class::Pointers | Class::ItemTable => Class::LogBlock,
+            _ => Class::LogItem,
+        };
         if len > 0 {
             let place = Place { at: at as u64, len, owner: 0, slot: block as u64 };
             self.found.entry(class).or_default().push(place);
