@@ -221,6 +221,8 @@ pub struct ServerOptions {
     pub nconnect: Option<u32>,
     /// How long attributes count as current, in seconds.
     pub actimeo: Option<u32>,
+    /// Opens ask for no delegation.
+    pub nodelegations: bool,
     /// Requests end after some time without a reply.
     pub soft: bool,
     /// After this time without a reply a request is sent again, in tenths of a second.
@@ -245,7 +247,7 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 19] = [
+    pub const OPTIONS: [&str; 20] = [
         "vers",
         "nfsvers",
         "sec",
@@ -258,6 +260,7 @@ impl ServerOptions {
         "nconnect",
         "actimeo",
         "noac",
+        "nodelegations",
         "soft",
         "hard",
         "timeo",
@@ -307,6 +310,7 @@ impl ServerOptions {
             "retrans" => self.retrans = number(0, 100)?,
             "domain" => self.domain = Some(value.filter(|domain| !domain.is_empty())?.to_owned()),
             "noac" if value.is_none() => self.actimeo = Some(0),
+            "nodelegations" if value.is_none() => self.nodelegations = true,
             "soft" if value.is_none() => self.soft = true,
             "hard" if value.is_none() => self.soft = false,
             _ => return None,
@@ -340,6 +344,7 @@ mod tests {
         for (name, value) in [
             ("rsize", Some("4096")),
             ("noac", None),
+            ("nodelegations", None),
             ("soft", None),
             ("timeo", Some("50")),
             ("retrans", Some("0")),
@@ -347,8 +352,15 @@ mod tests {
             assert!(ServerOptions::has(name) && options.set(name, value).is_some(), "{name}");
         }
         let (rsize, actimeo, timeo, retrans) = (Some(4096), Some(0), Some(50), Some(0));
-        let expected =
-            ServerOptions { rsize, actimeo, soft: true, timeo, retrans, ..ServerOptions::default() };
+        let expected = ServerOptions {
+            rsize,
+            actimeo,
+            nodelegations: true,
+            soft: true,
+            timeo,
+            retrans,
+            ..ServerOptions::default()
+        };
         assert_eq!(options, expected);
         for (name, value) in
             [("rsize", Some("7")), ("wsize", None), ("soft", Some("1")), ("timeo", Some("0"))]

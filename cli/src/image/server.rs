@@ -266,6 +266,7 @@ fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
         attribute_timeout,
         transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
         patience: Patience { reply, request },
+        delegations: !wanted.nodelegations,
         ..usual
     }
 }

@@ -36,9 +36,13 @@ impl Client {
         self.back.callee.get().and_then(Weak::upgrade)
     }
 
-    /// Sets the lease time of the server.
-    pub fn set_lease(&self, lease: Duration) {
-        self.back.lease_ms.store(lease.as_millis() as u64, Relaxed);
+    /// Sets the lease time of the server. `None`: it is unknown, so nothing relies on the lease. The lease is
+    /// then renewed as often as before.
+    pub fn set_lease(&self, seconds: Option<u32>) {
+        self.back.lease_ms.store(seconds.map_or(0, |seconds| u64::from(seconds) * 1000), Relaxed);
+        if let Some(seconds) = seconds {
+            self.renewal.set_lease(seconds);
+        }
     }
 
     /// Returns whether the server certainly keeps the state of this client (D3): the lease cannot have

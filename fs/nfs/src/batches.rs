@@ -10,10 +10,10 @@ use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Cred, Error, Result, ServerError};
 
 use crate::attributes::{self, FileAttributes};
-use crate::client::Outcome;
 use crate::driver::{Nfs, REPLY_OVERHEAD};
 use crate::nodes::Node;
 use crate::reply::unexpected;
+use crate::requests::Outcome;
 use crate::session::Session;
 
 /// The most bytes that PUTFH and GETATTR of a file take in a request.

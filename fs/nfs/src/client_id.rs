@@ -3,8 +3,9 @@
 //! A [`Session`] of 4.0 only bounds how many requests are in flight. The server remembers no replies, except
 //! for requests with sequence IDs of owners. Other requests are in doubt if their connection breaks.
 
+use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ivers_nfs4::ops::v40::{CallbackClient, ClientOwner, SetClientIdArgs};
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes};
@@ -15,9 +16,10 @@ use ivers_vfs::{Cred, Error};
 use crate::connection::{Broken, Connection};
 use crate::establish::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX, SLOTS};
 use crate::exchange::{Exchange, Failure, SendOnce, Tried};
-use crate::owner_seqids::{Numbered, OwnerSeqids};
+use crate::owner_seqids::OwnerSeqids;
 use crate::reply::Compound;
 use crate::session::Session;
+use crate::unfinished::Unfinished;
 
 /// The most operations in a request. A server of 4.0 does not say how many it accepts.
 const OPERATIONS: usize = 16;
@@ -33,35 +35,71 @@ fn failed(exchange: &Exchange, operation: &str, status: NfsStat) -> Failure {
     }
 }
 
-/// Gets a client ID. Keeps the one of `before` if the server still has it, and otherwise calls `reclaim`.
+/// What the caller knows and does while a client ID is made.
+pub struct Making<'a> {
+    /// The client ID that requests have used.
+    pub before: Option<&'a Arc<OwnerSeqids>>,
+    /// A reclaim that was cut. If this reclaim is cut, too, it is left here.
+    pub unfinished: &'a mut Option<Unfinished>,
+    /// Notes that the server no longer has the state of this client.
+    pub state_lost: &'a dyn Fn(),
+    /// Reclaims the state.
+    pub reclaim: &'a dyn Fn(&SendOnce<'_>) -> Tried<()>,
+}
+
+/// Gets a client ID. Keeps the one of `before` if the server still has it, and otherwise reclaims its state.
 pub fn session(
     exchange: &Exchange,
     owner: &ClientOwner,
     connection: &Connection,
     limit: Option<Instant>,
-    before: Option<&Arc<OwnerSeqids>>,
-    reclaim: &dyn Fn(&SendOnce<'_>) -> Tried<()>,
+    making: Making<'_>,
 ) -> Tried<Session> {
+    let Making { before, unfinished, state_lost, reclaim } = making;
     let outside = |op: Op| exchange.outside(connection, &[op], limit);
-    if let Some(seqids) = before.filter(|seqids| !seqids.is_lost()) {
-        let status = outside(Op::Renew(seqids.client))?.status;
-        match status {
-            NfsStat::Ok | NfsStat::CbPathDown => return Ok(unnumbered(seqids.clone())),
-            NfsStat::StaleClientid | NfsStat::Expired => {}
-            status => return Err(failed(exchange, "RENEW", status)),
+    let is_kept = |seqids: &OwnerSeqids| -> Tried<bool> {
+        match outside(Op::Renew(seqids.client))?.status {
+            NfsStat::Ok | NfsStat::CbPathDown => Ok(true),
+            NfsStat::StaleClientid | NfsStat::Expired => Ok(false),
+            status => Err(failed(exchange, "RENEW", status)),
         }
-    }
+    };
     // Another verifier makes the server forget the state of this client.
-    let verifier = match before {
+    let cut = unfinished.as_ref().map(|cut| &cut.seqids);
+    let verifier = match cut.or(before) {
         Some(seqids) if seqids.is_lost() => rand::random(),
         Some(seqids) => seqids.verifier,
         None => owner.verifier,
     };
-    let client = announce(exchange, &ClientOwner { verifier, ..owner.clone() }, &outside)?;
-    let session = unnumbered(Arc::new(OwnerSeqids::new(client, verifier)));
-    if before.is_some() {
-        let send = |caller: &Cred, ops: &[Op]| send_first(exchange, connection, &session, caller, ops, limit);
-        reclaim(&send)?;
+    let continues = match cut.filter(|seqids| !seqids.is_lost()) {
+        Some(seqids) => is_kept(seqids)?,
+        None => false,
+    };
+    let mut reclaiming = match unfinished.take().filter(|_| continues) {
+        Some(cut) => cut,
+        None => {
+            if let Some(seqids) = before.filter(|seqids| !seqids.is_lost())
+                && is_kept(seqids)?
+            {
+                return Ok(unnumbered(seqids.clone()));
+            }
+            let client = announce(exchange, &ClientOwner { verifier, ..owner.clone() }, &outside)?;
+            let seqids = Arc::new(OwnerSeqids::new(client, verifier));
+            if before.is_none() {
+                return Ok(unnumbered(seqids));
+            }
+            state_lost();
+            Unfinished::new(seqids)
+        }
+    };
+    let session = unnumbered(reclaiming.seqids.clone());
+    reclaiming.begin_again();
+    let progress = RefCell::new(reclaiming);
+    let send =
+        |caller: &Cred, ops: &[Op]| progress.borrow_mut().send(exchange, connection, caller, ops, limit);
+    if let Err(failure) = reclaim(&send) {
+        *unfinished = Some(progress.into_inner());
+        return Err(failure);
     }
     Ok(session)
 }
@@ -98,43 +136,4 @@ fn unnumbered(seqids: Arc<OwnerSeqids>) -> Session {
         Session::new(rand::random(), SLOTS as usize, REQUEST_BYTES_MAX as usize, REPLY_BYTES_MAX, OPERATIONS);
     session.seqids = Some(seqids);
     session
-}
-
-/// Sends a request on a session that no other thread has yet.
-fn send_first(
-    exchange: &Exchange,
-    connection: &Connection,
-    session: &Session,
-    caller: &Cred,
-    ops: &[Op],
-    limit: Option<Instant>,
-) -> Tried<Compound> {
-    let Some(mut request) = session.seqids.as_ref().and_then(|seqids| seqids.begin(ops, Duration::ZERO))
-    else {
-        return Err(Failure::Broken(Broken("a client ID in use".into())));
-    };
-    let auth = exchange.identity.auth(caller);
-    let send = |request: &mut Numbered<'_>| {
-        request.sent = true;
-        let xid = exchange.next_xid();
-        let answer = exchange.unsequenced(connection, xid, &auth, request.ops(ops), limit)?;
-        request.executed(&answer.results);
-        Ok::<_, Failure>(answer)
-    };
-    let mut answer = send(&mut request)?;
-    if let Some((handle, stateid)) = request.to_confirm(&answer.results) {
-        request.confirm(handle, stateid);
-        confirmed(&mut answer, &send(&mut request)?);
-    }
-    Ok(answer)
-}
-
-/// Puts the stateid of OPEN_CONFIRM into the result of OPEN.
-pub fn confirmed(opened: &mut Compound, confirmation: &Compound) {
-    let Some(OpResult::OpenConfirm(Ok(stateid))) = confirmation.results.last() else { return };
-    for result in &mut opened.results {
-        if let OpResult::Open(Ok(open)) = result {
-            open.stateid = *stateid;
-        }
-    }
 }

@@ -14,12 +14,13 @@ use ivers_nfs4::xdr::List;
 use ivers_vfs::*;
 
 use crate::attributes;
-use crate::client::Outcome;
 use crate::data::LOSSES_MAX;
 use crate::driver::{Changing, Nfs};
+use crate::file_open::LockTurn;
 use crate::nodes::Node;
 use crate::opens::is_lost;
 use crate::reply::take;
+use crate::requests::Outcome;
 
 /// How many operations stand before the one that copies.
 const BEFORE: usize = 3;
@@ -49,6 +50,14 @@ fn is_refused(status: NfsStat, missing: &AtomicBool) -> bool {
     cannot(status)
 }
 
+/// Takes the turns for locks of two files. In the order of their numbers, so that two threads with the same
+/// files do not wait for each other.
+fn lock_turns<'a>(one: &'a Node, other: &'a Node) -> (LockTurn<'a>, Option<LockTurn<'a>>) {
+    let (first, second) = if one.ino <= other.ino { (one, other) } else { (other, one) };
+    let turn = first.open.lock_turn();
+    (turn, (first.ino != second.ino).then(|| second.open.lock_turn()))
+}
+
 impl Nfs {
     /// Sends an operation that takes the stateids of two files.
     fn between(
@@ -59,6 +68,7 @@ impl Nfs {
         op: impl Fn(StateId, StateId) -> Op,
     ) -> Result<Outcome> {
         let count = u32::try_from(range.end - range.start).unwrap_or(0);
+        let mut turns = None;
         for _ in 0..LOSSES_MAX {
             let source = self.unlost_stateid(from, share::READ)?;
             let target = self.unlost_stateid(to, share::WRITE)?;
@@ -74,6 +84,8 @@ impl Nfs {
             if !is_lost(outcome.status) {
                 return Ok(outcome);
             }
+            // Locks of other threads may have ended the stateids. From here on other threads lock later.
+            turns.get_or_insert_with(|| lock_turns(from, to));
             for (node, stateid) in [(from, source), (to, target)] {
                 if self.is_lost_on_server(stateid)? {
                     self.opens.lost(&node.open, stateid, outcome.status);

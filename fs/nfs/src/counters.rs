@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ivers_nfs4::ops::{Op, number};
 
 /// The operations that are counted each, and their names. SEQUENCE is in every request.
-const OPERATIONS: [(u32, &str); 31] = [
+const OPERATIONS: [(u32, &str); 32] = [
     (number::ACCESS, "server_access"),
     (number::ALLOCATE, "server_allocate"),
     (number::CLONE, "server_clone"),
@@ -29,6 +29,7 @@ const OPERATIONS: [(u32, &str); 31] = [
     (number::READ, "server_read"),
     (number::READDIR, "server_readdir"),
     (number::READLINK, "server_readlink"),
+    (number::RELEASE_LOCKOWNER, "server_release_lockowner"),
     (number::REMOVE, "server_remove"),
     (number::REMOVEXATTR, "server_removexattr"),
     (number::RENAME, "server_rename"),

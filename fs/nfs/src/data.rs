@@ -3,16 +3,15 @@
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{CommitArgs, WriteArgs, share};
 use ivers_nfs4::rpc::AuthSys;
-use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::StableHow;
 use ivers_vfs::*;
 
 use crate::attributes;
-use crate::client::Outcome;
 use crate::driver::{Nfs, REPLY_OVERHEAD};
 use crate::nodes::Node;
 use crate::opens::is_lost;
 use crate::reply::take;
+use crate::requests::Outcome;
 
 /// Bytes of a request beside its data.
 const REQUEST_OVERHEAD: usize = 2048;
@@ -50,11 +49,9 @@ impl Nfs {
             if !is_lost(outcome.status) {
                 return Ok(outcome);
             }
+            // A lock of another thread may have ended the stateid. From here on other threads lock later.
+            turn.get_or_insert_with(|| node.open.lock_turn());
             self.opens.lost(&node.open, stateid, outcome.status);
-            // Locks of other threads make new versions of the stateid. From here on these threads wait.
-            if outcome.status == NfsStat::OldStateid && turn.is_none() {
-                turn = Some(node.open.lock_turn());
-            }
         }
         Err(ServerError::StateLost.into())
     }

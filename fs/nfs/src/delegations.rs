@@ -69,7 +69,7 @@ impl Opens {
     }
 
     /// Stores the delegation that the reply to an OPEN granted. `sent` is the number of its request, and
-    /// `run` is [`Outcome::run`](crate::client::Outcome::run). Returns the delegation to the server if this
+    /// `run` is [`Outcome::run`](crate::requests::Outcome::run). Returns the delegation to the server if this
     /// client did not ask for it.
     pub(crate) fn granted(
         &self,

@@ -74,8 +74,8 @@ impl Nfs {
         }
         let nodes = Arc::new(Nodes::default());
         let held = nodes.hold(&root.handle, root.fileid);
-        let lease = Lease::keep(&client, root.facts.lease_seconds)?;
-        client.set_lease(Duration::from_secs(root.facts.lease_seconds.into()));
+        client.set_lease(Some(root.facts.lease_seconds));
+        let lease = Lease::keep(&client)?;
         let opens = Opens::new(client.clone(), nodes.opens.clone(), options.delegations);
         opens.start_returns()?;
         Ok(Arc::new(Self {
@@ -189,8 +189,13 @@ impl Nfs {
     /// Notes a name of a file, if opens need one (NFSv4.0).
     pub(crate) fn note_name(&self, node: &Node, dir: &Node, name: &[u8]) {
         if self.client.is_version_40() {
-            node.open.note_name(&dir.handle, name);
+            node.open.with_names(|names| names.note(&dir.handle, name));
         }
+    }
+
+    /// Notes that a file has lost a name.
+    pub(crate) fn forget_name(&self, node: &Node, dir: &Node, name: &[u8]) {
+        node.open.with_names(|names| names.forget(&dir.handle, name));
     }
 
     /// Returns the delegation of a file, if its attributes are current under it.

@@ -9,6 +9,7 @@ use ivers_vfs::Cred;
 use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 
 use crate::file_locks::FileLocks;
+use crate::file_names::FileNames;
 use crate::unstable::Unstable;
 
 /// A read delegation.
@@ -109,25 +110,20 @@ pub struct FileOpen {
     settled: Condvar,
     /// Replies to requests that were sent before this one are void: a delegation vouched for them.
     void_before: AtomicU64,
-    /// NFSv4.0: the newest known name, and its directory.
-    name: RankedMutex<rank::Leaf, Option<(FileHandle, Vec<u8>)>>,
+    /// NFSv4.0: names by which the file can be opened.
+    names: RankedMutex<rank::Leaf, FileNames>,
 }
 
 impl FileOpen {
     pub(crate) fn new(handle: &FileHandle) -> Arc<Self> {
         let (state, settled) = (RankedMutex::default(), Condvar::new());
-        let (void_before, name) = (AtomicU64::new(0), RankedMutex::default());
-        Arc::new(Self { handle: handle.clone(), state, settled, void_before, name })
+        let (void_before, names) = (AtomicU64::new(0), RankedMutex::default());
+        Arc::new(Self { handle: handle.clone(), state, settled, void_before, names })
     }
 
-    /// Notes a name by which NFSv4.0 can open the file.
-    pub fn note_name(&self, dir: &FileHandle, name: &[u8]) {
-        *self.name.lock() = Some((dir.clone(), name.to_vec()));
-    }
-
-    /// Returns a name by which NFSv4.0 can open the file.
-    pub fn name(&self) -> Option<(FileHandle, Vec<u8>)> {
-        self.name.lock().clone()
+    /// Calls `f` with the names by which NFSv4.0 can open the file.
+    pub fn with_names<T>(&self, f: impl FnOnce(&mut FileNames) -> T) -> T {
+        f(&mut self.names.lock())
     }
 
     /// A delegation ends before the request `sent`: what was known until then does not count any longer.

@@ -17,16 +17,20 @@
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
+//! | `unfinished` | NFSv4.0: a reclaim, also if its connection breaks |
 //! | `client_id` | NFSv4.0: a client ID instead of a session |
 //! | `spares` | further connections of the session |
-//! | `client` | requests: connects, recovers, repeats |
+//! | `client` | what the threads of a client share |
+//! | `linking` | making and replacing the connection and the session |
 //! | `back_channel` | running callbacks; whether the server still keeps the client's state |
+//! | `requests` | requests, repeated until there is an answer |
 //! | `requests40` | NFSv4.0: one request |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
 //! | `own_changes` | which attributes include the changes of this client |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
+//! | `file_names` | NFSv4.0: names by which a file can be opened |
 //! | `file_open` | the state of a file on the server |
 //! | `returns` | what must be done with delegations |
 //! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; reclaiming after a restart |
@@ -64,11 +68,13 @@ mod driver;
 mod establish;
 mod exchange;
 mod file_locks;
+mod file_names;
 mod file_open;
 mod holes;
 pub mod identity;
 mod kept;
 mod lease;
+mod linking;
 mod listing;
 mod locks;
 mod names;
@@ -81,6 +87,7 @@ mod owner_seqids;
 pub mod owners;
 mod reclaim;
 mod reply;
+mod requests;
 mod requests40;
 mod returns;
 mod session;
@@ -90,6 +97,7 @@ mod spares;
 mod status;
 pub mod target;
 pub mod tls;
+mod unfinished;
 mod unstable;
 mod wire;
 mod xattrs;

@@ -49,7 +49,10 @@ impl LockOps for Nfs {
                 Some(OpResult::Lock(_)) if is_lost(outcome.status) => {
                     self.opens.lost(file, held.unwrap_or(open), outcome.status);
                 }
-                _ => return Err(refusal(outcome.status, &place)),
+                _ => {
+                    self.client.release_idle_owner();
+                    return Err(refusal(outcome.status, &place));
+                }
             }
         }
         Err(ServerError::StateLost.into())
@@ -100,6 +103,7 @@ impl LockOps for Nfs {
             held.stateid = now.filter(|now| *now != stateid);
         }
         file.with_locks(|locks| locks.unlocked(owner, range));
+        self.client.release_idle_owner();
         Ok(())
     }
 

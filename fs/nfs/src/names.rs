@@ -300,6 +300,7 @@ impl Nfs {
                 let (mut results, sent) = outcome.up_to(2, self.client.name())?;
                 results.skip();
                 let info = take!(results, Remove)?;
+                self.forget_name(node, dir, name);
                 self.name_was_expected(known, &info);
                 self.take_directory(dir, info, &mut results, sent)?;
                 results.skip();
@@ -312,6 +313,7 @@ impl Nfs {
                 continue;
             }
             drop(changing);
+            self.forget_name(node, dir, name);
             self.look_again(caller, dir)?;
             self.lost_name_unseen(caller, inode)?;
             return Ok(());
@@ -331,8 +333,12 @@ impl Nfs {
     /// Moves a name. `target` is the file that has the new name.
     fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
         self.send_rename(request, target)?;
-        let (dir, name) = request.to;
-        self.note_name(request.file, dir, name);
+        let (from, to, file) = (request.from, request.to, request.file);
+        if let Some(target) = target {
+            self.forget_name(self.node(target), to.0, to.1);
+        }
+        self.forget_name(file, from.0, from.1);
+        self.note_name(file, to.0, to.1);
         Ok(())
     }
 

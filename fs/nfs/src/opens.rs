@@ -17,11 +17,12 @@ use ivers_vfs::{Cred, Result};
 
 use crate::attributes::{self, FileAttributes};
 use crate::callbacks::Callee;
-use crate::client::{Client, Outcome, Reclaim};
+use crate::client::{Client, Reclaim};
 use crate::counters::Counters;
 use crate::file_locks::unlock_op;
 use crate::file_open::{Busy, Delegation, FileOpen, Hidden, note_open};
 use crate::reply::take;
+use crate::requests::Outcome;
 use crate::returns::Returns;
 use crate::unstable::Unstable;
 
@@ -375,6 +376,7 @@ impl Opens {
                 log::warn!("{}: locks of a file are lost: {}", self.client.name(), status.name());
             }
         }
+        self.client.forget_stateid(used);
         self.free(used, status);
     }
 
@@ -478,6 +480,7 @@ impl Opens {
         let closed = self.call(&caller, &ops, pace).and_then(|outcome| outcome.ok(self.client.name()));
         if let Err(error) = closed {
             log::info!("{}: CLOSE: {error}", self.client.name());
+            self.client.forget_stateid(stateid);
         }
         let again = {
             let mut state = file.state.lock();

@@ -7,19 +7,23 @@
 //! The rest of the driver makes requests of NFSv4.1. [`OwnerSeqids::begin`] fills in what 4.0 needs: client
 //! ID, sequence IDs, and the exact version of each stateid.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, FileHandle, Owner, StateId, Verifier};
+use ivers_nfs4::types::{ClientId, FileHandle, Opaque, Owner, StateId, Verifier};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
 
 /// The identifying part of a stateid.
 type Other = [u8; 12];
 /// A mark in the sequence ID of a CLOSE of the driver: close this version of the open, and no newer one.
 pub const THIS_VERSION: u32 = 1;
+/// How often a request with a sequence ID is sent again while the server still executes it.
+pub const BUSY_MAX: u32 = 50;
+/// The most lock-owners without locks that are kept, because they may ask for a lock again.
+pub const IDLE_OWNERS_MAX: usize = 64;
 
 /// The name of a lock-owner.
 type Name = Vec<u8>;
@@ -33,6 +37,22 @@ enum Whose {
     Both(Name),
 }
 
+/// A lock-owner that the server knows.
+#[derive(Default)]
+struct LockOwner {
+    /// The last sequence ID that the server counted.
+    seqid: u32,
+    /// The number of its last use. A later use has a larger number.
+    used: u64,
+}
+
+/// The locks that a stateid stands for.
+struct LockState {
+    owner: Name,
+    /// The open that they belong to.
+    open: Other,
+}
+
 #[derive(Default)]
 struct Known {
     /// A request with sequence IDs is in flight.
@@ -41,12 +61,13 @@ struct Known {
     lost: bool,
     /// The last sequence ID of the open-owner that the server counted.
     opens: u32,
-    /// The last sequence ID of each lock-owner.
-    locks: HashMap<Name, u32>,
-    /// The lock-owner of each stateid of locks.
-    owner_of: HashMap<Other, Name>,
+    locks: HashMap<Name, LockOwner>,
+    /// By stateid.
+    lock_states: HashMap<Other, LockState>,
     /// The newest version of each stateid.
     versions: HashMap<Other, u32>,
+    /// The number of uses of lock-owners so far.
+    uses: u64,
 }
 
 /// The owners and stateids of a client ID.
@@ -115,24 +136,38 @@ impl Known {
             self.opens = self.opens.wrapping_add(1);
         }
         if let Some(name) = lock {
-            let last = self.locks.entry(name.clone()).or_default();
-            *last = last.wrapping_add(1);
+            self.uses += 1;
+            let owner = self.locks.entry(name.clone()).or_default();
+            (owner.seqid, owner.used) = (owner.seqid.wrapping_add(1), self.uses);
         }
     }
 
     fn next_lock(&self, name: &Name) -> u32 {
-        self.locks.get(name).copied().unwrap_or_default().wrapping_add(1)
+        self.locks.get(name).map_or(0, |owner| owner.seqid).wrapping_add(1)
+    }
+
+    fn owner_of(&self, stateid: StateId) -> Name {
+        self.lock_states.get(&stateid.other).map(|state| state.owner.clone()).unwrap_or_default()
+    }
+
+    fn forget(&mut self, stateid: &Other) {
+        self.versions.remove(stateid);
+        self.forget_lock_states(|other, locks| other == stateid || locks.open == *stateid);
     }
 
     fn forget_owner(&mut self, name: &Name) {
         self.locks.remove(name);
-        let Self { owner_of, versions, .. } = self;
-        owner_of.retain(|other, owner| {
-            let stays = owner != name;
-            if !stays {
+        self.forget_lock_states(|_, locks| locks.owner == *name);
+    }
+
+    fn forget_lock_states(&mut self, is_gone: impl Fn(&Other, &LockState) -> bool) {
+        let Self { lock_states, versions, .. } = self;
+        lock_states.retain(|other, locks| {
+            let is_gone = is_gone(other, locks);
+            if is_gone {
                 versions.remove(other);
             }
-            stays
+            !is_gone
         });
     }
 }
@@ -151,6 +186,32 @@ impl OwnerSeqids {
     /// Notes that the server expects other sequence IDs than this client sends.
     pub fn lose(&self) {
         self.known.lock().lost = true;
+    }
+
+    /// Notes that the server no longer has a stateid, and the stateids of locks under it.
+    pub fn forget(&self, stateid: StateId) {
+        self.known.lock().forget(&stateid.other);
+    }
+
+    /// Returns the lock-owner without locks whose last use is the oldest, if there are more of them than are
+    /// kept. It counts as used now.
+    pub fn surplus_owner(&self) -> Option<Owner> {
+        let mut known = self.known.lock();
+        let Known { locks, lock_states, uses, .. } = &mut *known;
+        if locks.len() <= IDLE_OWNERS_MAX {
+            return None;
+        }
+        let with_locks: HashSet<&Name> = lock_states.values().map(|locks| &locks.owner).collect();
+        let idle = || locks.iter().filter(|(name, _)| !with_locks.contains(name));
+        if idle().count() <= IDLE_OWNERS_MAX {
+            return None;
+        }
+        let oldest = idle().min_by_key(|(_, owner)| owner.used).map(|(name, _)| name.clone())?;
+        *uses += 1;
+        if let Some(owner) = locks.get_mut(&oldest) {
+            owner.used = *uses;
+        }
+        Some(Owner { clientid: self.client, owner: Opaque(oldest) })
     }
 
     /// Returns the newest version of a stateid.
@@ -188,6 +249,18 @@ impl OwnerSeqids {
         Some(request)
     }
 
+    /// Continues a request with the same sequence IDs. `None`: another request has the turn. Then it is
+    /// unknown which sequence IDs come next.
+    pub fn resume(&self, unanswered: Unanswered) -> Option<Numbered<'_>> {
+        let mut known = self.known.lock();
+        if std::mem::replace(&mut known.busy, true) {
+            known.lost = true;
+            return None;
+        }
+        let Unanswered { ops, whose } = unanswered;
+        Some(Numbered { seqids: self, ops, whose, has_turn: true, sent: true })
+    }
+
     /// Adds the operation of 4.0 for an operation of 4.1. A request has at most one sequence ID of each
     /// owner.
     fn add(&self, known: &Known, op: &Op, all: &mut Vec<Op>, whose: &mut Vec<(usize, Whose)>) {
@@ -214,7 +287,7 @@ impl OwnerSeqids {
             Op::Lock(args) => {
                 let (locker, who) = match &args.locker {
                     Locker::Known(held) => {
-                        let name = known.owner_of.get(&held.stateid.other).cloned().unwrap_or_default();
+                        let name = known.owner_of(held.stateid);
                         let (stateid, seqid) = (known.exact(held.stateid), known.next_lock(&name));
                         (Locker::Known(ExistLockOwner { stateid, seqid }), Whose::LockOwner(name))
                     }
@@ -233,7 +306,7 @@ impl OwnerSeqids {
                 whose.push((at, who));
             }
             Op::LockU(args) => {
-                let name = known.owner_of.get(&args.stateid.other).cloned().unwrap_or_default();
+                let name = known.owner_of(args.stateid);
                 let (stateid, seqid) = (known.exact(args.stateid), known.next_lock(&name));
                 all.push(Op::LockU(UnlockArgs { seqid, stateid, ..args.clone() }));
                 whose.push((at, Whose::LockOwner(name)));
@@ -244,13 +317,35 @@ impl OwnerSeqids {
             // The owner has no more locks on this file. If it has locks on other files, the server refuses
             // this.
             Op::FreeStateId(stateid) => {
-                if let Some(name) = known.owner_of.get(&stateid.other) {
-                    let owner = ivers_nfs4::types::Opaque(name.clone());
+                if let Some(locks) = known.lock_states.get(&stateid.other) {
+                    let owner = Opaque(locks.owner.clone());
                     all.push(Op::ReleaseLockOwner(Owner { clientid: self.client, owner }));
                 }
             }
+            Op::ReleaseLockOwner(owner) => all.push(Op::ReleaseLockOwner(mine(owner))),
             other => all.push(other.clone()),
         }
+    }
+}
+
+/// A request whose reply is lost, with its sequence IDs.
+#[derive(Debug)]
+pub struct Unanswered {
+    ops: Option<Vec<Op>>,
+    whose: Vec<(usize, Whose)>,
+}
+
+impl<'a> Numbered<'a> {
+    /// Returns the owners whose sequence IDs the request has.
+    pub fn seqids(&self) -> &'a OwnerSeqids {
+        self.seqids
+    }
+
+    /// Gives the turn up, although the server may have executed the request. Only
+    /// [`OwnerSeqids::resume`] may follow.
+    pub fn suspend(mut self) -> Unanswered {
+        self.sent = false;
+        Unanswered { ops: self.ops.take(), whose: std::mem::take(&mut self.whose) }
     }
 }
 
@@ -317,6 +412,16 @@ impl Numbered<'_> {
     }
 }
 
+/// Puts the stateid in the results of OPEN_CONFIRM into the results of OPEN.
+pub fn confirmed(opened: &mut [OpResult], confirmation: &[OpResult]) {
+    let Some(OpResult::OpenConfirm(Ok(stateid))) = confirmation.last() else { return };
+    for result in opened {
+        if let OpResult::Open(Ok(open)) = result {
+            open.stateid = *stateid;
+        }
+    }
+}
+
 /// Notes stateids, their versions and their owners.
 fn note(known: &mut Known, op: &Op, result: &OpResult) {
     let newest = match (op, result) {
@@ -324,12 +429,13 @@ fn note(known: &mut Known, op: &Op, result: &OpResult) {
         (_, OpResult::OpenConfirm(Ok(stateid)) | OpResult::LockU(Ok(stateid))) => *stateid,
         (Op::Lock(args), OpResult::Lock(Locked::Ok(stateid))) => {
             if let Locker::New(new) = &args.locker {
-                known.owner_of.insert(stateid.other, new.lock_owner.owner.0.clone());
+                let (owner, open) = (new.lock_owner.owner.0.clone(), new.open_stateid.other);
+                known.lock_states.insert(stateid.other, LockState { owner, open });
             }
             *stateid
         }
         (Op::Close(args), OpResult::Close(Ok(_))) => {
-            known.versions.remove(&args.stateid.other);
+            known.forget(&args.stateid.other);
             return;
         }
         (Op::ReleaseLockOwner(owner), OpResult::ReleaseLockOwner(Ok(()))) => {
@@ -360,7 +466,7 @@ mod tests {
     use super::*;
     use crate::file_locks::{lock_op, unlock_op};
     use crate::opens::open_op;
-    use ivers_nfs4::types::{Bitmap, ChangeInfo, Opaque, OpenHow};
+    use ivers_nfs4::types::{Bitmap, ChangeInfo, OpenHow};
     use ivers_vfs::{LockOwner, LockRequest};
 
     const NOW: Duration = Duration::ZERO;
@@ -474,5 +580,80 @@ mod tests {
         assert_eq!(seqid_of(&seqids.begin(&locking(None), NOW).unwrap()), 1, "the owner is a new one");
         // The open-owner counted the first lock.
         assert_eq!(seqid_of(&seqids.begin(&open(), NOW).unwrap()), 2);
+    }
+
+    /// A file of a lock-owner that got its lock: the request, and the reply.
+    fn lock(seqids: &OwnerSeqids, owner: u64, file: u8, granted: bool) {
+        let request = LockRequest { owner: LockOwner(owner), range: 0..10, exclusive: true, waits: false };
+        let ops = [Op::PutFh(Opaque(vec![file])), lock_op(&request, false, stateid(file, 1), None)];
+        let mut request = seqids.begin(&ops, NOW).unwrap();
+        let denied = LockDenied {
+            offset: 0,
+            length: 1,
+            kind: ivers_nfs4::types::LockType::Write,
+            owner: Owner { clientid: 1, owner: Opaque(Vec::new()) },
+        };
+        let locked = if granted { Locked::Ok(stateid(100 + file, 1)) } else { Locked::Denied(denied) };
+        request.executed(&[put(), OpResult::Lock(locked)]);
+    }
+
+    /// What is known does not grow with the number of owners, opens and locks so far.
+    #[test]
+    fn owners_and_stateids_are_forgotten() {
+        let seqids = OwnerSeqids::new(7, Verifier::default());
+        let known = || {
+            let known = seqids.known.lock();
+            (known.locks.len(), known.lock_states.len(), known.versions.len())
+        };
+        lock(&seqids, 0, 1, true);
+        for owner in 1..=IDLE_OWNERS_MAX as u64 {
+            lock(&seqids, owner, 1, false);
+            assert_eq!(seqids.surplus_owner(), None);
+        }
+        lock(&seqids, 1000, 1, false);
+        lock(&seqids, 1, 1, false);
+        let surplus = seqids.surplus_owner().unwrap();
+        assert_eq!(surplus.owner, crate::file_locks::wire_owner(LockOwner(2)).owner, "the oldest one");
+        let release = [Op::ReleaseLockOwner(Owner { clientid: 0, ..surplus.clone() })];
+        let mut request = seqids.begin(&release, NOW).unwrap();
+        assert!(matches!(request.ops(&[]), [Op::ReleaseLockOwner(owner)] if owner.clientid == 7));
+        request.executed(&[OpResult::ReleaseLockOwner(Err(NfsStat::LocksHeld))]);
+        drop(request);
+        assert_ne!(seqids.surplus_owner(), Some(surplus), "the server refused it");
+        let mut request = seqids.begin(&release, NOW).unwrap();
+        request.executed(&[OpResult::ReleaseLockOwner(Ok(()))]);
+        drop(request);
+        assert_eq!(seqids.surplus_owner(), None);
+        assert_eq!(known(), (IDLE_OWNERS_MAX + 1, 1, 1));
+
+        // An owner with locks of several files. A CLOSE, or a server that lost an open, ends those under it.
+        lock(&seqids, 0, 2, true);
+        lock(&seqids, 0, 3, true);
+        assert_eq!(known(), (IDLE_OWNERS_MAX + 1, 3, 3));
+        let close = [Op::PutFh(Opaque(vec![2])), Op::Close(SeqState { seqid: 0, stateid: stateid(2, 1) })];
+        let mut request = seqids.begin(&close, NOW).unwrap();
+        request.executed(&[put(), OpResult::Close(Ok(stateid(2, 2)))]);
+        drop(request);
+        assert_eq!(known(), (IDLE_OWNERS_MAX + 1, 2, 2));
+        seqids.forget(stateid(3, 9));
+        seqids.forget(stateid(101, 9));
+        assert_eq!(known(), (IDLE_OWNERS_MAX + 1, 0, 0));
+    }
+
+    /// A request whose reply is lost is sent again with its sequence IDs, also by another thread.
+    #[test]
+    fn an_unanswered_request_keeps_its_sequence_id() {
+        let seqids = OwnerSeqids::new(7, Verifier::default());
+        let mut request = seqids.begin(&open(), NOW).unwrap();
+        request.sent = true;
+        let unanswered = request.suspend();
+        assert!(!seqids.is_lost());
+        let mut request = seqids.resume(unanswered).unwrap();
+        assert!(seqids.begin(&open(), NOW).is_none(), "it has the turn");
+        assert_eq!(seqid_of(&request), 1);
+        request.executed(&[put(), opened(stateid(1, 1), 0)]);
+        drop(request);
+        assert_eq!(seqid_of(&seqids.begin(&open(), NOW).unwrap()), 2);
+        assert!(!seqids.is_lost());
     }
 }

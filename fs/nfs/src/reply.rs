@@ -30,7 +30,7 @@ pub enum Answer {
 }
 
 /// The results of a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compound {
     /// The status of the last operation that was executed.
     pub status: NfsStat,

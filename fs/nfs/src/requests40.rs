@@ -1,27 +1,20 @@
 //! NFSv4.0: one request, until it is answered or in doubt.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::StateId;
+use ivers_vfs::Cred;
 
-use crate::client::{Answered, Client, Limit, PAUSES};
-use crate::client_id::confirmed;
+use crate::client::{Client, Limit, PAUSES};
 use crate::clock::now_ms;
 use crate::connection::Broken;
 use crate::counters::Counters;
 use crate::exchange::Failure;
-use crate::owner_seqids::OwnerSeqids;
+use crate::owner_seqids::{BUSY_MAX, Numbered, confirmed};
 use crate::reply::Compound;
+use crate::requests::Answered;
 use crate::session::{Session, Slot};
-
-/// How often a request with a sequence ID is sent again while the server still executes it.
-const BUSY_MAX: u32 = 50;
-/// How long a thread waits for its turn before it checks its time limit.
-const TURN: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Returns a stateid that means its newest version: 0 in 4.1, the exact number in 4.0.
@@ -33,30 +26,37 @@ impl Client {
         seqids.map_or(stateid, |seqids| seqids.exact(stateid))
     }
 
+    /// Notes that the server no longer has a stateid.
+    pub fn forget_stateid(&self, stateid: StateId) {
+        let seqids = self.client_id.lock().clone();
+        seqids.inspect(|seqids| seqids.forget(stateid));
+    }
+
+    /// Releases a lock-owner without locks if the server knows too many of them. Call it after an owner may
+    /// have become one.
+    pub fn release_idle_owner(&self) {
+        let seqids = self.client_id.lock().clone();
+        let Some(owner) = seqids.and_then(|seqids| seqids.surplus_owner()) else { return };
+        if let Err(error) = self.call(&Cred::system(), &[Op::ReleaseLockOwner(owner)]) {
+            log::info!("{}: RELEASE_LOCKOWNER: {error}", self.name());
+        }
+    }
+
     /// Returns whether the server is used with NFSv4.0.
     pub fn is_version_40(&self) -> bool {
         self.exchange.wanted == Some(0)
     }
 
-    /// Sends a request of NFSv4.0 until it is answered, or in doubt.
+    /// Sends a request of NFSv4.0, which has its turn, until it is answered, or in doubt.
     pub(crate) fn on_slot_40(
         &self,
         slot: Slot<'_>,
-        (session, seqids): (&Session, &Arc<OwnerSeqids>),
+        (session, mut request): (&Session, Numbered<'_>),
         auth: &AuthSys,
         ops: &[Op],
         limit: &Limit,
     ) -> ivers_vfs::Result<Answered> {
-        let mut request = loop {
-            match seqids.begin(ops, TURN) {
-                Some(request) => break request,
-                None => self.check(limit)?,
-            }
-            if !session.is_usable() {
-                slot.finish(false);
-                return Ok(Answered::Not);
-            }
-        };
+        let seqids = request.seqids();
         if seqids.is_lost() {
             session.kill();
             slot.finish(false);
@@ -68,7 +68,7 @@ impl Client {
         let sent_at_ms = now_ms();
         loop {
             let (first, now) = self.linked(limit)?;
-            if !now.seqids.as_ref().is_some_and(|now| Arc::ptr_eq(now, seqids)) {
+            if !now.seqids.as_ref().is_some_and(|now| std::ptr::eq(&**now, seqids)) {
                 // The client ID is a new one: the server has lost the state that this request uses.
                 request.sent = false;
                 slot.finish(false);
@@ -112,7 +112,7 @@ impl Client {
             }
             self.answered(renews);
             if let Some(mut open) = opened.take() {
-                confirmed(&mut open, &answer);
+                confirmed(&mut open.results, &answer.results);
                 slot.finish(true);
                 return Ok(Answered::Done(open));
             }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, ensure};
 use ivers_oracle::e2fs::{e2fsck, e2fsck_repair};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) const SERVER: &str = "ivers, killed";
 /// A part, by name.
@@ -26,41 +26,12 @@ const CLIENT_KILLS: u32 = 20;
 const WRITERS: usize = 4;
 const RECORD: usize = 9000;
 
-/// A writer, and its progress.
-#[derive(Default)]
-struct Writer {
-    /// The number of complete rounds: all their calls were acknowledged.
-    done: AtomicU32,
-}
+/// The program that writes: see there.
+const PROGRAM: &str = include_str!("writers.py");
 
 /// Returns the bytes of a record.
 fn record(writer: usize, round: u32) -> Vec<u8> {
     (0..RECORD).map(|at| (at as u32 ^ round.wrapping_mul(31) ^ (writer as u32 * 77)) as u8).collect()
-}
-
-/// One round: every call must succeed, and have its effect exactly once.
-fn round(dir: &Path, writer: usize, round: u32) -> Result<()> {
-    let (new, name) = (dir.join("new"), dir.join(format!("record{round}")));
-    let mut file = File::create_new(&new).context("create")?;
-    file.write_all(&record(writer, round)).context("write")?;
-    file.sync_all().context("fsync")?;
-    drop(file);
-    fs::rename(&new, &name).context("rename")?;
-    let mut log = File::options().append(true).create(true).open(dir.join("log")).context("open the log")?;
-    log.write_all(format!("{round:08}\n").as_bytes()).context("append")?;
-    log.sync_all().context("fsync of the log")?;
-    drop(log);
-    // Names that are created and removed.
-    let (sub, link) = (dir.join("sub"), dir.join("link"));
-    fs::create_dir(&sub).context("mkdir")?;
-    fs::hard_link(&name, &link).context("link")?;
-    fs::rename(&link, sub.join("link")).context("rename of the link")?;
-    fs::remove_file(sub.join("link")).context("unlink")?;
-    fs::remove_dir(&sub).context("rmdir")?;
-    if round >= 10 {
-        fs::remove_file(dir.join(format!("record{}", round - 10))).context("unlink of a record")?;
-    }
-    Ok(())
 }
 
 /// Checks the results of the first `done` rounds. The round after them may have happened in part.
@@ -94,33 +65,29 @@ fn of_the_server(setup: &Setup) -> Result<String> {
     let ivers = &setup.ivers;
     let mut server = Kind::Ivers.start(ivers, &crate::target_dir())?;
     let url = PathBuf::from(server.url.clone());
-    let at = |name: &str| setup.scratch.join(name);
-    let log = at("log-of-kills");
+    let log = setup.scratch.join("log-of-kills");
     let words = ["--log", log.to_str().context("a path")?];
-    let mount = Mount::with(ivers, &words, &url, at("killed"), options()).context("the mount fails")?;
-    let writers: Vec<Writer> = (0..WRITERS).map(|_| Writer::default()).collect();
-    let dirs: Vec<PathBuf> = (0..WRITERS).map(|nth| mount.dir.join(format!("w{nth}"))).collect();
-    dirs.iter().try_for_each(fs::create_dir)?;
-    let over = AtomicBool::new(false);
-    let kills = std::thread::scope(|scope| -> Result<u32> {
-        let threads: Vec<_> = writers
-            .iter()
-            .enumerate()
-            .map(|(nth, writer)| {
-                let (dir, over) = (&dirs[nth], &over);
-                scope.spawn(move || -> Result<()> {
-                    while !over.load(SeqCst) {
-                        let number = writer.done.load(SeqCst);
-                        round(dir, nth, number).with_context(|| format!("writer {nth}, round {number}"))?;
-                        writer.done.store(number + 1, SeqCst);
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        let mut kill_all = || -> Result<u32> {
+    let mounted = |name: &str| Mount::with(ivers, &words, &url, setup.scratch.join(name), options());
+    let mount = mounted("killed").context("the mount fails")?;
+    let mut program = Command::new("python3");
+    program.args(["-c", PROGRAM]).arg(&mount.dir).arg(WRITERS.to_string());
+    let mut writers = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let said = BufReader::new(writers.stdout.take().context("no output")?);
+    // The number of complete rounds of each writer: all their calls were acknowledged.
+    let done = [const { AtomicU32::new(0) }; WRITERS];
+    let done_of = |nth: usize| done[nth].load(SeqCst);
+    std::thread::scope(|scope| -> Result<()> {
+        let progress = scope.spawn(|| -> Result<()> {
+            for line in said.lines() {
+                let line = line?;
+                let nth: usize = line.parse().ok().with_context(|| line.clone())?;
+                done.get(nth).context("no such writer")?.fetch_add(1, SeqCst);
+            }
+            Ok(())
+        });
+        let mut kill_all = || -> Result<()> {
             for kill in 0..KILLS {
-                let before: Vec<u32> = writers.iter().map(|writer| writer.done.load(SeqCst)).collect();
+                let before: Vec<u32> = (0..WRITERS).map(done_of).collect();
                 sleep(Duration::from_millis(50 + u64::from(kill) * 137 % 400));
                 server.kill_and_restart(ivers, |image| {
                     let copy = tempfile::NamedTempFile::new_in(&setup.scratch)?;
@@ -129,37 +96,38 @@ fn of_the_server(setup: &Setup) -> Result<String> {
                     e2fsck(copy.path())
                 })?;
                 // Every writer makes progress.
-                for (nth, writer) in writers.iter().enumerate() {
-                    let deadline = std::time::Instant::now() + Duration::from_secs(120);
-                    while writer.done.load(SeqCst) < before[nth] + 2 && !threads[nth].is_finished() {
-                        ensure!(std::time::Instant::now() < deadline, "writer {nth} waits after kill {kill}");
-                        sleep(Duration::from_millis(10));
-                    }
+                let deadline = Instant::now() + Duration::from_secs(120);
+                while (0..WRITERS).any(|nth| done_of(nth) < before[nth] + 2) {
+                    ensure!(!progress.is_finished(), "a writer has failed after kill {kill}");
+                    ensure!(Instant::now() < deadline, "a writer waits after kill {kill}");
+                    sleep(Duration::from_millis(10));
                 }
             }
-            Ok(KILLS)
+            Ok(())
         };
         let killed = kill_all();
-        over.store(true, SeqCst);
-        for thread in threads {
-            thread.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
+        if killed.is_err() {
+            writers.kill()?;
         }
-        killed
+        drop(writers.stdin.take());
+        let stopped = progress.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+        killed.and(stopped)
     })?;
+    ensure!(writers.wait()?.success(), "the writers fail");
     // Another client sees what was acknowledged.
-    let other = Mount::with(ivers, &words, &url, at("checker"), options()).context("the mount fails")?;
+    let other = mounted("checker").context("the mount fails")?;
     let mut rounds = 0;
-    for (nth, writer) in writers.iter().enumerate() {
-        let done = writer.done.load(SeqCst);
-        is_there(&other.dir.join(format!("w{nth}")), nth, done)?;
-        let left: Vec<_> = fs::read_dir(other.dir.join(format!("w{nth}")))?.flatten().collect();
-        ensure!(left.len() == done.min(10) as usize + 1, "{} names", left.len());
+    for nth in 0..WRITERS {
+        let (dir, done) = (other.dir.join(format!("w{nth}")), done_of(nth));
+        is_there(&dir, nth, done)?;
+        let left = fs::read_dir(&dir)?.count();
+        ensure!(left == done.min(10) as usize + 1, "{left} names");
         rounds += done;
     }
     ensure!(mount.unmount() && other.unmount(), "the unmount fails");
     server.stop(Kind::Ivers)?;
     Ok(format!(
-        "{kills} kills, {WRITERS} writers, {rounds} rounds of 11 changes: each done once, all bytes there"
+        "{KILLS} kills, {WRITERS} writers, {rounds} rounds of 11 changes: each done once, all bytes there"
     ))
 }
 
@@ -175,7 +143,7 @@ fn of_the_client(setup: &Setup) -> Result<String> {
     let ivers = &setup.ivers;
     let server = Kind::Ivers.start(ivers, &crate::target_dir())?;
     let url = PathBuf::from(server.url.clone());
-    let kept = tempfile::tempdir()?;
+    let kept = super::private_dir()?;
     let with_cache = format!("{},cache-dir={},cache-size=16M", options(), kept.path().display());
     let mount = |name: &str, options: &str| Mount::with(ivers, &[], &url, setup.scratch.join(name), options);
     let plain = mount("plain", options()).context("the mount fails")?;
@@ -204,12 +172,12 @@ fn of_the_client(setup: &Setup) -> Result<String> {
         })?;
         drop(cached);
         // Another mount can use the cache after the last process of this one has ended.
-        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let again = loop {
             if let Some(again) = mount("cached", &with_cache) {
                 break again;
             }
-            ensure!(std::time::Instant::now() < deadline, "the cache stays in use");
+            ensure!(Instant::now() < deadline, "the cache stays in use");
             sleep(Duration::from_millis(100));
         };
         for _ in 0..2 {

@@ -14,6 +14,8 @@ const PYTHON: &str = include_str!("work.py");
 /// Seeds of fsx, and the operations of each run.
 const FSX_SEEDS: [&str; 2] = ["1", "2"];
 const FSX_OPERATIONS: &str = "10000";
+/// The operations on a server in an emulated machine, which is slow.
+const FSX_OPERATIONS_EMULATED: &str = "1500";
 
 /// The place of the work.
 pub(super) struct Place<'a> {
@@ -50,6 +52,11 @@ impl Place<'_> {
         let log = self.setup.scratch.join("log");
         let words = ["--log", log.to_str().context("the path is not UTF-8")?];
         Mount::with(&self.setup.ivers, &words, &url, at, &options).context("the mount fails")
+    }
+
+    /// Returns whether the server is in an emulated machine.
+    fn is_slow(&self) -> bool {
+        matches!(self.kind, Kind::Linux(_))
     }
 
     fn has_42(&self) -> bool {
@@ -130,9 +137,10 @@ fn fsx(place: &Place<'_>, dir: &str) -> Result<String> {
     let small = "flen = 1048576\n[opsize]\nmax = 131072\n";
     let config = place.setup.scratch.join("fsx.toml");
     fs::write(&config, format!("{small}{weights}"))?;
+    let operations = if place.is_slow() { FSX_OPERATIONS_EMULATED } else { FSX_OPERATIONS };
     for seed in FSX_SEEDS {
         let output = Command::new(place.setup.tools.join("fsx"))
-            .args(["-q", "-N", FSX_OPERATIONS, "-S", seed, "-P"])
+            .args(["-q", "-N", operations, "-S", seed, "-P"])
             .arg(&place.setup.scratch)
             .arg("-f")
             .arg(&config)
@@ -141,13 +149,14 @@ fn fsx(place: &Place<'_>, dir: &str) -> Result<String> {
         ensure!(output.status.success(), "seed {seed}: {}", ivers_oracle::said(&output));
     }
     end(mount)?;
-    Ok(format!("{} runs of {FSX_OPERATIONS} operations", FSX_SEEDS.len()))
+    Ok(format!("{} runs of {operations} operations", FSX_SEEDS.len()))
 }
 
 fn untar(place: &Place<'_>, dir: &str) -> Result<String> {
     let scratch = &place.setup.scratch;
     let (source, archive) = (scratch.join("source"), scratch.join("files.tar"));
-    let mut names = trees::fill(&source)?;
+    let files = if place.is_slow() { trees::FILES / 20 } else { trees::FILES };
+    let mut names = trees::fill(&source, files)?;
     let count = names.len();
     let text = |path: &Path| path.to_str().map(str::to_owned).context("the path is not UTF-8");
     ivers_oracle::run("tar", ["-cf", &text(&archive)?, "-C", &text(&source)?, "."])?;
@@ -300,7 +309,7 @@ fn connections(place: &Place<'_>, dir: &str) -> Result<String> {
 }
 
 fn cache(place: &Place<'_>, dir: &str) -> Result<String> {
-    let kept = tempfile::tempdir()?;
+    let kept = super::private_dir()?;
     let options = format!(",cache-dir={},cache-size=64M", kept.path().display());
     let plain = place.mount(dir, "other", "")?;
     for nth in 0..50_u8 {
@@ -354,9 +363,9 @@ fn cache(place: &Place<'_>, dir: &str) -> Result<String> {
 }
 
 fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
-    const FILES: usize = 5000;
+    let files = if place.is_slow() { 1000 } else { 5000 };
     let (one, other) = (place.mount(dir, "one", "")?, place.mount(dir, "other", "")?);
-    for nth in 0..FILES {
+    for nth in 0..files {
         File::create_new(one.dir.join(format!("a-name-of-some-length-{nth}")))?;
     }
     let listed = |root: &Path| -> Result<usize> {
@@ -364,7 +373,7 @@ fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
         let names = names.collect::<std::io::Result<std::collections::BTreeSet<_>>>()?;
         Ok(names.len())
     };
-    ensure!(listed(&other.dir)? == FILES && listed(&one.dir)? == FILES, "not all names");
+    ensure!(listed(&other.dir)? == files && listed(&one.dir)? == files, "not all names");
     // One mount removes the names that it lists.
     for entry in fs::read_dir(&other.dir)? {
         fs::remove_file(entry?.path())?;
@@ -374,5 +383,5 @@ fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
     ensure!(listed(&one.dir)? == 0, "names are left for the other client");
     end(one)?;
     end(other)?;
-    Ok(format!("{FILES} names, removed while listed"))
+    Ok(format!("{files} names, removed while listed"))
 }

@@ -9,9 +9,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-const FILES: u32 = 20_000;
+pub(crate) const FILES: u32 = 20_000;
 const DIRECTORIES: u32 = 100;
-const RENAMES: u32 = 20_000;
 /// Bytes of the largest value that Linux takes.
 pub(super) const VALUE_MAX: usize = 64 << 10;
 
@@ -25,10 +24,10 @@ impl Numbers {
     }
 }
 
-/// Writes the files that become the archive. Returns their names.
-pub(crate) fn fill(source: &Path) -> Result<Vec<PathBuf>> {
+/// Writes `files` files that become the archive. Returns their names.
+pub(crate) fn fill(source: &Path, files: u32) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
-    for number in 0..FILES {
+    for number in 0..files {
         let place = number % DIRECTORIES;
         let dir = PathBuf::from(format!("d{}/sub{place}", place % 10));
         if number < DIRECTORIES {
@@ -46,10 +45,11 @@ pub(crate) fn fill(source: &Path) -> Result<Vec<PathBuf>> {
     Ok(names)
 }
 
-/// Renames files to new names and over others. With `exchanges`, also exchanges names. Updates `names`.
+/// Renames files to new names and over others, once for each name. With `exchanges`, also exchanges names.
+/// Updates `names`.
 pub(crate) fn rename(root: &Path, names: &mut Vec<PathBuf>, exchanges: bool) -> Result<()> {
     let mut numbers = Numbers(7);
-    for number in 0..RENAMES {
+    for number in 0..names.len() as u32 {
         let from = numbers.below(names.len() as u32) as usize;
         let to = numbers.below(names.len() as u32) as usize;
         let what = || format!("rename {number}: {} to {}", names[from].display(), names[to].display());
@@ -165,7 +165,7 @@ pub(crate) fn compare(root: &Path, names: &[PathBuf], attributes: &Attributes) -
 
 fn work(ivers: &Path, scratch: &Path, volume: &Volume<'_>) -> Result<()> {
     let (source, archive) = (scratch.join("source"), scratch.join("files.tar"));
-    let mut names = fill(&source)?;
+    let mut names = fill(&source, FILES)?;
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let (from, to) = (source.to_string_lossy(), archive.to_string_lossy());
     ivers_oracle::run("tar", words(&["-cf", &to, "-C", &from, "."]))?;

@@ -241,10 +241,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[(
             "",
             "target identity owners counters clock status attributes reply own_changes unstable file_locks \
-             callbacks wire connection tls owner_seqids session exchange establish client_id spares client \
-             back_channel requests40 lease file_open returns opens opens_by_name delegations reclaim nodes \
-             listing open kept driver batches contents directory names data settings xattrs holes locks \
-             space copies",
+             file_names callbacks wire connection tls owner_seqids session exchange establish unfinished \
+             client_id spares client linking back_channel requests requests40 lease file_open returns opens \
+             opens_by_name delegations reclaim nodes listing open kept driver batches contents directory \
+             names data settings xattrs holes locks space copies",
         )],
     ),
     (

@@ -224,6 +224,39 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     a.client.vfs.unmount().unwrap();
 }
 
+/// [`D3`] The server restarts with a shorter lease. The client renews this one, and relies on it.
+#[test]
+fn a_server_that_restarts_may_have_a_shorter_lease() {
+    let mut crashing = Crashing::with_lease(600);
+    let (address, plan) = proxy(crashing.address);
+    let client = mount(address, &patient()).unwrap();
+    client.put("f", b"contents").unwrap();
+    client.vfs.sync().unwrap();
+    let a = Holder::new(client, "/f");
+    a.open();
+    crashing.lease_seconds = 3;
+    crashing.crash();
+    crashing.start();
+    a.client.vfs.stat_fs().unwrap();
+    let before = a.requests();
+    a.change();
+    a.change();
+    assert!(a.requests() <= before + 1, "the delegation was reclaimed");
+    let before = a.requests();
+    until("the lease is renewed", || a.requests() > before);
+    plan.swallow.store(true, Relaxed);
+    std::thread::sleep(Duration::from_millis(3500));
+    std::thread::scope(|scope| {
+        let query = scope.spawn(|| a.change());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!query.is_finished(), "the lease may have expired");
+        plan.swallow.store(false, Relaxed);
+        query.join().unwrap();
+    });
+    a.close();
+    a.client.vfs.unmount().unwrap();
+}
+
 /// [`D4`] The connection of an idle client breaks when the server sends the recall over it.
 #[test]
 fn a_recall_over_a_connection_that_breaks_comes_again() {

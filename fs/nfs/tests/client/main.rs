@@ -13,6 +13,7 @@ mod ranges;
 mod recovery;
 mod served;
 mod tls;
+mod turns;
 mod version_40;
 mod writing;
 
@@ -50,21 +51,24 @@ fn ext4() -> Arc<Vfs> {
 
 /// Exports a filesystem as `/deep/data` with these flags.
 fn serve_at(state: &Path, vfs: &Arc<Vfs>, flags: &str, address: SocketAddr) -> NfsServer {
-    serve_with(state, vfs, flags, address, None)
+    serve_with(state, vfs, flags, address, (LEASE_SECONDS, None))
 }
+
+/// The lease of servers, unless a test has its own.
+const LEASE_SECONDS: u32 = 3;
 
 fn serve_with(
     state: &Path,
     vfs: &Arc<Vfs>,
     flags: &str,
     address: SocketAddr,
-    tls: Option<ivers_nfsd::net::tls::Tls>,
+    (lease_seconds, tls): (u32, Option<ivers_nfsd::net::tls::Tls>),
 ) -> NfsServer {
     let config = ExportConfig::from_flag(&format!("image,name=/deep/data{flags}")).unwrap();
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
     let listeners = vec![listen::on(address).unwrap()];
     let setup = Setup::new(StableStorage::open(state).unwrap(), listeners, exports);
-    NfsServer::start(Setup { lease_seconds: 3, tls, ..setup }).unwrap()
+    NfsServer::start(Setup { lease_seconds, tls, ..setup }).unwrap()
 }
 
 /// A server with one export.

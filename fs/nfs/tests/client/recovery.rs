@@ -14,16 +14,21 @@ pub struct Crashing {
     device: Arc<dyn Device>,
     state: tempfile::TempDir,
     pub address: SocketAddr,
+    pub lease_seconds: u32,
     running: Option<(Arc<Vfs>, NfsServer)>,
 }
 
 impl Crashing {
     pub fn new() -> Self {
+        Self::with_lease(LEASE_SECONDS)
+    }
+
+    pub fn with_lease(lease_seconds: u32) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
         let state = tempfile::tempdir().unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        let mut crashing = Self { device, state, address: any, running: None };
+        let mut crashing = Self { device, state, address: any, lease_seconds, running: None };
         crashing.start();
         crashing
     }
@@ -36,7 +41,8 @@ impl Crashing {
         let options = DriverOptions { place: "a test".into(), ..DriverOptions::default() };
         let fs = Ext4::open(self.device.clone(), OpenOptions::from(options)).unwrap();
         let vfs = Vfs::mount(fs, quiet()).unwrap();
-        let server = serve_at(self.state.path(), &vfs, ",no_root_squash", self.address);
+        let lease = (self.lease_seconds, None);
+        let server = serve_with(self.state.path(), &vfs, ",no_root_squash", self.address, lease);
         self.address = server.addresses()[0];
         self.running = Some((vfs, server));
     }

@@ -49,7 +49,8 @@ impl Authority {
         let state = tempfile::tempdir().unwrap();
         let vfs = ext4();
         let flags = ",no_root_squash,tls=required";
-        let server = serve_with(state.path(), &vfs, flags, "127.0.0.1:0".parse().unwrap(), Some(tls));
+        let server =
+            serve_with(state.path(), &vfs, flags, "127.0.0.1:0".parse().unwrap(), (LEASE_SECONDS, Some(tls)));
         Served { vfs, server, state }
     }
 }

@@ -2,6 +2,9 @@
 //! has.
 
 use super::*;
+use ivers_vfs::{LockOwner, LockRequest, OpenMode};
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::{faults, locking, recovery, served, writing};
 
 /// Runs a test with clients of NFSv4.0.
@@ -61,13 +64,13 @@ fn sequence_ids_stay_in_order() {
             let (client, cred, root) = (&client, &cred, &root);
             let cuts = &plan.cuts;
             scope.spawn(move || {
-                let enough = || cuts.load(std::sync::atomic::Ordering::Relaxed) > 3;
+                let enough = || cuts.load(Relaxed) > 3;
                 for nth in (0..).take_while(|nth| *nth < 40 || !enough()) {
                     let file = client.find(&format!("/f{}", (thread + nth) % 6)).unwrap();
                     client.vfs.open(cred, &file, recovery::READ_WRITE).unwrap();
                     let range = thread * 100..thread * 100 + 50;
-                    let (owner, waits) = (ivers_vfs::LockOwner(thread), false);
-                    let lock = ivers_vfs::LockRequest { owner, range, exclusive: true, waits };
+                    let (owner, waits) = (LockOwner(thread), false);
+                    let lock = LockRequest { owner, range, exclusive: true, waits };
                     client.vfs.lock(cred, &file, &lock).unwrap();
                     client.vfs.unlock(cred, &file, owner, lock.range).unwrap();
                     client.vfs.close(&file, recovery::READ_WRITE);
@@ -77,14 +80,14 @@ fn sequence_ids_stay_in_order() {
                 }
             });
         }
-        while plan.cuts.load(std::sync::atomic::Ordering::Relaxed) <= 3 {
-            if plan.cut_after.load(std::sync::atomic::Ordering::Relaxed) == 0 {
-                plan.cut_after.store(400, std::sync::atomic::Ordering::Relaxed);
+        while plan.cuts.load(Relaxed) <= 3 {
+            if plan.cut_after.load(Relaxed) == 0 {
+                plan.cut_after.store(400, Relaxed);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    assert!(plan.cuts.load(std::sync::atomic::Ordering::Relaxed) > 3);
+    assert!(plan.cuts.load(Relaxed) > 3);
     assert_eq!(client.count("server_sessions"), 1, "no sequence ID was lost");
     client.vfs.unmount().unwrap();
 }
@@ -114,6 +117,156 @@ fn a_moved_file_is_opened_by_its_new_name() {
     assert_eq!(other.contents("/a").unwrap(), b"second");
     drop(file);
     for client in [client, other] {
+        client.vfs.unmount().unwrap();
+    }
+}
+
+/// [`N14`], [`N17`] The server restarts, and the connection breaks again and again while opens and locks are
+/// reclaimed.
+#[test]
+fn a_reclaim_whose_connection_breaks_keeps_locks() {
+    const ROUNDS: usize = 8;
+    VERSION.set(Some(0));
+    // The grace period must not end before the reclaim.
+    let mut crashing = recovery::Crashing::with_lease(60);
+    let (address, plan) = faults::proxy(crashing.address);
+    let client = mount(address, &recovery::patient()).unwrap();
+    let cred = Cred::root();
+    let owners = |nth: u64| [LockOwner(nth), LockOwner(100 + nth)];
+    let files: Vec<_> = (0..4_u64)
+        .map(|nth| {
+            let file = client.put(&format!("f{nth}"), b"contents").unwrap();
+            client.vfs.open(&cred, &file, recovery::READ_WRITE).unwrap();
+            client.vfs.fsync(&file, false).unwrap();
+            for (which, owner) in owners(nth).into_iter().enumerate() {
+                for begin in [0, 100] {
+                    let begin = begin + which as u64 * 1000;
+                    let (range, waits) = (begin..begin + 10, false);
+                    let lock = LockRequest { owner, range, exclusive: true, waits };
+                    client.vfs.lock(&cred, &file, &lock).unwrap();
+                }
+            }
+            file
+        })
+        .collect();
+    for round in 0..ROUNDS {
+        crashing.crash();
+        crashing.start();
+        let before = plan.cuts.load(Relaxed);
+        // The first replies are those to RENEW and SETCLIENTID. A new connection begins with RENEW.
+        let mut cuts = [250 + round * 131, 65 + round * 47, 70 + round * 67].into_iter();
+        while plan.cuts.load(Relaxed) < before + 3 {
+            if plan.cut_after.load(Relaxed) == 0 {
+                plan.cut_after.store(cuts.next().unwrap_or(0), Relaxed);
+            }
+            for file in &files {
+                client.vfs.get_attr(&cred, file).unwrap();
+            }
+        }
+        for file in &files {
+            let mut bytes = [0; 8];
+            client.vfs.read(&cred, file, 0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"contents", "round {round}");
+        }
+    }
+    let sessions = client.count("server_sessions");
+    assert_eq!(sessions, 1 + ROUNDS as u64, "one client ID for each run of the server");
+    for (nth, file) in files.iter().enumerate() {
+        for owner in owners(nth as u64) {
+            client.vfs.unlock(&cred, file, owner, 0..u64::MAX).unwrap();
+        }
+        client.vfs.close(file, recovery::READ_WRITE);
+    }
+    assert_eq!(client.count("server_sessions"), sessions);
+    drop(files);
+    client.vfs.unmount().unwrap();
+}
+
+/// Opens and closes a file.
+fn open_once(client: &Mounted, file: &InodeRef) -> Result<()> {
+    client.vfs.open(&Cred::root(), file, OpenMode::READ)?;
+    client.vfs.close(file, OpenMode::READ);
+    Ok(())
+}
+
+/// A file is opened by any of its names that is left after others were removed and renamed.
+#[test]
+fn a_file_with_several_names_is_opened_by_those_that_are_left() {
+    VERSION.set(Some(0));
+    let served = Served::new(ext4());
+    let client = mount(served.address(), &options()).unwrap();
+    let other = mount(served.address(), &options()).unwrap();
+    let (cred, root, there) = (Cred::root(), client.vfs.root().unwrap(), other.vfs.root().unwrap());
+    let file = client.put("a", b"contents").unwrap();
+    client.vfs.fsync(&file, false).unwrap();
+    for name in ["b", "c", "d", "e"] {
+        client.vfs.link(&cred, &file, &root, name.as_bytes(), false).unwrap();
+    }
+    open_once(&client, &file).unwrap();
+    let none = ivers_vfs::RenameFlags::empty();
+    // The newest name is removed, and renamed, here.
+    client.vfs.unlink(&cred, &root, b"e", false).unwrap();
+    open_once(&client, &file).unwrap();
+    client.vfs.rename(&cred, &root, b"d", &root, b"D", none, false).unwrap();
+    client.vfs.unlink(&cred, &root, b"D", false).unwrap();
+    open_once(&client, &file).unwrap();
+    // Another client removes the newest name, and gives the next one to another file.
+    other.vfs.unlink(&cred, &there, b"c", false).unwrap();
+    other.put("x", b"another").unwrap();
+    other.vfs.rename(&cred, &there, b"x", &there, b"b", none, false).unwrap();
+    let opens = client.count("server_open");
+    open_once(&client, &file).unwrap();
+    assert_eq!(client.count("server_open") - opens, 3);
+    open_once(&client, &file).unwrap();
+    assert_eq!(client.count("server_open") - opens, 4, "only the last name is left");
+    other.vfs.rename(&cred, &there, b"a", &there, b"z", none, false).unwrap();
+    let stale = open_once(&client, &file);
+    assert!(matches!(stale, Err(ivers_vfs::Error::Name(ivers_vfs::NameError::Stale))), "{stale:?}");
+    assert_eq!(client.contents("/z").unwrap(), b"contents");
+    open_once(&client, &file).unwrap();
+    drop((file, root, there));
+    for client in [client, other] {
+        client.vfs.unmount().unwrap();
+    }
+}
+
+/// Programs that ask for a lock in vain and end leave nothing on the server: it keeps few of their owners.
+#[test]
+fn owners_of_refused_locks_are_released() {
+    const OWNERS: u64 = 300;
+    VERSION.set(Some(0));
+    let served = Served::new(mem());
+    let clients = [(); 2].map(|()| mount(served.address(), &options()).unwrap());
+    clients[0].put("f", b"contents").unwrap();
+    let cred = Cred::root();
+    let files = clients.each_ref().map(|client| {
+        let file = client.find("/f").unwrap();
+        client.vfs.open(&cred, &file, recovery::READ_WRITE).unwrap();
+        file
+    });
+    let lock = |nth: usize, owner: u64, range: std::ops::Range<u64>| {
+        let lock = LockRequest { owner: LockOwner(owner), range, exclusive: true, waits: false };
+        clients[nth].vfs.lock(&cred, &files[nth], &lock)
+    };
+    lock(0, 1, 0..10).unwrap();
+    lock(1, 1, 20..30).unwrap();
+    for owner in 0..OWNERS {
+        assert!(lock(1, owner, 0..10).is_err());
+    }
+    // The owner of a lock is not released.
+    let released = OWNERS - 1 - 64;
+    assert_eq!(clients[1].count("server_release_lockowner"), released);
+    assert!(lock(0, 1, 20..30).is_err(), "the lock is held");
+    clients[0].vfs.unlock(&cred, &files[0], LockOwner(1), 0..10).unwrap();
+    // Owners that were released, and others, get locks.
+    for owner in [2, 3, 1, OWNERS - 1, OWNERS - 2] {
+        lock(1, owner, 0..10).unwrap();
+        clients[1].vfs.unlock(&cred, &files[1], LockOwner(owner), 0..10).unwrap();
+    }
+    assert_eq!(clients[1].count("server_sessions"), 1, "no sequence ID was lost");
+    for (client, file) in clients.iter().zip(files) {
+        client.vfs.close(&file, recovery::READ_WRITE);
+        drop(file);
         client.vfs.unmount().unwrap();
     }
 }
