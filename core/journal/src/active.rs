@@ -202,7 +202,7 @@ impl Active {
         (objects, buffer)
     }
 
-    /// Forgets the units in place of which the log after its new tail has nothing.
+    /// The tail moved to `tail`: forgets the units that are in place and no longer in the log.
     pub fn tail_moved(&mut self, tail: Option<Lsn>) {
         self.in_log.retain(|_, lsn| tail.is_some_and(|tail| *lsn >= tail));
     }

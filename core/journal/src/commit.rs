@@ -12,9 +12,9 @@ use crate::{
     JournalError, LogFormat, LogItem, LogTransaction, Lsn, ObjectId, ObjectRecord, RecordKind, Result, Tid,
 };
 
-/// Items that a commit or a push handles before it gives way to handles. A handle that waits sleeps, and to wake
-/// it takes as long as a hundred items.
-pub(crate) const AT_ONCE: usize = 1024;
+/// Items that a commit or a push handles before it gives way to handles. Waking a handle that waits takes as
+/// long as a hundred items, so the parts are not small. Two under shuttle: the races run between the parts.
+pub(crate) const AT_ONCE: usize = if cfg!(shuttle) { 2 } else { 1024 };
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
 struct Closed {
@@ -171,11 +171,16 @@ impl Inner {
     fn add_objects(&self, closed: &mut Closed) {
         let Closed { objects, finished, log, .. } = closed;
         let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
-        for item in &mut log.items {
+        for part in log.items.chunks_mut(AT_ONCE) {
             // The active objects change only under the log's lock, which the caller holds.
             let state = self.state.lock();
-            for (_, active) in state.active.objects_in(&item.unit).filter(|(id, _)| stays(id)) {
-                active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
+            if state.active.has_no_places() {
+                break;
+            }
+            for item in part {
+                for (_, active) in state.active.objects_in(&item.unit).filter(|(id, _)| stays(id)) {
+                    active.patch.iter().for_each(|patch| patch.apply(item.data.make_mut()));
+                }
             }
         }
         log.objects.reserve_exact(objects.len() + finished.len());

@@ -30,7 +30,8 @@ pub struct JournalOptions {
     pub commit_interval: Duration,
     /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits if its
     /// objects take a quarter of it. With a log of whole blocks it also commits if its buffers take all of
-    /// it; with a log of ranges, if they take half, or if it would write more than a quarter to the log.
+    /// it; with a log of ranges, if they take half, or if it would write more than a quarter to the log. A
+    /// commit is requested when three quarters of one of these are reached. At the bound new handles wait.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,

@@ -192,6 +192,23 @@ fn callbacks_run_after_the_commit() {
 }
 
 #[test]
+fn a_transaction_that_is_nearly_full_commits_in_the_background() {
+    let r = fixture();
+    let most = u64::from(r.journal.max_credits());
+    let quarters = most / 4 * 3;
+    (1000..1000 + quarters).for_each(|block| _ = r.set(block, 1));
+    let tid = r.set(3000, 1);
+    assert!(!r.journal.is_committed(tid));
+    // The transaction has more than three quarters when this handle begins. No handle waits for space.
+    let tid = r.set(3001, 1);
+    let start = Instant::now();
+    while !r.journal.is_committed(tid) && r.journal.current_tid() == tid {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing commits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn the_commit_thread_commits_after_the_interval() {
     let r = fixture_with(JournalOptions::default().with_commit_interval(Duration::from_millis(40)), u64::MAX);
     let tid = r.set(1000, 1);

@@ -84,7 +84,10 @@ impl Devices {
             }
             found.push((sb, at, device));
         }
-        let Some(newest) = found.iter().map(|(sb, ..)| sb).max_by_key(|sb| sb.generation).cloned() else {
+        // An fsync writes only the first superblock of each device. So of one generation, one with a log is
+        // newer.
+        let newest = found.iter().map(|(sb, ..)| sb).max_by_key(|sb| (sb.generation, sb.has_log()));
+        let Some(newest) = newest.cloned() else {
             return Err(incompatible("no device is given".into()));
         };
         let mut members = HashMap::new();

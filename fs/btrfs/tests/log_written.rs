@@ -229,3 +229,86 @@ fn an_fsync_writes_less_than_a_commit() {
     assert_eq!(second, first);
     assert!(commit.1 > 2 * first.1, "{commit:?}");
 }
+
+/// Makes a file and logs it.
+fn make_and_log(vfs: &Arc<Vfs>, name: &str) -> InodeRef {
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let (file, _) = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap();
+    vfs.write(&cred, &file, 0, name.as_bytes(), WriteFlags::empty()).unwrap();
+    vfs.fsync(&file, false).unwrap();
+    file
+}
+
+fn content(vfs: &Arc<Vfs>, name: &str) -> Vec<u8> {
+    let file = vfs.resolve(&Cred::root(), format!("/{name}"), false).unwrap();
+    read_all(vfs, &file).unwrap()
+}
+
+/// A replay drops what a file has after its end.
+#[test]
+fn an_fsync_keeps_preallocated_space() {
+    if !ivers_oracle::have_programs(&["mkfs.btrfs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make_of(dir.path(), &DEFAULT, 128 << 20);
+    let device = Arc::new(MemDevice::from_bytes(&images.bytes()[0]));
+    let vfs = mount_devices(vec![device.clone()], without_timer());
+    let file = make_and_log(&vfs, "file");
+    vfs.fallocate(&Cred::root(), &file, FallocateMode::KEEP_SIZE, 0, 1 << 20).unwrap();
+    vfs.sync().unwrap();
+    vfs.write(&Cred::root(), &file, 0, &[7; 4096], WriteFlags::empty()).unwrap();
+    vfs.fsync(&file, false).unwrap();
+    let crashed = mount_devices(vec![memory(&device.to_bytes())], without_timer());
+    let found = crashed.resolve(&Cred::root(), "/file", false).unwrap();
+    assert!(found.attr().blocks_512 >= (1 << 20) / 512, "{} sectors are left", found.attr().blocks_512);
+    assert_eq!(content(&crashed, "file"), [7; 4096]);
+}
+
+/// Without an epoch record to store, nothing but the replay changes the filesystem when it is opened.
+#[test]
+fn a_replay_is_durable_before_the_next_log() {
+    if !can_fill() || !ivers_oracle::have_programs(&["setfattr"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make_of(dir.path(), &DEFAULT, 128 << 20);
+    images.with_kernel("", |root| {
+        let args = ["-n", "trusted.ivers.epoch", "-v", "no record", root.to_str().unwrap()];
+        assert!(std::process::Command::new("setfattr").args(args).status().unwrap().success());
+    });
+    let mut bytes = images.bytes().remove(0);
+    for name in ["first", "second"] {
+        let device = Arc::new(MemDevice::from_bytes(&bytes));
+        let vfs = mount_devices(vec![device.clone()], without_timer());
+        make_and_log(&vfs, name);
+        bytes = device.to_bytes();
+        assert!(has_log(&bytes));
+    }
+    let vfs = mount_devices(vec![memory(&bytes)], without_timer());
+    assert_eq!((content(&vfs, "first"), content(&vfs, "second")), (b"first".to_vec(), b"second".to_vec()));
+}
+
+/// An fsync leaves the copies of the superblocks as they are.
+#[test]
+fn a_log_counts_if_a_superblock_of_another_device_is_damaged() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let kind = Kind { name: "RAID1", mkfs: &["-d", "raid1", "-m", "raid1"], mount: "", devices: 2 };
+    let images = Images::make_of(dir.path(), &kind, 256 << 20);
+    let devices: Vec<_> = images.bytes().iter().map(|bytes| Arc::new(MemDevice::from_bytes(bytes))).collect();
+    let open = |devices: &[Arc<MemDevice>]| {
+        let devices = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+        mount_devices(devices, without_timer())
+    };
+    let vfs = open(&devices);
+    make_and_log(&vfs, "file");
+    for damaged in 0..2 {
+        let crashed: Vec<_> =
+            devices.iter().map(|device| Arc::new(MemDevice::from_bytes(&device.to_bytes()))).collect();
+        crashed[damaged].write_at(ByteOffset((64 << 10) + 0x48), &[0]).unwrap();
+        assert_eq!(content(&open(&crashed), "file"), b"file", "device {damaged}");
+    }
+}

@@ -39,21 +39,26 @@ impl Client {
     /// Sets the lease time of the server. `None`: it is unknown, so nothing relies on the lease. The lease is
     /// then renewed as often as before.
     pub fn set_lease(&self, seconds: Option<u32>) {
-        self.back.lease_ms.store(seconds.map_or(0, |seconds| u64::from(seconds) * 1000), Relaxed);
         if let Some(seconds) = seconds {
             self.renewal.set_lease(seconds);
         }
+        self.back.lease_ms.store(seconds.map_or(0, |seconds| u64::from(seconds) * 1000), Release);
+    }
+
+    /// Returns the lease time in seconds. `None` if it is unknown.
+    pub fn lease_seconds(&self) -> Option<u64> {
+        Some(self.back.lease_ms.load(Acquire) / 1000).filter(|seconds| *seconds > 0)
     }
 
     /// Returns whether the server certainly keeps the state of this client (D3): the lease cannot have
     /// expired, all reports of revoked state were handled, and recalls can arrive. Returns false after a
     /// change was given up: the server may execute it later, although a delegation protects the file.
     pub fn vouches(&self) -> bool {
-        let (renewed, lease) = (self.back.renewed_ms.load(Acquire), self.back.lease_ms.load(Relaxed));
         self.revocations() == self.back.searched.load(Acquire)
             && self.back.path_down_at.load(Acquire) == 0
             && !self.back.pending_change.load(Acquire)
-            && now_ms() < renewed + lease
+            // Last: it is 0 while the state is lost, when the others may look as they should.
+            && now_ms() < self.back.renewed_ms.load(Acquire) + self.back.lease_ms.load(Acquire)
     }
 
     /// Returns a request number. Replies to earlier requests may lack a change of this client.
@@ -74,6 +79,9 @@ impl Client {
 
     /// Notes that the server has lost the state of this client. Returns how often that happened.
     pub(crate) fn state_is_lost(&self) -> u64 {
+        // Nothing relies on a delegation until all are reclaimed: the old lease may have expired, and the new
+        // one may be longer.
+        self.back.lease_ms.store(0, Release);
         // The server will not execute requests that were sent before that.
         self.back.pending_change.store(false, Release);
         self.back.runs.fetch_add(1, AcqRel) + 1

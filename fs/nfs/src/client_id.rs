@@ -97,8 +97,10 @@ pub fn session(
     let progress = RefCell::new(reclaiming);
     let send =
         |caller: &Cred, ops: &[Op]| progress.borrow_mut().send(exchange, connection, caller, ops, limit);
-    if let Err(failure) = reclaim(&send) {
-        *unfinished = Some(progress.into_inner());
+    let ended = reclaim(&send);
+    let mut reclaiming = progress.into_inner();
+    if let Err(failure) = ended.and_then(|()| reclaiming.finish(exchange, connection, limit)) {
+        *unfinished = Some(reclaiming);
         return Err(failure);
     }
     Ok(session)

@@ -332,10 +332,11 @@ impl FileSystem for Nfs {
     }
 
     fn describe(&self) -> Vec<(String, String)> {
+        let lease = self.client.lease_seconds();
         let mut lines = vec![
             ("server".into(), self.client.name().to_owned()),
             ("protocol".into(), format!("NFSv4.{}", self.client.minor_version())),
-            ("lease".into(), format!("{} s", self.facts.lease_seconds)),
+            ("lease".into(), lease.map_or("unknown".into(), |seconds| format!("{seconds} s"))),
             ("requests".into(), self.client.requests().to_string()),
         ];
         let kind = self.facts.change_attr_type.map_or("unknown".into(), |kind| kind.to_string());

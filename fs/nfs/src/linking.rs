@@ -126,8 +126,13 @@ impl Client {
     fn make_session(&self, connection: &Connection, limit: &Limit) -> Tried<Arc<Session>> {
         let reclaim = self.reclaim.get().and_then(Weak::upgrade);
         let reclaim = |send: &SendOnce<'_>| {
-            self.ask_for_lease(send)?;
-            reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send))
+            let lease = self.ask_for_lease(send)?;
+            if let Some(seconds) = lease {
+                self.renewal.set_lease(seconds);
+            }
+            reclaim.as_ref().map_or(Ok(()), |state| state.reclaim(send))?;
+            self.set_lease(lease);
+            Ok(())
         };
         if self.is_version_40() {
             let before = self.client_id.lock().clone();
@@ -162,7 +167,7 @@ impl Client {
     }
 
     /// Asks a server that restarted for its lease time, which may be another one than before (D3).
-    fn ask_for_lease(&self, send: &SendOnce<'_>) -> Tried<()> {
+    fn ask_for_lease(&self, send: &SendOnce<'_>) -> Tried<Option<u32>> {
         let ops = [Op::PutRootFh(()), Op::GetAttr(Bitmap::of([attr::LEASE_TIME]))];
         let mut compound = send(&Cred::system(), &ops)?;
         for _ in 0..LEASE_ATTEMPTS {
@@ -173,14 +178,15 @@ impl Client {
             compound = send(&Cred::system(), &ops)?;
         }
         let seconds = match compound.results.pop() {
-            Some(OpResult::GetAttr(Ok(fattr))) => attributes::decode(&fattr, self.name())?.lease_time,
+            Some(OpResult::GetAttr(Ok(fattr))) => {
+                attributes::decode(&fattr, self.name()).ok().and_then(|attributes| attributes.lease_time)
+            }
             _ => None,
         };
         if seconds.is_none() {
             log::info!("{}: the server does not say its lease time", self.name());
         }
-        self.set_lease(seconds);
-        Ok(())
+        Ok(seconds)
     }
 
     /// Notes that a session exists. From then on its callbacks are answered.

@@ -194,7 +194,8 @@ impl OwnerSeqids {
     }
 
     /// Returns the lock-owner without locks whose last use is the oldest, if there are more of them than are
-    /// kept. It counts as used now.
+    /// kept. It counts as used now: if the server refuses to release it, the next call
+    /// returns another one.
     pub fn surplus_owner(&self) -> Option<Owner> {
         let mut known = self.known.lock();
         let Known { locks, lock_states, uses, .. } = &mut *known;
@@ -582,7 +583,7 @@ mod tests {
         assert_eq!(seqid_of(&seqids.begin(&open(), NOW).unwrap()), 2);
     }
 
-    /// A file of a lock-owner that got its lock: the request, and the reply.
+    /// Sends the first LOCK of an owner on a file, and takes the reply.
     fn lock(seqids: &OwnerSeqids, owner: u64, file: u8, granted: bool) {
         let request = LockRequest { owner: LockOwner(owner), range: 0..10, exclusive: true, waits: false };
         let ops = [Op::PutFh(Opaque(vec![file])), lock_op(&request, false, stateid(file, 1), None)];

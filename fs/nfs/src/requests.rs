@@ -181,14 +181,18 @@ impl Client {
             let (_, session) = self.linked(limit)?;
             // Before the slot: a request that waits for its turn must not keep others from their slots.
             let numbered = match &session.seqids {
-                Some(seqids) => match seqids.begin(ops, SLICE) {
-                    Some(numbered) => Some(numbered),
-                    None => {
+                None => None,
+                Some(seqids) => {
+                    let mut numbered = seqids.begin(ops, SLICE);
+                    while numbered.is_none() && session.is_usable() {
                         self.check(limit)?;
+                        numbered = seqids.begin(ops, SLICE);
+                    }
+                    if numbered.is_none() {
                         continue;
                     }
-                },
-                None => None,
+                    numbered
+                }
             };
             let slot = match session.acquire(SLICE, urgent) {
                 Acquired::Slot(slot) => slot,

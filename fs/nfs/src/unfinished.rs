@@ -83,6 +83,20 @@ impl Unfinished {
         self.complete(exchange, connection, pending, limit)
     }
 
+    /// Sends the request again whose reply is missing, if the caller did not ask for it again: the server may
+    /// have counted its sequence IDs.
+    pub fn finish(
+        &mut self,
+        exchange: &Exchange,
+        connection: &Connection,
+        limit: Option<Instant>,
+    ) -> Tried<()> {
+        match self.pending.take() {
+            Some(pending) => self.complete(exchange, connection, pending, limit).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Sends a request, and keeps it if it is not answered.
     fn complete(
         &mut self,

@@ -111,7 +111,8 @@ fn of_the_server(setup: &Setup) -> Result<String> {
         }
         drop(writers.stdin.take());
         let stopped = progress.join().map_err(|_| anyhow::anyhow!("a panic"))?;
-        killed.and(stopped)
+        // The message of a writer says more.
+        stopped.and(killed)
     })?;
     ensure!(writers.wait()?.success(), "the writers fail");
     // Another client sees what was acknowledged.

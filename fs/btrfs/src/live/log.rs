@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 type FileId = (u64, u64);
 
 /// The most leaves of the log of a subvolume.
-const LEAVES_MAX: usize = 64;
+pub(crate) const LEAVES_MAX: usize = 64;
 
 /// What the running transaction changed, and what of it the log has.
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Log {
 #[derive(Debug, Default)]
 pub(crate) struct LogLeaf {
     pub items: BTreeMap<Key, Vec<u8>>,
-    /// Where it is stored as it is.
+    /// Its block, unless its items changed since.
     pub stored_at: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct LogTree {
     capacity: usize,
     /// Leaves by a key that is at most their first one.
     leaves: BTreeMap<Key, LogLeaf>,
-    /// Where the root is stored, if it is as it should be.
+    /// The stored root. `None`: something below it changed since.
     pub root: Option<TreeRoot>,
     /// Where the node above the leaves is stored.
     pub node_at: Option<u64>,

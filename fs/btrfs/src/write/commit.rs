@@ -11,8 +11,8 @@ use crate::layout::node::Expected;
 use crate::layout::raw::*;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, SYS_CHUNK_ARRAY, TreeRoot, at_place};
 use crate::live::groups::Use;
-use ivers_block::ByteOffset;
-use ivers_vfs::Result;
+use ivers_block::{ByteOffset, Device};
+use ivers_vfs::{Error, Result};
 use std::mem::{offset_of, size_of};
 use zerocopy::IntoBytes;
 
@@ -161,7 +161,14 @@ impl Tx<'_> {
         let (tree, chunk) = (self.current_root(object::ROOT_TREE)?, self.current_root(object::CHUNK_TREE)?);
         let (transid, used) = (self.live.transid, self.live.groups.used_bytes());
         let sys_chunks = self.live.sys_chunks.clone();
-        let checksum = self.sb().checksum;
+        let stored =
+            |bytes: &[u8]| bytes[SYS_CHUNK_ARRAY..SYS_CHUNK_ARRAY + sys_chunks.len()] == sys_chunks[..];
+        let can_tear = !self.live.supers.iter().all(|(_, bytes)| stored(bytes));
+        if can_tear && self.live.log.root_at.is_some() {
+            // After a torn write, a copy counts: it must lead to the log.
+            self.write_superblock_copies()?;
+            self.fs.forest.volume.flush()?;
+        }
         for (_, bytes) in &mut self.live.supers {
             let Some(mut raw) = read::<RawSuperblock>(bytes, 0) else { continue };
             raw.generation = transid.into();
@@ -176,25 +183,38 @@ impl Tx<'_> {
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
             bytes[SYS_CHUNK_ARRAY..SYS_CHUNK_ARRAY + sys_chunks.len()].copy_from_slice(&sys_chunks);
         }
-        let volume = &self.fs.forest.volume;
-        for (index, place) in SUPERBLOCK_PLACES.into_iter().enumerate() {
-            for (devid, member) in volume.members() {
-                let found = self.live.supers.iter().find(|(other, _)| *other == devid);
-                let Some((_, bytes)) = found else { continue };
-                if place + SUPERBLOCK_BYTES as u64 > member.bytes {
-                    continue;
-                }
-                let bytes = at_place(bytes, place, checksum);
-                match index {
-                    0 => member.device.write_fua(ByteOffset(place), &bytes)?,
-                    _ => member.device.write_at(ByteOffset(place), &bytes)?,
-                }
-            }
-            if index == 0 {
-                volume.flush()?;
+        self.write_first_superblocks()?;
+        self.fs.forest.volume.flush()?;
+        self.write_superblock_copies()?;
+        self.fs.forest.volume.flush()
+    }
+
+    /// Writes the first superblock of each device, durably.
+    pub(super) fn write_first_superblocks(&self) -> Result<()> {
+        let place = SUPERBLOCK_PLACES[0];
+        self.each_superblock(place, |device, bytes| device.write_fua(ByteOffset(place), bytes))
+    }
+
+    fn write_superblock_copies(&self) -> Result<()> {
+        SUPERBLOCK_PLACES[1..].iter().try_for_each(|&place| {
+            self.each_superblock(place, |device, bytes| device.write_at(ByteOffset(place), bytes))
+        })
+    }
+
+    /// Gives `write` the superblock of each device that has this place.
+    fn each_superblock<E: Into<Error>>(
+        &self,
+        place: u64,
+        write: impl Fn(&dyn Device, &[u8]) -> std::result::Result<(), E>,
+    ) -> Result<()> {
+        for (devid, member) in self.fs.forest.volume.members() {
+            let found = self.live.supers.iter().find(|(other, _)| *other == devid);
+            let Some((_, bytes)) = found else { continue };
+            if place + SUPERBLOCK_BYTES as u64 <= member.bytes {
+                write(&*member.device, &at_place(bytes, place, self.sb().checksum)).map_err(Into::into)?;
             }
         }
-        volume.flush()
+        Ok(())
     }
 
     /// Starts the next transaction.

@@ -33,6 +33,9 @@ impl Btrfs {
         }
         self.is_persistent = true;
         self.open_epoch(trust_foreign)?;
+        // Without a record to store, nothing has committed a replay yet, and the next fsync would replace its
+        // log.
+        self.commit()?;
         let orphans = self.remove_orphans()?;
         if orphans > 0 {
             log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);

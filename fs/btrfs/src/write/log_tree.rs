@@ -14,10 +14,9 @@ use crate::layout::items::{Stored, inode_flags, referred_extent, stored_of};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES, Node, Pointer};
 use crate::layout::raw::{RawFileExtent, RawRootItem, RawRootTail, RawSuperblock};
-use crate::layout::superblock::{SUPERBLOCK_PLACES, Superblock, TreeRoot, at_place};
+use crate::layout::superblock::{Superblock, TreeRoot};
 use crate::live::groups::Use;
-use crate::live::log::LogTree;
-use ivers_block::ByteOffset;
+use crate::live::log::{LEAVES_MAX, LogTree};
 use ivers_vfs::{FileType, Inode, Result};
 use std::mem::size_of;
 use std::ops::ControlFlow;
@@ -81,7 +80,8 @@ impl Tx<'_> {
         if !log.touched.contains(&file) {
             return Means::Nothing;
         }
-        // The name of a new file is added to a directory that the last commit has. It lost no name since.
+        // A log can add the name of a new file only to a directory that the last commit has, and that lost no
+        // name since.
         let dir = log.made.get(&file).map(|dir| (file.0, *dir));
         let is_dir_known =
             dir.is_none_or(|dir| !log.made.contains_key(&dir) && !log.commit_only.contains(&dir));
@@ -110,15 +110,19 @@ impl Tx<'_> {
     }
 
     /// Finds what to log of a file: everything that is not in the last commit, and all of its attributes.
-    /// `None`: that is too much.
+    /// `None`: that is too much, or a replay would lose a part of the file.
     fn items_to_log(&self, vnode: &Vnode) -> Result<Option<Logged>> {
         let (subvolume, objectid) = file_of(vnode);
+        let end = vnode.size().next_multiple_of(self.sb().sector_size.into());
+        // More does not fit the log, and need not be collected.
+        let most = LEAVES_MAX * leaf_bytes(self.sb());
+        let mut bytes = 0_usize;
         let is_made = self.live.log.made.contains_key(&(subvolume, objectid));
         let mut logged = Logged::default();
         let mut extents = Vec::new();
         let mut count = 0;
         let last = Key::new(objectid, kind::EXTENT_DATA, u64::MAX);
-        let too_many =
+        let unfit =
             self.fs.forest.scan(&self.tree(subvolume)?, Key::new(objectid, 0, 0), last, |key, data| {
                 count += 1;
                 if count > ITEMS_MAX {
@@ -130,7 +134,18 @@ impl Tx<'_> {
                         .is_some_and(|extent| extent.generation.get() == self.live.transid),
                     _ => true,
                 };
+                // A replay drops what a file has after its end. Only a commit keeps preallocated space there.
+                if key.kind == kind::EXTENT_DATA
+                    && let Ok(Stored::Extent { bytes, .. }) = stored_of(key, data)
+                    && key.offset.saturating_add(bytes) > end
+                {
+                    return Ok(ControlFlow::Break(()));
+                }
                 if is_new {
+                    bytes += ITEM_BYTES + data.len();
+                    if bytes > most {
+                        return Ok(ControlFlow::Break(()));
+                    }
                     logged.own.insert(key, data.to_vec());
                     if key.kind == kind::EXTENT_DATA {
                         let is_regular = matches!(stored_of(key, data), Ok(Stored::Extent { .. }));
@@ -140,11 +155,17 @@ impl Tx<'_> {
                 }
                 Ok(ControlFlow::Continue(()))
             })?;
-        if too_many.is_some() {
+        if unfit.is_some() {
             return Ok(None);
         }
         let has_checksums = vnode.item.lock().flags() & inode_flags::NODATASUM == 0;
         for extent in extents.iter().filter(|_| has_checksums) {
+            let sectors = extent.bytes / u64::from(self.sb().sector_size);
+            let sum_bytes = sectors.saturating_mul(self.sb().checksum.size() as u64);
+            bytes = bytes.saturating_add(sum_bytes as usize);
+            if bytes > most {
+                return Ok(None);
+            }
             let Some(sums) = self.checksums_of(extent.bytenr, extent.bytes)? else { return Ok(None) };
             logged.checksums.extend(sums);
         }
@@ -249,19 +270,11 @@ impl Tx<'_> {
 
     /// Makes the first superblock of each device lead to the log. All of the log is durable.
     fn write_log_root(&mut self, root: u64) -> Result<()> {
-        let place = SUPERBLOCK_PLACES[0];
         for (_, bytes) in &mut self.live.supers {
             let Some(mut raw) = read::<RawSuperblock>(bytes, 0) else { continue };
             (raw.log_root, raw.log_root_level) = (root.into(), 0);
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
         }
-        let volume = &self.fs.forest.volume;
-        for (devid, member) in volume.members() {
-            let found = self.live.supers.iter().find(|(other, _)| *other == devid);
-            let Some((_, bytes)) = found else { continue };
-            let bytes = at_place(bytes, place, self.sb().checksum);
-            member.device.write_fua(ByteOffset(place), &bytes)?;
-        }
-        Ok(())
+        self.write_first_superblocks()
     }
 }

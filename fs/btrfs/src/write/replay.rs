@@ -52,6 +52,12 @@ impl Log {
         own.map(|(key, data)| (*key, data.clone())).collect()
     }
 
+    /// The items of one type that an inode has.
+    pub(super) fn of_inode(&self, objectid: u64, kind: u8) -> Vec<(Key, Vec<u8>)> {
+        let own = self.items.range(Key::new(objectid, kind, 0)..=Key::new(objectid, kind, u64::MAX));
+        own.map(|(key, data)| (*key, data.clone())).collect()
+    }
+
     /// Drops all items of files that had no name when they were logged: a crash deletes such a file.
     fn forget_unnamed(&mut self) {
         let is_unnamed = |data: &[u8]| InodeItem::decode(data).is_ok_and(|item| item.nlink() == 0);

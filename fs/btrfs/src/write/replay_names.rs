@@ -58,20 +58,21 @@ impl Tx<'_> {
     /// Removes the names of a directory that the log does not have, where it says which indexes it knows.
     pub(super) fn remove_entries_not_in(&mut self, log: &mut Log, dir: u64) -> Result<()> {
         let key = |offset| Key::new(dir, kind::DIR_INDEX, offset);
-        for (range, data) in log.of_kind(kind::DIR_LOG_INDEX) {
-            if range.objectid != dir {
-                continue;
-            }
+        for (range, data) in log.of_inode(dir, kind::DIR_LOG_INDEX) {
             let end: U64 = read(&data, 0).ok_or_else(|| self.bad_log("a range of names is too short"))?;
-            for (at, data) in self.items_between(log.subvolume, key(range.offset), key(end.get()))? {
-                let Some((_, name)) = self.entry_of(&data)? else { continue };
-                let logged = match log.get(at) {
-                    Some(data) => self.entry_of(data)?,
-                    None => None,
-                };
-                if logged.is_none_or(|(_, logged)| logged != name) {
-                    self.unlink_logged(log, dir, &name)?;
+            let mut gone = Vec::new();
+            let (first, last) = (key(range.offset), key(end.get()));
+            self.fs.forest.scan(&self.tree(log.subvolume)?, first, last, |at, data| {
+                if let Some((_, name)) = self.entry_of(data)? {
+                    let logged = log.get(at).map(|data| self.entry_of(data)).transpose()?.flatten();
+                    if logged.is_none_or(|(_, logged)| logged != name) {
+                        gone.push(name);
+                    }
                 }
+                Ok(ControlFlow::<()>::Continue(()))
+            })?;
+            for name in gone {
+                self.unlink_logged(log, dir, &name)?;
             }
         }
         Ok(())

@@ -9,6 +9,7 @@ use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
 use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
+use crate::live::log::LogTree;
 use crate::{Btrfs, OpenOptions};
 use ivers_block::{Budget, Device, MemDevice};
 use ivers_oracle::have_programs;
@@ -363,4 +364,41 @@ fn a_hole_over_many_extents_is_shared_in_parts() {
     assert!(bytes.iter().all(|byte| *byte == 0));
     assert_eq!(vnode.item.lock().raw_mut().nbytes.get(), 0);
     drop(live);
+}
+
+/// Until the superblock leads to the new log, a crash needs the old one.
+#[test]
+fn an_fsync_does_not_overwrite_the_log_before_it() {
+    let Some(device) = new_image() else { return };
+    let (fs, vfs) = mount(device);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let names = (0..200).map(|number| format!("a-long-name-of-a-file-{number}"));
+    let make = |name: String| vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false);
+    let files: Vec<_> = names.map(|name| make(name).unwrap().0).collect();
+    vfs.sync().unwrap();
+    let stored = || -> Vec<u64> {
+        let live = fs.live.read();
+        let log = &live.as_ref().unwrap().log;
+        let of_tree = |tree: &LogTree| {
+            let leaves: Vec<u64> = tree.leaves().filter_map(|leaf| leaf.stored_at).collect();
+            leaves.into_iter().chain(tree.node_at)
+        };
+        log.trees.values().flat_map(of_tree).chain(log.root_at).collect()
+    };
+    let content = |bytenr: u64| {
+        let mut bytes = vec![0; fs.forest.volume.sb.node_size as usize];
+        assert!(fs.forest.volume.read_copy(bytenr, 0, &mut bytes).is_ok());
+        bytes
+    };
+    let mut most = 0;
+    for file in &files {
+        let before: Vec<_> = stored().into_iter().map(|bytenr| (bytenr, content(bytenr))).collect();
+        vfs.write(&cred, file, 0, &[1; 3000], WriteFlags::empty()).unwrap();
+        vfs.fsync(file, false).unwrap();
+        most = most.max(stored().len());
+        let changed = before.iter().filter(|(bytenr, bytes)| content(*bytenr) != *bytes).count();
+        // A log that was too large was stored by a commit, which frees its blocks.
+        assert!(changed == 0 || stored().is_empty(), "{changed} blocks");
+    }
+    assert!(most > 4, "a root, a node and several leaves: {most} blocks");
 }
