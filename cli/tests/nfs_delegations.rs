@@ -14,8 +14,8 @@ use common::served::{export, image_with_file};
 use common::*;
 use ivers_oracle::Image;
 
-/// Starts and kills servers. A process of its own does that, because exec(2) of this one waits for the mounts
-/// whose files its threads have open, and these wait for the server.
+/// Starts and kills servers, in a separate process. In the process of the test, exec(2) would wait for the
+/// mounts whose files its threads have open, and these mounts wait for the server.
 const STARTER: &str = r#"
 while read -r word address; do
     if [ "$word" = start ]; then
@@ -121,7 +121,7 @@ impl Mount {
     }
 }
 
-/// The attributes of directories count as current for long here, and those of files do not at an open.
+/// Here, attributes of directories count as current for an hour. At an open, those of the file do not.
 #[test]
 fn an_unchanged_file_is_opened_and_read_without_a_request() {
     if !can_mount() {

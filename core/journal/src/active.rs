@@ -111,7 +111,7 @@ impl Active {
         self.places.is_empty()
     }
 
-    /// Adds an object in place of its earlier record, and returns that.
+    /// Adds an object. Returns the earlier record that it replaces.
     pub fn insert_object(&mut self, id: ObjectId, object: ActiveObject) -> Option<ActiveObject> {
         let older = self.finish_object(id);
         if let Some(patch) = &object.patch {

@@ -12,8 +12,8 @@ use crate::{
     JournalError, LogFormat, LogItem, LogTransaction, Lsn, ObjectId, ObjectRecord, RecordKind, Result, Tid,
 };
 
-/// Items that a commit or a push handles before it gives way to handles. Waking a handle that waits takes as
-/// long as a hundred items, so the parts are not small. Two under shuttle: the races run between the parts.
+/// Items that a commit or a push processes before waiting handles may take the lock. Waking a handle takes as
+/// long as a hundred items, so the number is large. Under shuttle it is 2: races run between the parts.
 pub(crate) const AT_ONCE: usize = if cfg!(shuttle) { 2 } else { 1024 };
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
@@ -278,8 +278,8 @@ impl Inner {
     /// Ends a durable transaction: its blocks and objects become active items, its freed blocks may be
     /// reused.
     ///
-    /// A large transaction has thousands of them, so handles get the lock in between. They find each item
-    /// among the committing ones until all are active.
+    /// A large transaction has thousands of blocks and objects, so handles may take the lock in between.
+    /// Until all are active, handles find them among the committing ones.
     fn finish(&self, log: &dyn LogFormat, closed: Closed, lsn: Lsn) {
         let Closed { tid, buffers, objects, finished, log: written, forgotten, callbacks, .. } = closed;
         let mut clean = Vec::new();

@@ -31,7 +31,7 @@ pub struct JournalOptions {
     /// Memory of the active items, in bytes, above which a checkpoint starts. A transaction commits if its
     /// objects take a quarter of it. With a log of whole blocks it also commits if its buffers take all of
     /// it; with a log of ranges, if they take half, or if it would write more than a quarter to the log. A
-    /// commit is requested when three quarters of one of these are reached. At the bound new handles wait.
+    /// commit is requested at three quarters of any of these limits. New handles wait at the limit.
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
@@ -610,7 +610,7 @@ impl Inner {
         used == 0 || (self.fits_memory(running, 4) && used.saturating_add(credits) <= self.limit)
     }
 
-    /// True if the transaction takes at most so many quarters of the memory that it may take.
+    /// True if the transaction uses at most `quarters` quarters of each of its memory limits.
     fn fits_memory(&self, running: &Running, quarters: u64) -> bool {
         let buffer_bytes = running.item_blocks * u64::from(self.cache.block_size());
         let most = self.options.checkpoint_bytes / 4 * quarters;
@@ -619,8 +619,8 @@ impl Inner {
         few_buffers && running.object_bytes <= most / MEMORY_PART
     }
 
-    /// True, once a transaction, when it is three quarters full: the commit thread closes it before a handle
-    /// has to wait.
+    /// True at the first call after the transaction became three quarters full. The commit thread then closes
+    /// it before a handle has to wait.
     fn is_nearly_full(&self, running: &mut Running) -> bool {
         let is_full = running.charge > self.limit / 4 * 3 || !self.fits_memory(running, 3);
         is_full && !std::mem::replace(&mut running.is_requested, true)

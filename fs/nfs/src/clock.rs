@@ -25,8 +25,8 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Renews a lease of this many seconds three times. Values that no server has are not taken at their
-    /// word.
+    /// Sets the lease time. The lease is renewed three times in it. A lease time below 3 s counts as 3 s, and
+    /// one above 180 s as 180 s.
     pub fn set_lease(&self, seconds: u32) {
         self.state.lock().period = Duration::from_secs(seconds.clamp(3, 180).into()) / 3;
         self.changed.notify_all();

@@ -84,7 +84,7 @@ impl Nfs {
             if !is_lost(outcome.status) {
                 return Ok(outcome);
             }
-            // Locks of other threads may have ended the stateids. From here on other threads lock later.
+            // Locks of other threads may have ended the stateids. Now other threads wait to lock.
             turns.get_or_insert_with(|| lock_turns(from, to));
             for (node, stateid) in [(from, source), (to, target)] {
                 if self.is_lost_on_server(stateid)? {

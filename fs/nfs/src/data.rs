@@ -49,7 +49,7 @@ impl Nfs {
             if !is_lost(outcome.status) {
                 return Ok(outcome);
             }
-            // A lock of another thread may have ended the stateid. From here on other threads lock later.
+            // A lock of another thread may have ended the stateid. Now other threads wait to lock.
             turn.get_or_insert_with(|| node.open.lock_turn());
             self.opens.lost(&node.open, stateid, outcome.status);
         }

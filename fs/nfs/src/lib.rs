@@ -17,7 +17,7 @@
 //! | `session` | slots and sequence IDs |
 //! | `exchange` | one request and its reply |
 //! | `establish` | making a session |
-//! | `unfinished` | NFSv4.0: a reclaim, also if its connection breaks |
+//! | `unfinished` | NFSv4.0: a reclaim that continues if its connection breaks |
 //! | `client_id` | NFSv4.0: a client ID instead of a session |
 //! | `spares` | further connections of the session |
 //! | `client` | what the threads of a client share |

@@ -223,7 +223,7 @@ impl Client {
         drop(link);
         let connection = self.connection(stream)?;
         self.link.lock().new = Some(connection.clone());
-        // Before or after `stop` looked for it.
+        // A concurrent `stop` either finds this connection, or makes this check fail.
         self.check(limit)?;
         Ok(connection)
     }

@@ -193,9 +193,8 @@ impl OwnerSeqids {
         self.known.lock().forget(&stateid.other);
     }
 
-    /// Returns the lock-owner without locks whose last use is the oldest, if there are more of them than are
-    /// kept. It counts as used now: if the server refuses to release it, the next call
-    /// returns another one.
+    /// Returns the least recently used lock-owner without locks, if there are too many of them. It counts as
+    /// used now: if the server refuses to release it, the next call returns another one.
     pub fn surplus_owner(&self) -> Option<Owner> {
         let mut known = self.known.lock();
         let Known { locks, lock_states, uses, .. } = &mut *known;

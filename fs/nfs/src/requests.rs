@@ -176,7 +176,7 @@ impl Client {
         self.counters.operations(ops);
         let mut pause = PAUSES.0;
         loop {
-            // Before the request, so that whatever happened on the server until here is in its results.
+            // Before the request: its results then include everything that happened on the server until here.
             let sent = self.sent.fetch_add(1, Relaxed) + 1;
             let (_, session) = self.linked(limit)?;
             // Before the slot: a request that waits for its turn must not keep others from their slots.
@@ -211,7 +211,7 @@ impl Client {
                 Answered::Not => continue,
                 Answered::InDoubt => return Ok(None),
             };
-            // What was changed is not changed again because an operation after it asks for a pause.
+            // A request that changed something is not repeated, even if a later operation asks for a pause.
             let changed = |result: &OpResult| result.status() == NfsStat::Ok && changes(result.number());
             if !matches!(status, NfsStat::Delay | NfsStat::Grace) || results.iter().any(changed) {
                 return Ok(Some(Outcome { status, results, sent, run: session.run }));

@@ -1,9 +1,9 @@
-//! NFSv4.0: a reclaim, also if its connection breaks before it ends.
+//! NFSv4.0: a reclaim that continues if its connection breaks.
 //!
-//! A reclaim whose connection breaks continues on the next one, with the client ID and the sequence IDs that
-//! it has. The request whose reply was lost is sent again first, unchanged, so that the server recognizes it.
-//! Then the caller begins again: requests that were answered are not sent a second time, because a server
-//! refuses a lock-owner that is new twice (RFC 7530, 16.10.5).
+//! It continues on the next connection, with the same client ID and sequence IDs. The request whose reply was
+//! lost is sent again first, unchanged, so that the server recognizes it. Then the caller begins again. It
+//! gets the known replies to requests that were answered: they are not sent a second time, because a server
+//! refuses a request that introduces a known lock-owner as new (RFC 7530, 16.10.5).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,8 +83,8 @@ impl Unfinished {
         self.complete(exchange, connection, pending, limit)
     }
 
-    /// Sends the request again whose reply is missing, if the caller did not ask for it again: the server may
-    /// have counted its sequence IDs.
+    /// Sends the request without a reply again, unless the caller already did: the server may have counted
+    /// its sequence IDs.
     pub fn finish(
         &mut self,
         exchange: &Exchange,

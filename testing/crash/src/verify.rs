@@ -194,8 +194,9 @@ fn places(tree: &Tree, id: Identity) -> HashSet<(Option<Identity>, &str)> {
     .collect()
 }
 
-/// Returns a step whose state was committed: the names and attributes found are those of the step, but for
-/// files that a later fsync stored. Such a file is as it was then. An old one keeps the names of the commit.
+/// Returns a step whose state was committed. The names and attributes found are those of the step, except for
+/// files that a later fsync stored: such a file is as it was at its fsync. If the commit has names of it, it
+/// keeps these names.
 fn matching_commit(steps: &[Step], newest: usize, found: &Tree, durable_len: usize) -> Result<usize, String> {
     let is_sync = |step: &Step| matches!(step.op, Some(Op::Fsync(_) | Op::Fdatasync(_)));
     let syncs: Vec<_> = (0..=newest).filter(|nth| is_sync(&steps[*nth])).collect();

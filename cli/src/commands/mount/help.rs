@@ -120,9 +120,9 @@ that is removed while it is open stays as .nfs* until it is closed. Options for 
   actimeo=N        how long attributes count as current, in seconds
                    (default: 3)
   noac             the same as actimeo=0
-  nodelegations    open files without delegations. With one, an unchanged
-                   file is opened, read and queried without a request until
-                   the server reports a writer
+  nodelegations    open files without delegations. With a delegation, an
+                   unchanged file is opened, read and queried without a
+                   request until the server reports a writer
   timeo=N          after this time without a reply a request is sent again
                    over a new connection, in tenths of a second
                    (default: 600)

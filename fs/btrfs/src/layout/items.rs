@@ -328,7 +328,7 @@ pub(crate) fn referred_extent(key: Key, data: &[u8]) -> Result<Option<ReferredEx
     Ok((bytenr != 0).then_some(ReferredExtent { objectid: key.objectid, offset, bytenr, bytes }))
 }
 
-/// What an EXTENT_DATA item takes of the devices.
+/// How an EXTENT_DATA item stores its part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
     /// Bytes in the item.
@@ -341,7 +341,7 @@ pub(crate) enum Stored {
     },
 }
 
-/// Decodes what an EXTENT_DATA item takes of the devices.
+/// Decodes how an EXTENT_DATA item stores its part of a file.
 pub(crate) fn stored_of(key: Key, data: &[u8]) -> Result<Stored, String> {
     let short = || format!("the file extent {key} is too short");
     let raw: RawFileExtent = read(data, 0).ok_or_else(short)?;

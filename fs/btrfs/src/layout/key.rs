@@ -44,7 +44,7 @@ pub(crate) mod kind {
     pub(crate) const VERITY_DESC: u8 = 36;
     pub(crate) const VERITY_MERKLE: u8 = 37;
     pub(crate) const ORPHAN_ITEM: u8 = 48;
-    /// Indexes of names of a directory that the log tree knows.
+    /// A range of indexes of a directory. The log tree has all names with these indexes.
     pub(crate) const DIR_LOG_INDEX: u8 = 72;
     pub(crate) const DIR_ITEM: u8 = 84;
     pub(crate) const DIR_INDEX: u8 = 96;

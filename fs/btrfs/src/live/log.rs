@@ -5,7 +5,7 @@ use crate::layout::node::{ITEM_BYTES, POINTER_BYTES};
 use crate::layout::superblock::TreeRoot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// A file: its subvolume and its number there.
+/// A file: its subvolume and its inode number.
 type FileId = (u64, u64);
 
 /// The most leaves of the log of a subvolume.
@@ -29,7 +29,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns the addresses of all blocks, and forgets everything: a commit has it.
+    /// Returns the addresses of all blocks, and forgets the log: a commit has stored the changes.
     pub(crate) fn take_blocks(&mut self) -> Vec<u64> {
         let log = std::mem::take(self);
         let of_trees = log.trees.values().flat_map(LogTree::blocks);
@@ -54,9 +54,9 @@ impl LogLeaf {
 /// The log of a subvolume: leaves, and a node above them if there are several.
 #[derive(Debug)]
 pub(crate) struct LogTree {
-    /// Bytes of items in a leaf.
+    /// The most bytes of items in a leaf.
     capacity: usize,
-    /// Leaves by a key that is at most their first one.
+    /// The leaves. The key of a leaf is not above the key of its first item.
     leaves: BTreeMap<Key, LogLeaf>,
     /// The stored root. `None`: something below it changed since.
     pub root: Option<TreeRoot>,
@@ -142,7 +142,7 @@ impl LogTree {
         }
     }
 
-    /// Makes the items of an inode these ones.
+    /// Replaces all items of an inode by `items`.
     pub(crate) fn replace(&mut self, objectid: u64, items: &BTreeMap<Key, Vec<u8>>, stale: &mut Vec<u64>) {
         let own = self.leaves.values().flat_map(|leaf| leaf.items.keys());
         let gone = own.filter(|key| key.objectid == objectid && !items.contains_key(key));

@@ -165,7 +165,7 @@ impl Tx<'_> {
             |bytes: &[u8]| bytes[SYS_CHUNK_ARRAY..SYS_CHUNK_ARRAY + sys_chunks.len()] == sys_chunks[..];
         let can_tear = !self.live.supers.iter().all(|(_, bytes)| stored(bytes));
         if can_tear && self.live.log.root_at.is_some() {
-            // After a torn write, a copy counts: it must lead to the log.
+            // If a crash tears the first superblock, a copy replaces it. So the copies must lead to the log.
             self.write_superblock_copies()?;
             self.fs.forest.volume.flush()?;
         }

@@ -33,8 +33,8 @@ impl Btrfs {
         }
         self.is_persistent = true;
         self.open_epoch(trust_foreign)?;
-        // Without a record to store, nothing has committed a replay yet, and the next fsync would replace its
-        // log.
+        // If no record was stored, a replay is not committed yet. Commit it before an fsync replaces the log
+        // that it came from.
         self.commit()?;
         let orphans = self.remove_orphans()?;
         if orphans > 0 {
@@ -74,7 +74,7 @@ impl Btrfs {
             record,
             uuid: sb.fsid,
             fingerprint: fingerprint(sb.generation, sb.root.bytenr),
-            // A commit is whole or not there. A log tree was left by a crash.
+            // A commit is complete or absent. Only a crash leaves a log tree.
             clean: !sb.has_log(),
             trust_foreign,
             read_only,

@@ -43,7 +43,7 @@ impl Btrfs {
         Ok(Some(reason.to_owned()))
     }
 
-    /// Why trees may not be changed, also not in memory, if so.
+    /// Returns why trees may not be changed, even in memory. `None`: they may.
     pub(super) fn why_not_changed(&self) -> Result<Option<String>> {
         let sb = &self.forest.volume.sb;
         let unknown = sb.ro_compat.difference(WRITABLE).feature_names();

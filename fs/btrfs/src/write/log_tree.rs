@@ -35,7 +35,7 @@ fn leaf_bytes(sb: &Superblock) -> usize {
 /// How an inode becomes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
-    /// It is.
+    /// It is durable already.
     Nothing,
     Log,
     Commit,
@@ -172,7 +172,8 @@ impl Tx<'_> {
         Ok(Some(logged))
     }
 
-    /// Stores what changed of the log, and makes the superblock lead to it. Returns false without space.
+    /// Stores the changed parts of the log, and makes the superblock lead to it. Returns false if there is
+    /// too little space.
     fn store_log(&mut self) -> Result<bool> {
         let roots = self.live.log.trees.len();
         let changed = self.live.log.trees.values().filter(|tree| tree.root.is_none());

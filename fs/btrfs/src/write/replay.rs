@@ -28,7 +28,7 @@ use std::ops::ControlFlow;
 
 /// Bytes of the blocks of all logs, whose items are in memory during the replay.
 const LOG_BYTES_MAX: u64 = 64 << 20;
-/// What an error says.
+/// The first part of each error message.
 const CANNOT: &str = "the log tree, which fsync leaves before a crash, cannot be replayed";
 /// What a user can do then.
 const HOW: &str = "mount it once with Linux, or show the last commit without the log with -o ro,norecovery";
@@ -100,7 +100,7 @@ impl Tx<'_> {
         Ok(items)
     }
 
-    /// Takes space that is in use and not in the extent tree.
+    /// Removes a range from the free space: the log uses it, but the extent tree does not have it.
     fn claim(&mut self, purpose: Use, start: u64, len: u64) -> Result<()> {
         let end = start.saturating_add(len);
         let group = self.live.groups.at(start);
@@ -335,7 +335,7 @@ impl Tx<'_> {
 }
 
 impl Btrfs {
-    /// Replays the log tree. Without `keeps`, what it changes stays in memory, and nothing is ever written.
+    /// Replays the log tree in memory. With `keeps`, the next commit stores the result. Otherwise none does.
     pub(crate) fn replay(&self, keeps: bool) -> Result<()> {
         let place = &self.forest.volume.place;
         if let Some(reason) = self.why_not_changed()? {

@@ -1,7 +1,7 @@
 //! Replay of a log tree: names.
 //!
-//! A directory has two forms of each name, and an inode has a reference for each. A log may have any of them.
-//! What it says wins: a name or an index that something else has is removed there first.
+//! A directory stores each name in two forms, and the inode stores a reference to it. A log may have any of
+//! the three. The log wins: an entry that already uses the name or the index is removed first.
 
 use super::replay::Log;
 use super::tx::Tx;
@@ -55,7 +55,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes the names of a directory that the log does not have, where it says which indexes it knows.
+    /// Removes names of a directory that the log lacks, in the ranges of indexes that the log covers.
     pub(super) fn remove_entries_not_in(&mut self, log: &mut Log, dir: u64) -> Result<()> {
         let key = |offset| Key::new(dir, kind::DIR_INDEX, offset);
         for (range, data) in log.of_inode(dir, kind::DIR_LOG_INDEX) {
@@ -145,7 +145,7 @@ impl Tx<'_> {
         Ok(false)
     }
 
-    /// Makes the references of inodes those that the log has, and the entries of directories with them.
+    /// Replaces the references of inodes by those of the log, and updates the directories to match.
     pub(super) fn replay_names(&mut self, log: &mut Log) -> Result<()> {
         for (kind, head) in [(kind::INODE_REF, 0), (kind::INODE_EXTREF, 8)] {
             for (key, data) in log.of_kind(kind) {
@@ -159,7 +159,7 @@ impl Tx<'_> {
         let (subvolume, objectid) = (log.subvolume, key.objectid);
         let inode = self.logged_inode(subvolume, objectid)?;
         let inode =
-            inode.ok_or_else(|| self.bad_log(format!("it names inode {objectid}, which is not there")))?;
+            inode.ok_or_else(|| self.bad_log(format!("it names inode {objectid}, which does not exist")))?;
         let names = decode_names(data, head).map_err(|what| self.bad_log(what))?;
         // The root of a subvolume refers to itself.
         let is_root = (objectid, key.offset, head) == (object::FIRST_FREE, object::FIRST_FREE, 0);

@@ -230,7 +230,7 @@ fn a_file_with_several_names_is_opened_by_those_that_are_left() {
     }
 }
 
-/// Programs that ask for a lock in vain and end leave nothing on the server: it keeps few of their owners.
+/// Programs end after the server refused them a lock. The server keeps only a few of their lock-owners.
 #[test]
 fn owners_of_refused_locks_are_released() {
     const OWNERS: u64 = 300;
