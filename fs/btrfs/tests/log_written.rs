@@ -119,7 +119,7 @@ fn linux_replays_logs_of_ivers() {
     if !can_fill() {
         return;
     }
-    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 60));
+    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 16));
     let dir = tempfile::tempdir().unwrap();
     let (mut logs, mut all) = (0, 0);
     for kind in LOGGED {
