@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ivers_block::{Buffer, Contents, Unit, write_units_in_place};
 
-use crate::commit::AT_ONCE;
+use crate::commit::in_parts;
 use crate::engine::{Inner, count};
 use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
 
@@ -64,12 +64,7 @@ impl Inner {
         count(&self.counters.checkpoint_blocks, blocks);
         let mut removed = Vec::with_capacity(written.len());
         let mut state = self.state.lock();
-        for (n, unit) in written.iter().enumerate() {
-            removed.push(state.active.remove_written(unit, tail));
-            if n % AT_ONCE == AT_ONCE - 1 {
-                state.give_way();
-            }
-        }
+        in_parts(&mut state, &written, |state, unit| removed.push(state.active.remove_written(unit, tail)));
         state.active.tail_moved(tail);
         let intent = state.active.oldest_intent();
         drop(state);

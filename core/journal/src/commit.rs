@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ivers_block::{Buffer, Unit};
-use ivers_sync::{Held, rank};
+use ivers_sync::{Held, RankedMutexGuard, rank};
 
 use crate::active::{ActiveBuffer, ActiveObject};
 use crate::engine::{Callback, Inner, LogLock, LoggedObject, Running, State, add_range, count};
@@ -14,7 +14,21 @@ use crate::{
 
 /// Items that a commit or a push processes before waiting handles may take the lock. Waking a handle takes as
 /// long as a hundred items, so the number is large. Under shuttle it is 2: races run between the parts.
-pub(crate) const AT_ONCE: usize = if cfg!(shuttle) { 2 } else { 1024 };
+const AT_ONCE: usize = if cfg!(shuttle) { 2 } else { 1024 };
+
+/// Calls `each` for all items. Waiting handles may take the lock after every [`AT_ONCE`] of them.
+pub(crate) fn in_parts<T>(
+    state: &mut RankedMutexGuard<'_, State>,
+    items: impl IntoIterator<Item = T>,
+    mut each: impl FnMut(&mut State, T),
+) {
+    for (n, item) in items.into_iter().enumerate() {
+        each(state, item);
+        if n % AT_ONCE == AT_ONCE - 1 {
+            state.give_way();
+        }
+    }
+}
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
 struct Closed {
@@ -294,20 +308,14 @@ impl Inner {
             state.active.revoke(unit);
         }
         let mut older = Vec::new();
-        for (n, (&id, LoggedObject { object, patch, .. })) in objects.iter().enumerate() {
+        in_parts(&mut state, &*objects, |state, (&id, LoggedObject { object, patch, .. })| {
             let active = ActiveObject { object: object.clone(), patch: patch.clone(), lsn, tid };
             older.extend(state.active.insert_object(id, active));
-            if n % AT_ONCE == AT_ONCE - 1 {
-                state.give_way();
-            }
-        }
-        for (n, (item, buffer)) in written.items.into_iter().zip(buffers).enumerate() {
+        });
+        in_parts(&mut state, written.items.into_iter().zip(buffers), |state, (item, buffer)| {
             let active = ActiveBuffer { _buffer: buffer, data: item.data, ranges: item.ranges, lsn };
             state.active.insert_buffer(item.unit, active);
-            if n % AT_ONCE == AT_ONCE - 1 {
-                state.give_way();
-            }
-        }
+        });
         let committing = (
             std::mem::take(&mut state.committing),
             std::mem::take(&mut state.committing_objects),

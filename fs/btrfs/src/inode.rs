@@ -3,7 +3,7 @@
 use crate::filesystem::Btrfs;
 use crate::layout::items::{InodeItem, inode_flags};
 use crate::layout::key::{Key, kind, object};
-use crate::numbers::{Object, pack, unpack};
+use crate::numbers::{FileId, Object, pack, unpack};
 use crate::ranges::Ranges;
 use crate::tree::Tree;
 use ivers_vfs::sync::{RankedMutex, rank};
@@ -37,6 +37,10 @@ pub(crate) struct Vnode {
     pub reserved: RankedMutex<rank::Leaf, Ranges>,
     /// Of a directory: above every index that is or was used; 0: not known.
     pub next_index: AtomicU64,
+}
+
+pub(crate) fn file_of(vnode: &Vnode) -> FileId {
+    (vnode.subvolume, vnode.objectid)
 }
 
 impl Vnode {

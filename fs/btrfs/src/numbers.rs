@@ -11,6 +11,9 @@ const SUBVOLUMES: u64 = 1 << (64 - OBJECT_BITS);
 /// The object that a snapshot shows in place of a subvolume in it has the subvolume's number, and this bit.
 const PLACEHOLDER: u64 = 1 << (OBJECT_BITS - 1);
 
+/// An inode: its subvolume and its number there.
+pub(crate) type FileId = (u64, u64);
+
 /// What an inode number means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Object {

@@ -8,6 +8,7 @@ use common::fill::in_dir;
 use common::*;
 use ivers_block::MemDevice;
 use ivers_btrfs::{Btrfs, OpenOptions};
+use ivers_crash::env;
 use ivers_oracle::LoopMount;
 use ivers_vfs::{Cred, FileSystem};
 use rand::rngs::SmallRng;
@@ -19,28 +20,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const LOGGED: &[Kind] = &[
-    DEFAULT,
-    Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 },
-    Kind { name: "mixed groups", mkfs: &["-M"], mount: "", devices: 1 },
-    Kind {
-        name: "old features",
-        mkfs: &["-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
-        mount: "",
-        devices: 1,
-    },
-    Kind { name: "sha256", mkfs: &["--csum", "sha256"], mount: "", devices: 1 },
-    Kind { name: "zstd", mkfs: &[], mount: "compress-force=zstd", devices: 1 },
-    Kind { name: "no checksums of data", mkfs: &[], mount: "nodatasum", devices: 1 },
-];
+const LOGGED: &[&str] =
+    &["default", "nodes of 4 KiB", "mixed groups", "old features", "sha256", "zstd", "no checksums of data"];
 
-/// The kinds of this run, out of those that usually run and the others.
-fn kinds(usual: &'static [&'static str]) -> impl Iterator<Item = &'static Kind> {
-    let only = std::env::var("IVERS_KIND").ok();
-    LOGGED.iter().filter(move |kind| match only.as_deref() {
-        None => usual.contains(&kind.name),
-        Some(only) => only == "all" || only == kind.name,
-    })
+/// The kinds of this run: usually some, and all of [`LOGGED`] if `IVERS_KIND` is set.
+fn kinds(usual: &[&str]) -> Vec<&'static Kind> {
+    kinds_named(if std::env::var_os("IVERS_KIND").is_some() { LOGGED } else { usual })
 }
 
 /// What all logs begin with.
@@ -98,10 +83,6 @@ fn bytes_at_rest(images: &Images) -> Vec<u8> {
 
 fn mount_options(kind: &Kind) -> String {
     ["commit=3600", kind.mount].join(if kind.mount.is_empty() { "" } else { "," })
-}
-
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
 }
 
 /// Changes a few names at random.
@@ -193,7 +174,7 @@ fn logs_are_replayed_as_linux_does() {
     if !can_fill() {
         return;
     }
-    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 16));
+    let (seed, steps) = (env("IVERS_SEED").unwrap_or(1), env("IVERS_STEPS").unwrap_or(16));
     let dir = tempfile::tempdir().unwrap();
     for kind in kinds(&["default", "zstd"]) {
         println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);

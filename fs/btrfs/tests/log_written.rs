@@ -6,27 +6,13 @@ mod common;
 use common::*;
 use ivers_block::{ByteOffset, CountedDevice, Device, IoCounts, MemDevice};
 use ivers_btrfs::OpenOptions;
+use ivers_crash::env;
 use ivers_vfs::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 
-const LOGGED: &[Kind] = &[
-    DEFAULT,
-    Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 },
-    Kind { name: "mixed groups", mkfs: &["-M"], mount: "", devices: 1 },
-    Kind {
-        name: "old features",
-        mkfs: &["-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
-        mount: "",
-        devices: 1,
-    },
-    Kind { name: "sha256", mkfs: &["--csum", "sha256"], mount: "", devices: 1 },
-];
-
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
-}
+const LOGGED: &[&str] = &["default", "nodes of 4 KiB", "mixed groups", "old features", "sha256"];
 
 /// Nothing commits after some time.
 fn without_timer() -> OpenOptions {
@@ -119,10 +105,10 @@ fn linux_replays_logs_of_ivers() {
     if !can_fill() {
         return;
     }
-    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 16));
+    let (seed, steps) = (env("IVERS_SEED").unwrap_or(1), env("IVERS_STEPS").unwrap_or(16));
     let dir = tempfile::tempdir().unwrap();
     let (mut logs, mut all) = (0, 0);
-    for kind in LOGGED {
+    for kind in kinds_named(LOGGED) {
         println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
         let images = Images::make_of(dir.path(), kind, 128 << 20);
         let device = Arc::new(MemDevice::from_bytes(&images.bytes()[0]));

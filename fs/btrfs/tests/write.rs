@@ -8,50 +8,41 @@ mod common;
 use common::fill::{fill, in_dir};
 use common::storm::Storm;
 use common::*;
+use ivers_crash::env;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Kinds of images that are written.
-const WRITABLE: &[Kind] = &[
-    DEFAULT,
-    Kind { name: "nodes of 4 KiB", mkfs: &["-n", "4096"], mount: "", devices: 1 },
-    Kind { name: "nodes of 64 KiB", mkfs: &["-n", "65536"], mount: "", devices: 1 },
-    Kind { name: "xxhash64", mkfs: &["--csum", "xxhash"], mount: "", devices: 1 },
-    Kind { name: "sha256", mkfs: &["--csum", "sha256"], mount: "", devices: 1 },
-    Kind { name: "blake2b", mkfs: &["--csum", "blake2"], mount: "", devices: 1 },
-    Kind { name: "mixed groups", mkfs: &["-M"], mount: "", devices: 1 },
-    Kind {
-        name: "old features",
-        mkfs: &["-O", "^no-holes,^extref,^skinny-metadata", "-R", "^free-space-tree"],
-        mount: "",
-        devices: 1,
-    },
-    Kind { name: "all single", mkfs: &["-m", "single", "-d", "single"], mount: "", devices: 1 },
-    Kind { name: "all DUP", mkfs: &["-m", "dup", "-d", "dup"], mount: "", devices: 1 },
-    Kind { name: "zstd", mkfs: &[], mount: "compress-force=zstd", devices: 1 },
-    Kind { name: "no checksums of data", mkfs: &[], mount: "nodatasum", devices: 1 },
-    Kind { name: "data in place", mkfs: &[], mount: "nodatacow", devices: 1 },
-    Kind { name: "RAID0", mkfs: &["-d", "raid0", "-m", "raid0"], mount: "", devices: 3 },
-    Kind { name: "RAID1", mkfs: &["-d", "raid1", "-m", "raid1"], mount: "", devices: 2 },
-    Kind { name: "RAID1C3", mkfs: &["-d", "raid1c3", "-m", "raid1c3"], mount: "", devices: 3 },
-    Kind { name: "RAID10", mkfs: &["-d", "raid10", "-m", "raid10"], mount: "", devices: 4 },
+const WRITABLE: &[&str] = &[
+    "default",
+    "nodes of 4 KiB",
+    "nodes of 64 KiB",
+    "xxhash64",
+    "sha256",
+    "blake2b",
+    "mixed groups",
+    "old features",
+    "all single",
+    "all DUP, a label",
+    "zstd",
+    "no checksums of data",
+    "data in place",
+    "RAID0",
+    "RAID1",
+    "RAID1C3",
+    "RAID10",
 ];
 
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
-}
-
 fn each_kind(run: impl Fn(&Kind, &Images)) {
-    let only = std::env::var("IVERS_KIND").ok();
     let dir = tempfile::tempdir().unwrap();
-    for kind in WRITABLE.iter().filter(|kind| only.as_deref().is_none_or(|only| only == kind.name)) {
+    for kind in kinds_named(WRITABLE) {
         run(kind, &Images::make(dir.path(), kind));
     }
 }
 
 fn storm(kind: &Kind, images: &Images, mut storm: Storm, steps: u64) {
-    let (name, check_each) = (kind.name, number("IVERS_CHECK_EACH", 0));
+    let (name, check_each) = (kind.name, env("IVERS_CHECK_EACH").unwrap_or(0));
     for round in 0..3 {
         let what = format!("{name}, round {round}");
         for step in 0..steps {
@@ -83,7 +74,7 @@ fn random_changes_of_all_kinds() {
     if !can_fill() {
         return;
     }
-    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 400));
+    let (seed, steps) = (env("IVERS_SEED").unwrap_or(1), env("IVERS_STEPS").unwrap_or(400));
     each_kind(|kind, images| {
         println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
         storm(kind, images, Storm::new(mount_writable(images), seed), steps);
@@ -100,7 +91,7 @@ fn files_that_share_extents() {
     if !can_fill() {
         return;
     }
-    let (seed, steps) = (number("IVERS_SEED", 1), number("IVERS_STEPS", 400));
+    let (seed, steps) = (env("IVERS_SEED").unwrap_or(1), env("IVERS_STEPS").unwrap_or(400));
     each_kind(|kind, images| {
         if !["default", "old features", "mixed groups"].contains(&kind.name) {
             return;
@@ -131,14 +122,14 @@ fn free_space_in_bitmaps_is_kept() {
     const FRAGMENTS: &str = "for i in $(seq 1 1200); do head -c 8192 /dev/zero > f$i; done; sync; \
                              rm $(seq -f f%g 1 2 1200); sync";
     let dir = tempfile::tempdir().unwrap();
-    for kind in WRITABLE.iter().filter(|kind| ["default", "mixed groups"].contains(&kind.name)) {
+    for kind in KINDS.iter().filter(|kind| ["default", "mixed groups"].contains(&kind.name)) {
         let images = Images::make(dir.path(), kind);
         images.with_kernel("", |root| in_dir(root, FRAGMENTS));
         let words = ["inspect-internal", "dump-tree", "-t", "10", images.paths[0].to_str().unwrap()];
         let dump = ivers_oracle::run("btrfs", words).unwrap();
         let bitmaps = String::from_utf8_lossy(&dump.stdout).matches("FREE_SPACE_BITMAP").count();
         assert!(bitmaps > 0, "{}: Linux made no bitmap", kind.name);
-        let mut storm = Storm::of(mount_writable(&images), number("IVERS_SEED", 1));
+        let mut storm = Storm::of(mount_writable(&images), env("IVERS_SEED").unwrap_or(1));
         for round in 0..3 {
             (0..300).for_each(|_| storm.step());
             storm.vfs().sync().unwrap();
@@ -158,7 +149,7 @@ fn an_inode_has_many_names_in_a_directory() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let old = WRITABLE.iter().find(|kind| kind.name == "old features").unwrap();
+    let old = KINDS.iter().find(|kind| kind.name == "old features").unwrap();
     for (kind, most) in [(&DEFAULT, 3000), (old, 3000)] {
         let images = Images::make(dir.path(), kind);
         let vfs = mount_writable(&images);

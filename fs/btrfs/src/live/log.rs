@@ -3,10 +3,8 @@
 use crate::layout::key::Key;
 use crate::layout::node::{ITEM_BYTES, POINTER_BYTES};
 use crate::layout::superblock::TreeRoot;
+use crate::numbers::FileId;
 use std::collections::{BTreeMap, HashMap, HashSet};
-
-/// A file: its subvolume and its inode number.
-type FileId = (u64, u64);
 
 /// The most leaves of the log of a subvolume.
 pub(crate) const LEAVES_MAX: usize = 64;

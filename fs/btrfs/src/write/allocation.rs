@@ -1,10 +1,9 @@
 //! Space of files, apart from writing: preallocated extents, and holes that are punched.
 
 use super::change::Need;
-use super::file::file_of;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::vnode_of;
+use crate::inode::{file_of, vnode_of};
 use crate::live::groups::Use;
 use ivers_vfs::*;
 

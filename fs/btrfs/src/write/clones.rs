@@ -1,11 +1,10 @@
 //! Files that share extents.
 
 use super::change::Need;
-use super::contents::FileId;
-use super::file::file_of;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::vnode_of;
+use crate::inode::{file_of, vnode_of};
+use crate::numbers::FileId;
 use ivers_vfs::*;
 
 /// Extents that one change shares at most.

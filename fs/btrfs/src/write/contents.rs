@@ -8,6 +8,7 @@ use crate::layout::items::{BadExtent, FileExtent, referred_extent};
 use crate::layout::key::{Key, kind};
 use crate::layout::raw::{RawFileExtent, RawFileExtentPlace};
 use crate::live::refs::Kind;
+use crate::numbers::FileId;
 use ivers_vfs::{Error, Result};
 use std::mem::size_of;
 use std::ops::ControlFlow;
@@ -21,9 +22,6 @@ const PREALLOC: u8 = 2;
 
 /// Extents that one change drops at most.
 const DROPPED_MAX: usize = 512;
-
-/// A file: its subvolume and its number there.
-pub(super) type FileId = (u64, u64);
 
 /// What was dropped.
 #[derive(Debug, Clone, Copy, Default)]

@@ -33,15 +33,13 @@ impl Btrfs {
         }
         self.is_persistent = true;
         self.open_epoch(trust_foreign)?;
-        // If no record was stored, a replay is not committed yet. Commit it before an fsync replaces the log
-        // that it came from.
-        self.commit()?;
         let orphans = self.remove_orphans()?;
         if orphans > 0 {
             log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);
-            self.commit()?;
         }
-        Ok(())
+        // If no record was stored, a replay may not be committed yet. Commit it before an fsync replaces the
+        // log that it came from.
+        self.commit()
     }
 
     fn stored_record(&self) -> Result<Option<Vec<u8>>> {

@@ -1,10 +1,9 @@
 //! Files: reserving space, write-back, truncation.
 
 use super::change::Need;
-use super::contents::FileId;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::{Vnode, vnode_of};
+use crate::inode::{Vnode, file_of, vnode_of};
 use crate::live::groups::Use;
 use ivers_vfs::*;
 
@@ -19,10 +18,6 @@ struct Taken {
     places: Places,
     /// The reservation that it took.
     reserved: Vec<(u64, u64)>,
-}
-
-pub(super) fn file_of(vnode: &Vnode) -> FileId {
-    (vnode.subvolume, vnode.objectid)
 }
 
 impl Btrfs {

@@ -4,10 +4,9 @@
 //! tree. Only the superblock leads to them, until the next commit.
 
 use super::checksums::Items;
-use super::file::file_of;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::{Vnode, vnode_of};
+use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::bytes::read;
 use crate::layout::edit::Place;
 use crate::layout::items::{Stored, inode_flags, referred_extent, stored_of};
@@ -17,6 +16,7 @@ use crate::layout::raw::{RawFileExtent, RawRootItem, RawRootTail, RawSuperblock}
 use crate::layout::superblock::{Superblock, TreeRoot};
 use crate::live::groups::Use;
 use crate::live::log::{LEAVES_MAX, LogTree};
+use crate::numbers::FileId;
 use ivers_vfs::{FileType, Inode, Result};
 use std::mem::size_of;
 use std::ops::ControlFlow;
@@ -64,12 +64,12 @@ impl Btrfs {
 
 impl Tx<'_> {
     /// Notes a change of an inode that a log can express.
-    pub(super) fn touch(&mut self, file: (u64, u64)) {
+    pub(super) fn touch(&mut self, file: FileId) {
         self.live.log.touched.insert(file);
     }
 
     /// Notes a change of an inode that only a commit makes durable.
-    pub(super) fn needs_commit(&mut self, file: (u64, u64)) {
+    pub(super) fn needs_commit(&mut self, file: FileId) {
         self.live.log.commit_only.insert(file);
         self.touch(file);
     }

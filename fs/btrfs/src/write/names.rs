@@ -3,28 +3,20 @@
 use super::change::Need;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::{Vnode, vnode_of};
+use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::checksum::{name_hash, raw_crc};
 use crate::layout::features::Incompat;
 use crate::layout::items::{DirItem, InodeItem, decode_names, encode_entry, encode_name};
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES};
 use crate::names::{FIRST_INDEX, LAST_INDEX, Target};
-use crate::numbers::{Object, pack};
+use crate::numbers::{FileId, Object, pack};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 /// The most names of an inode.
 pub(crate) const LINKS_MAX: u32 = 65_535;
-
-/// A directory: its subvolume and its number there.
-pub(super) type DirId = (u64, u64);
-
-fn dir_id(dir: &Inode) -> DirId {
-    let vnode = vnode_of(dir);
-    (vnode.subvolume, vnode.objectid)
-}
 
 /// A name in a directory.
 #[derive(Clone, Copy)]
@@ -80,7 +72,7 @@ impl Tx<'_> {
     }
 
     /// Where a reference of an inode to a name is, or can be added. `TooManyLinks`: nowhere.
-    fn place_for_ref(&self, objectid: u64, (subvolume, dir): DirId, name: &[u8]) -> Result<Key> {
+    fn place_for_ref(&self, objectid: u64, (subvolume, dir): FileId, name: &[u8]) -> Result<Key> {
         let key = Key::new(objectid, kind::INODE_REF, dir);
         let more = encode_name(0, name).len();
         if self.item(subvolume, key)?.map_or(0, |data| data.len()) + more <= self.most_data() {
@@ -103,7 +95,7 @@ impl Tx<'_> {
         if at.name.len() > crate::layout::items::NAME_MAX {
             return Err(NameError::NameTooLong.into());
         }
-        self.place_for_ref(objectid, dir_id(at.dir), at.name)?;
+        self.place_for_ref(objectid, file_of(vnode_of(at.dir)), at.name)?;
         self.next_index(dir)?;
         let key = Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name));
         let used = self.item(dir.subvolume, key)?.map_or(0, |data| data.len());
@@ -120,15 +112,15 @@ impl Tx<'_> {
         let dir = vnode_of(at.dir);
         let index = self.next_index(dir)?;
         dir.next_index.store(index + 1, Ordering::Relaxed);
-        self.touch(dir_id(at.dir));
-        self.add_ref_of(objectid, dir_id(at.dir), index, at.name)?;
-        self.insert_entry(dir_id(at.dir), index, at.name, objectid, file_type)?;
+        self.touch(file_of(vnode_of(at.dir)));
+        self.add_ref_of(objectid, file_of(vnode_of(at.dir)), index, at.name)?;
+        self.insert_entry(file_of(vnode_of(at.dir)), index, at.name, objectid, file_type)?;
         self.resize_dir(at.dir, at.name.len() as i64);
         Ok(())
     }
 
     /// Adds a reference of an inode to a name.
-    pub(super) fn add_ref_of(&mut self, objectid: u64, dir: DirId, index: u64, name: &[u8]) -> Result<()> {
+    pub(super) fn add_ref_of(&mut self, objectid: u64, dir: FileId, index: u64, name: &[u8]) -> Result<()> {
         let key = self.place_for_ref(objectid, dir, name)?;
         let reference = match key.kind {
             kind::INODE_REF => encode_name(index, name),
@@ -140,7 +132,7 @@ impl Tx<'_> {
     /// Adds an entry to a directory, in both forms.
     pub(super) fn insert_entry(
         &mut self,
-        (subvolume, dir): DirId,
+        (subvolume, dir): FileId,
         index: u64,
         name: &[u8],
         objectid: u64,
@@ -153,7 +145,7 @@ impl Tx<'_> {
     }
 
     /// Removes an entry of a directory, in both forms.
-    pub(super) fn remove_entry(&mut self, (subvolume, dir): DirId, index: u64, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_entry(&mut self, (subvolume, dir): FileId, index: u64, name: &[u8]) -> Result<()> {
         let key = Key::new(dir, kind::DIR_ITEM, name_hash(name));
         let data = self.item(subvolume, key)?.unwrap_or_default();
         let entries = DirItem::decode_all(&data, false).map_err(|what| self.broken(what))?;
@@ -173,7 +165,7 @@ impl Tx<'_> {
     }
 
     /// Removes the reference of an inode to a name. Returns the name's index.
-    pub(super) fn remove_ref(&mut self, objectid: u64, (subvolume, dir): DirId, name: &[u8]) -> Result<u64> {
+    pub(super) fn remove_ref(&mut self, objectid: u64, (subvolume, dir): FileId, name: &[u8]) -> Result<u64> {
         for (key, head) in ref_keys(objectid, dir, name) {
             let Some(data) = self.item(subvolume, key)? else { continue };
             let names = decode_names(&data, head).map_err(|what| self.broken(what))?;
@@ -191,10 +183,10 @@ impl Tx<'_> {
 
     fn remove_name(&mut self, objectid: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
-        self.needs_commit(dir_id(at.dir));
+        self.needs_commit(file_of(vnode_of(at.dir)));
         self.needs_commit((dir.subvolume, objectid));
-        let index = self.remove_ref(objectid, dir_id(at.dir), at.name)?;
-        self.remove_entry(dir_id(at.dir), index, at.name)?;
+        let index = self.remove_ref(objectid, file_of(vnode_of(at.dir)), at.name)?;
+        self.remove_entry(file_of(vnode_of(at.dir)), index, at.name)?;
         // The index is not used again while the directory is in memory: a cursor may name it.
         dir.next_index.fetch_max(index + 1, Ordering::Relaxed);
         self.resize_dir(at.dir, -(at.name.len() as i64));
@@ -318,7 +310,7 @@ impl Btrfs {
             if links >= LINKS_MAX {
                 return Err(NameError::TooManyLinks.into());
             }
-            tx.needs_commit(dir_id(inode));
+            tx.needs_commit(file_of(vnode_of(inode)));
             tx.add_name(vnode.objectid, inode.kind, at)?;
             if links == 0 {
                 tx.remove(vnode.subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid))?;

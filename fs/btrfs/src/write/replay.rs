@@ -4,16 +4,8 @@
 //! are in use without being in the extent tree. All changes are made in one transaction, whose commit drops
 //! the log: a crash before it leaves the log as it was.
 //!
-//! | item of the log | what it does |
-//! |---|---|
-//! | INODE_ITEM | replaces the inode item, or, with generation 0, only says that the inode exists |
-//! | XATTR_ITEM | is stored; attributes of a logged inode that the log lacks are removed |
-//! | DIR_LOG_INDEX | names of the directory with these indexes that the log lacks are removed |
-//! | DIR_INDEX, INODE_REF, INODE_EXTREF | adds a name. What has its place is removed |
-//! | EXTENT_DATA | replaces what the file has in its range |
-//! | EXTENT_CSUM | checksums of the extents that are added |
+//! What each item does is in `docs/btrfs.md`, "The log tree".
 
-use super::contents::FileId;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::layout::features::Incompat;
@@ -22,6 +14,7 @@ use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
+use crate::numbers::FileId;
 use ivers_vfs::{Error, FileType, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

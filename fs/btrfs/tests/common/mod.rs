@@ -76,6 +76,15 @@ pub const KINDS: &[Kind] = &[
     },
 ];
 
+/// Returns the kinds with these names. `IVERS_KIND` selects one of them, or all.
+pub fn kinds_named(names: &[&str]) -> Vec<&'static Kind> {
+    let named =
+        |name: &&str| KINDS.iter().find(|kind| kind.name == *name).unwrap_or_else(|| panic!("{name}"));
+    let only = std::env::var("IVERS_KIND").ok();
+    let is_chosen = |kind: &&Kind| only.as_deref().is_none_or(|only| only == "all" || only == kind.name);
+    names.iter().map(named).filter(is_chosen).collect()
+}
+
 /// The size of each image in bytes.
 pub const IMAGE_BYTES: u64 = 256 << 20;
 
