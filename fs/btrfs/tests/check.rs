@@ -127,6 +127,10 @@ fn is_file(_: &Item, data: &[u8]) -> bool {
 
 const PLANTED: &[(&str, &[&str], Plant)] = &[
     ("nothing", &[], |_| {}),
+    ("the transaction of an entry, which mkfs.btrfs does not set", &[], |image| {
+        let found = item(image, FS, 84, |_, _| true);
+        add(image, &found, 17, 8, 1 << 49);
+    }),
     ("bytes_used of the superblock", &["superblock-field-wrong"], |image| super_field(image, 0x78, 0x10)),
     ("a copy of the superblock", &["superblock-copy-wrong"], |image| image.bytes[(64 << 20) + 300] ^= 1),
     ("link count", &["link-count-wrong"], |image| {
