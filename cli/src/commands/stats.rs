@@ -13,14 +13,15 @@ use crate::output::format::Shown;
 use crate::output::print;
 
 const HELP: &str = "\
-JSON: changes, queries, bumps, bumps_deferred (by lazyversion), bumps_avoided, inode_updates and its parts \
-(inode_updates_times, _version, _allocation, _metadata), inode_updates_avoided, journal_blocks, \
-journal_bytes, data_bytes, written_back_bytes, and what the image was asked for: device_reads, \
-device_read_bytes, device_writes, device_written_bytes, device_flushes. A mount of an NFS server also has \
-server_requests (round trips), server_retries, server_connections, server_sessions, server_attribute_hits \
-and server_access_hits (what the cache answered), and the number of each operation: server_read, \
-server_write, ... With cache-dir= it also has disk_cache_reads (reads without a READ) and counts of blocks: \
-disk_cache_hits, disk_cache_misses, disk_cache_stored, disk_cache_damaged and disk_cache_refused.
+JSON: changes, queries, bumps, bumps_deferred (by lazyversion), bumps_forced (ivers could not tell in time \
+whether something had changed), bumps_avoided, inode_updates and its parts (inode_updates_times, _version, \
+_allocation, _metadata), inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, \
+written_back_bytes, and what the image was asked for: device_reads, device_read_bytes, device_writes, \
+device_written_bytes, device_flushes. A mount of an NFS server also has server_requests (round trips), \
+server_retries, server_connections, server_sessions, server_attribute_hits and server_access_hits (what the \
+cache answered), and the number of each operation: server_read, server_write, ... With cache-dir= it also \
+has disk_cache_reads (reads without a READ) and counts of blocks: disk_cache_hits, disk_cache_misses, \
+disk_cache_stored, disk_cache_damaged and disk_cache_refused.
 
 A server is named by its state directory; the user must be able to write there. JSON: pid, sandbox, boot \
 (one more at each start), uptime_s, now (what exists: clients, sessions, opens, locks, delegations, \

@@ -21,6 +21,7 @@ pub struct Shard {
     pub(crate) queries: AtomicU64,
     pub(crate) bumps: AtomicU64,
     pub(crate) bumps_deferred: AtomicU64,
+    pub(crate) bumps_forced: AtomicU64,
     pub(crate) inode_updates_times: AtomicU64,
     pub(crate) inode_updates_version: AtomicU64,
     pub(crate) inode_updates_allocation: AtomicU64,
@@ -58,6 +59,8 @@ snapshot! {
     bumps,
     /// Bumps that `lazyversion` deferred: a query asked for them, and nothing else logged the inode.
     bumps_deferred,
+    /// Bumps because a front end could not tell in time whether something had changed.
+    bumps_forced,
     /// Changes that bumped nothing, because the counter was not queried.
     bumps_avoided,
     /// Inode updates in all: the sum of the four below.
@@ -108,6 +111,7 @@ impl Stats {
             queries: sum(|s| &s.queries),
             bumps,
             bumps_deferred: sum(|s| &s.bumps_deferred),
+            bumps_forced: sum(|s| &s.bumps_forced),
             bumps_avoided: changes.saturating_sub(bumps),
             inode_updates: times + version + allocation + metadata,
             inode_updates_times: times,

@@ -426,6 +426,7 @@ impl Vfs {
     /// flush.
     pub fn force_change(&self, inode: &Inode, touch: Touch) -> Option<u64> {
         self.change(inode)?;
+        Stats::count(&self.policy.stats.mine().bumps_forced);
         if inode.changed(touch, Logged::Anyway).must_log() && !self.policy.read_only {
             inode.needs_log.store(true, Ordering::Release);
         }

@@ -24,6 +24,7 @@ pub enum ChangeSource {
 
 const CHANGE: &str = "system.ivers.change";
 const SEMANTICS: &str = "system.ivers.semantics";
+const STATS: &str = "system.ivers.stats";
 const ACL: &str = "system.posix_acl_access";
 const NOTE: &str = "user.note";
 
@@ -250,6 +251,12 @@ impl Subject for Mounted {
             maps: true,
             appends: true,
         }
+    }
+
+    fn forced_bumps(&self) -> u64 {
+        let Ok(Some(stats)) = xattr::get(&self.dir, STATS) else { return 0 };
+        let stats: serde_json::Value = serde_json::from_slice(&stats).unwrap_or_default();
+        stats["bumps_forced"].as_u64().unwrap_or_default()
     }
 
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {

@@ -123,6 +123,11 @@ pub trait Subject {
     fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
         Err(Refused::Unsupported)
     }
+    /// Returns how often the subject has raised a value because it could not tell in time whether something
+    /// had changed.
+    fn forced_bumps(&self) -> u64 {
+        0
+    }
     /// Creates a file in the top directory for several threads.
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>>;
 }

@@ -22,6 +22,8 @@ pub struct Figures {
     pub calls: u64,
     /// Operations that overlapped one of another actor.
     pub overlapping: u64,
+    /// Phases with forced bumps, in which values need not rest.
+    pub forced: u64,
 }
 
 impl Figures {
@@ -29,6 +31,7 @@ impl Figures {
         self.phases += other.phases;
         self.calls += other.calls;
         self.overlapping += other.overlapping;
+        self.forced += other.forced;
     }
 }
 
@@ -111,13 +114,14 @@ impl<'a> Crowd<'a> {
         let lists: Vec<Vec<Op>> =
             phase.actors.iter().map(|ops| ops.iter().filter(fits).copied().collect()).collect();
         self.run.survey()?;
+        let forced = self.run.subject.forced_bumps();
         let clock = AtomicU64::new(1);
         let calls = match phase::run(&mut self.actors, &lists, pace, &clock) {
             Ok(calls) => calls,
             Err(actor) => return Err(self.broken(format!("actor {actor} panicked"))),
         };
         self.count(&calls);
-        let judged = self.judge(phase, &calls);
+        let judged = self.judge(phase, &calls, forced);
         if judged.is_err() {
             self.history = calls;
             self.history.sort_by_key(|call| call.begin);
@@ -131,12 +135,19 @@ impl<'a> Crowd<'a> {
             phases: 1,
             calls: calls.len() as u64,
             overlapping: calls.iter().filter(met).count() as u64,
+            forced: 0,
         });
     }
 
-    fn judge(&mut self, phase: &Phase, calls: &[Call]) -> Checked {
+    /// Judges a phase. `forced` are the forced bumps before it.
+    fn judge(&mut self, phase: &Phase, calls: &[Call], forced: u64) -> Checked {
         let before = self.run.model.clone();
-        let (claims, limits) = (self.run.subject.claims(), self.run.subject.limits());
+        let (claims, mut limits) = (self.run.subject.claims(), self.run.subject.limits());
+        // On an overloaded machine an actor may stand still for seconds in the middle of a change.
+        if self.run.subject.forced_bumps() != forced {
+            limits.unheld_rest = false;
+            self.figures.forced += 1;
+        }
         for call in calls {
             self.answers(call, claims.change_attribute)?;
         }

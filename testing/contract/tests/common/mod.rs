@@ -399,9 +399,12 @@ pub fn hold(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, operations: u
 /// Runs the concurrent suite, prints the row and the amount of work, and fails with the script.
 pub fn hold_together(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, phases: usize) -> Together {
     let together = check_together(make, seed, phases).unwrap_or_else(|broken| panic!("{broken}"));
-    let Figures { phases, calls, overlapping, .. } = together.figures;
+    let Figures { phases, calls, overlapping, forced, .. } = together.figures;
     println!("{}", together.tallies.row(&together.name));
     println!("    seed {seed}: {phases} phases, {calls} operations, {overlapping} overlapping others");
+    if forced > 0 {
+        println!("    {forced} phases with forced bumps");
+    }
     together
 }
 
