@@ -11,11 +11,12 @@ const FUZZ_MINUTES: u64 = 30;
 pub(crate) type Step = fn() -> bool;
 
 /// The steps: name and function.
-pub(crate) const STEPS: [(&str, Step); 17] = [
+pub(crate) const STEPS: [(&str, Step); 18] = [
     ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),
     ("crash_sequences", crash_sequences),
+    ("scale", scale),
     ("races", races),
     ("mutants", || mutants::mutants(None)),
     ("roundtrip", roundtrip),
@@ -81,6 +82,11 @@ fn crash_sequences() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
     let what = "all sequences of up to three operations at every crash point";
     test(what, &args, &["every_short_sequence"], &[("IVERS_CRASH_SEQUENCES", "3")])
+}
+
+fn scale() -> bool {
+    let env = [("IVERS_NAMES", "1000000")];
+    test("a directory with a million names", &["-p", "ivers-ext4", "--test", "scale"], &[], &env)
 }
 
 fn measure() -> bool {

@@ -37,8 +37,8 @@ pub fn run() -> Result<bool> {
             scope.spawn(|| {
                 loop {
                     let Some(mut program) = waiting.lock().unwrap().pop_front() else { break };
-                    if !run_one(&mut program) {
-                        failed.lock().unwrap().push(program.name);
+                    if let Err(output) = run_one(&mut program) {
+                        failed.lock().unwrap().push((program.name, output));
                     }
                 }
             });
@@ -46,10 +46,17 @@ pub fn run() -> Result<bool> {
     });
     println!("== tests: {} s", start.elapsed().as_secs());
     let failed = failed.into_inner().unwrap();
-    if !failed.is_empty() {
-        eprintln!("xtask: these test programs failed: {}", failed.join(", "));
+    // Once more at the end: a log that is cut keeps its end.
+    for (name, output) in &failed {
+        eprintln!("xtask: the test program {name} failed:\n{}", failures(output));
     }
     Ok(failed.is_empty())
+}
+
+/// Returns the messages of the tests that failed, or all output if there are none.
+fn failures(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    text.find("\nfailures:\n").map_or(&*text, |at| &text[at..]).trim().to_owned()
 }
 
 /// Builds all test programs.
@@ -82,8 +89,9 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name: message["target"]["name"].as_str()?.into(), command })
 }
 
-/// Runs a program and prints its output when it ends, so that it does not mix with that of others.
-fn run_one(program: &mut Program) -> bool {
+/// Runs a program and prints its output when it ends, so that it does not mix with that of others. Returns the
+/// output as the error if the program failed.
+fn run_one(program: &mut Program) -> std::result::Result<(), Vec<u8>> {
     let start = Instant::now();
     println!("running {} ({})", program.name, program.command.get_program().display());
     let (status, output) = limit::output(&mut program.command);
@@ -94,5 +102,5 @@ fn run_one(program: &mut Program) -> bool {
     if let Err(error) = status {
         eprintln!("xtask: {}: {error:#}", program.name);
     }
-    passed
+    if passed { Ok(()) } else { Err(output) }
 }
