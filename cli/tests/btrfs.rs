@@ -171,3 +171,35 @@ fn what_is_not_written_is_named() {
     assert!(!refused.status.success() && said(&refused).contains("quotas"), "{}", said(&refused));
     assert!(fs::read(&place.image).unwrap() == before, "the image was written to");
 }
+
+/// New data is compressed as the option says, and as the property says.
+#[test]
+fn data_is_compressed() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    let place = image(&[]);
+    let text: Vec<u8> = (0u32..200_000).flat_map(|number| format!("{number}\n").into_bytes()).collect();
+    let dir = place.mount("compress=zstd");
+    fs::write(dir.join("of-option"), &text).unwrap();
+    xattr::set(dir.join("dir"), "btrfs.compression", b"zlib").unwrap();
+    fs::write(dir.join("dir/of-property"), &text).unwrap();
+    let shown = xattr::get(dir.join("dir/of-property"), "btrfs.compression").unwrap();
+    place.unmount();
+    assert_eq!(shown.as_deref(), Some(&b"zlib"[..]));
+    fs::write(place.path("text"), &text).unwrap();
+    works(&["cp", "-o", "compress=lzo", &place.path("text"), &place.at("/of-cp")]);
+    works(&["attr", "set", "btrfs.compression", "none", &place.at("/of-cp")]);
+    place.is_clean();
+    let dump =
+        ivers_oracle::run("btrfs", ["inspect-internal", "dump-tree", "-t", "5", place.name()]).unwrap();
+    let dump = String::from_utf8_lossy(&dump.stdout);
+    for method in ["zlib", "lzo", "zstd"] {
+        assert!(dump.matches(&format!("({method})")).count() > 5, "{method}");
+    }
+    for path in ["/of-option", "/dir/of-property", "/of-cp"] {
+        assert!(works(&["cat", &place.at(path)]).as_bytes() == text, "{path}");
+    }
+    let refused = ivers(["mount", "-o", "compress=gzip", place.name(), &place.path("mnt")]);
+    assert!(!refused.status.success() && said(&refused).contains("compress zlib"), "{}", said(&refused));
+}

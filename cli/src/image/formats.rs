@@ -314,7 +314,7 @@ fn open_btrfs(
     budget: Arc<Budget>,
     image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
-    let BtrfsOptions { subvol, subvolid, degraded } = options.btrfs.clone();
+    let BtrfsOptions { subvol, subvolid, degraded, compress } = options.btrfs.clone();
     let subvolume = match (subvol, subvolid) {
         (Some(path), _) => ivers_btrfs::Subvolume::Path(path.into_bytes()),
         (None, Some(id)) => ivers_btrfs::Subvolume::Id(id),
@@ -326,6 +326,7 @@ fn open_btrfs(
         degraded,
         subvolume,
         trust_foreign: options.trust_foreign,
+        compress: compress.as_deref().and_then(ivers_btrfs::CompressWith::parse),
     };
     Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)
 }

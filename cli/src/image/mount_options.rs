@@ -36,6 +36,7 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "compress=",
     "vers=",
     "sec=",
     "xprtsec=",
@@ -103,6 +104,7 @@ const READ_OPTIONS_COMPLETED: &[&str] = &[
     "subvol=",
     "subvolid=",
     "degraded",
+    "compress=",
 ];
 
 /// The options of a command that reads images without mounting them.
@@ -246,7 +248,10 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
             (name, value) if BtrfsOptions::has(name) => {
                 image.btrfs.set(name, value).ok_or_else(|| {
-                    bad("invalid value; subvol takes a path, subvolid a number, degraded none")
+                    bad(
+                        "invalid value; subvol takes a path, subvolid a number, degraded none, compress zlib, \
+                         lzo, zstd, zlib:1 to zlib:9, zstd:1 to zstd:15 or no",
+                    )
                 })?;
             }
             (name, value) if ServerOptions::has(name) => {
@@ -375,6 +380,7 @@ mod tests {
             let value = match option.trim_end_matches('=') {
                 "cache" | "offset" | "cache-size" => "64M",
                 "xprtsec" => "tls",
+                "compress" => "zstd:3",
                 "uid" | "gid" | "umask" | "fmask" | "dmask" | "utc_offset" | "commit" | "threads" => "7",
                 "appraise_key" => "/k,appraise",
                 "measure_list" => "/l,appraise",

@@ -372,7 +372,8 @@ fn check_options(format: &Format, options: &ImageOptions) -> Result<()> {
         return Err(failure(USAGE, format!("{name} {why}")));
     }
     if options.btrfs != BtrfsOptions::default() && name != "btrfs" {
-        let why = "has no subvolumes and one device; remove subvol, subvolid and degraded";
+        let why = "has no subvolumes, no compression and one device; remove subvol, subvolid, degraded and \
+                   compress";
         return Err(failure(USAGE, format!("{name} {why}")));
     }
     if options.appraise && !format.stores_security_xattrs {

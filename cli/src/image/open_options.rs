@@ -164,11 +164,13 @@ pub struct BtrfsOptions {
     pub subvolid: Option<u64>,
     /// Read what is left if devices are missing.
     pub degraded: bool,
+    /// How new data is compressed, as `CompressWith::parse` takes it.
+    pub compress: Option<String>,
 }
 
 impl BtrfsOptions {
     /// The mount options that [`BtrfsOptions::set`] takes.
-    pub const OPTIONS: [&str; 3] = ["subvol", "subvolid", "degraded"];
+    pub const OPTIONS: [&str; 4] = ["subvol", "subvolid", "degraded", "compress"];
 
     /// Returns whether [`BtrfsOptions::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
@@ -181,6 +183,12 @@ impl BtrfsOptions {
             ("subvol", Some(path)) if !path.is_empty() => self.subvol = Some(path.to_owned()),
             ("subvolid", Some(number)) => self.subvolid = Some(number.parse().ok()?),
             ("degraded", None) => self.degraded = true,
+            ("compress", None) => self.compress = Some("zlib".to_owned()),
+            ("compress", Some("no" | "none")) => self.compress = None,
+            ("compress", Some(how)) => {
+                ivers_btrfs::CompressWith::parse(how)?;
+                self.compress = Some(how.to_owned());
+            }
             _ => return None,
         }
         Some(())
@@ -372,14 +380,33 @@ mod tests {
     #[test]
     fn options_of_btrfs_are_applied() {
         let mut options = BtrfsOptions::default();
-        for (name, value) in [("subvol", Some("a/b")), ("subvolid", Some("256")), ("degraded", None)] {
+        for (name, value) in [
+            ("subvol", Some("a/b")),
+            ("subvolid", Some("256")),
+            ("degraded", None),
+            ("compress", Some("zstd:3")),
+        ] {
             assert!(BtrfsOptions::has(name) && options.set(name, value).is_some());
         }
-        let expected = BtrfsOptions { subvol: Some("a/b".into()), subvolid: Some(256), degraded: true };
+        let expected = BtrfsOptions {
+            subvol: Some("a/b".into()),
+            subvolid: Some(256),
+            degraded: true,
+            compress: Some("zstd:3".into()),
+        };
         assert_eq!(options, expected);
-        for (name, value) in
-            [("subvol", None), ("subvol", Some("")), ("subvolid", Some("x")), ("space", None)]
-        {
+        for (value, how) in [(None, Some("zlib")), (Some("no"), None), (Some("lzo"), Some("lzo"))] {
+            options.set("compress", value).unwrap();
+            assert_eq!(options.compress.as_deref(), how);
+        }
+        for (name, value) in [
+            ("subvol", None),
+            ("subvol", Some("")),
+            ("subvolid", Some("x")),
+            ("compress", Some("gzip")),
+            ("compress", Some("lzo:2")),
+            ("space", None),
+        ] {
             assert_eq!(options.set(name, value), None, "{name}");
         }
     }

@@ -54,7 +54,7 @@ fn check_options(image: &Path, options: &ImageOptions) -> Result<()> {
         (options.owners_given, "uid, gid, masks and utc_offset"),
         (options.no_replay, "norecovery"),
         (options.appraise, "appraise"),
-        (options.btrfs != BtrfsOptions::default(), "subvol, subvolid and degraded"),
+        (options.btrfs != BtrfsOptions::default(), "subvol, subvolid, degraded and compress"),
         (options.format.is_some(), "type"),
     ];
     if let Some((_, name)) = given.iter().find(|(given, _)| *given) {

@@ -20,9 +20,10 @@ enum Space {
     Trusted,
     Security,
     Acl,
+    Property,
 }
 
-fn space(name: &[u8]) -> Result<Space> {
+fn space(xattrs: &dyn XattrOps, name: &[u8]) -> Result<Space> {
     let rest = |prefix: &[u8]| name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
     if name.len() > 255 {
         return Err(NameError::Range.into());
@@ -38,6 +39,8 @@ fn space(name: &[u8]) -> Result<Space> {
         Ok(Space::Security)
     } else if name == acl::ACCESS || name == acl::DEFAULT {
         Ok(Space::Acl)
+    } else if xattrs.properties().is_some_and(rest) {
+        Ok(Space::Property)
     } else {
         Err(NameError::NotSupported.into())
     }
@@ -72,9 +75,9 @@ impl Vfs {
         if name.starts_with(OWN) {
             return Err(NameError::NoAttribute.into());
         }
-        match space(name)? {
+        match space(xattrs, name)? {
             Space::User if !has_user_attributes(inode.kind) => return Err(NameError::NoAttribute.into()),
-            Space::User => self.access(cred, inode, READ)?,
+            Space::User | Space::Property => self.access(cred, inode, READ)?,
             Space::Trusted if !cred.privileged() => return Err(NameError::NoAttribute.into()),
             Space::Acl if !has_acls(inode) => return Err(NameError::NotSupported.into()),
             _ => {}
@@ -90,7 +93,7 @@ impl Vfs {
         let mut names = xattrs.list_xattr(cred, inode)?;
         names.retain(|name| {
             !name.starts_with(OWN)
-                && match space(name) {
+                && match space(xattrs, name) {
                     Ok(Space::Trusted) => cred.privileged(),
                     Ok(Space::User) => has_user_attributes(inode.kind),
                     Ok(_) => true,
@@ -108,7 +111,7 @@ impl Vfs {
         if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
             return Err(NameError::NotPermitted.into());
         }
-        let space = space(name)?;
+        let space = space(self.xattrs()?, name)?;
         match space {
             Space::User => {
                 if !has_user_attributes(inode.kind) {
@@ -121,6 +124,7 @@ impl Vfs {
                 }
                 self.access_locked(cred, inode, WRITE)?;
             }
+            Space::Property => self.access_locked(cred, inode, WRITE)?,
             Space::Trusted | Space::Security if !cred.privileged() => {
                 return Err(NameError::NotPermitted.into());
             }

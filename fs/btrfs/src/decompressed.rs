@@ -25,6 +25,11 @@ impl Decompressed {
         self.0.lock().iter().find(|(other, _)| *other == id).map(|(_, bytes)| bytes.clone())
     }
 
+    /// Forgets the extent at an address, where other data will be.
+    pub(crate) fn forget(&self, address: u64) {
+        self.0.lock().retain(|((other, ..), _)| *other != address);
+    }
+
     pub(crate) fn keep(&self, id: ExtentId, bytes: Arc<Vec<u8>>) {
         let mut kept = self.0.lock();
         if kept.len() >= DECOMPRESSED_MAX {

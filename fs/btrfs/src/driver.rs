@@ -5,7 +5,7 @@ use crate::inode::vnode_of;
 use crate::layout::chunk::DATA;
 use crate::layout::items::NAME_MAX;
 use crate::layout::raw::{RawDirItem, RawHeader, RawItem};
-use crate::write::{LINKS_MAX, Need, Tx, prepare};
+use crate::write::{LINKS_MAX, Need, PROPERTIES, Tx, prepare};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 
@@ -276,6 +276,10 @@ impl XattrOps for Btrfs {
         // An attribute fits in a leaf.
         let beside = size_of::<RawHeader>() + size_of::<RawItem>() + size_of::<RawDirItem>();
         self.forest.volume.sb.node_size - beside as u32
+    }
+
+    fn properties(&self) -> Option<&'static [u8]> {
+        Some(PROPERTIES)
     }
 
     fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {

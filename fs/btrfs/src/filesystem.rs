@@ -1,5 +1,6 @@
 //! The open filesystem.
 
+use crate::compressor::CompressWith;
 use crate::decompressed::Decompressed;
 use crate::live::{Live, Session};
 use crate::tree::Forest;
@@ -12,6 +13,8 @@ pub struct Btrfs {
     /// The root directory of the mounted subvolume.
     pub(crate) root: Ino,
     pub(crate) decompressed: Decompressed,
+    /// How new data is compressed, unless a file says otherwise.
+    pub(crate) compress: Option<CompressWith>,
     /// The state of a writer; `None`: nothing is written. A thread that reads trees holds it shared, so that
     /// they do not change meanwhile.
     pub(crate) live: RankedRwLock<rank::Driver<0>, Option<Live>>,

@@ -10,7 +10,7 @@ use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{
     Attr, FileType, InitialCounter, Ino, Inode, InodeFlags, LoadedInode, NameError, Result, Timestamp,
 };
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The permission of a directory in place of a subvolume.
 const PLACEHOLDER_PERM: u32 = 0o755;
@@ -37,6 +37,8 @@ pub(crate) struct Vnode {
     pub reserved: RankedMutex<rank::Leaf, Ranges>,
     /// Of a directory: above every index that is or was used; 0: not known.
     pub next_index: AtomicU64,
+    /// Of a file: the pieces in a row that compression did not shrink.
+    pub not_shrunk: AtomicU32,
 }
 
 pub(crate) fn file_of(vnode: &Vnode) -> FileId {
@@ -52,6 +54,7 @@ impl Vnode {
             item: RankedMutex::new(item),
             reserved: RankedMutex::default(),
             next_index: AtomicU64::new(0),
+            not_shrunk: AtomicU32::new(0),
         }
     }
 

@@ -11,7 +11,8 @@
 //! | `tree` | finding and visiting items |
 //! | `numbers`, `subvolume` | inode numbers; subvolumes and their names |
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
-//! | `compress`, `decompressed` | decompressing extents, and keeping the last ones |
+//! | `compress`, `compressor` | decompressing and compressing extents |
+//! | `decompressed` | the extents that were decompressed last |
 //! | `data`, `file` | checked data; contents of files |
 //! | `ranges`, `live` | sets of ranges; what a writer has in memory |
 //! | `write` | transactions, and everything that changes |
@@ -22,6 +23,7 @@
 
 pub mod check;
 mod compress;
+mod compressor;
 mod data;
 mod decompressed;
 mod devices;
@@ -44,6 +46,7 @@ mod volume;
 mod write;
 mod xattr;
 
+pub use compressor::CompressWith;
 pub use filesystem::Btrfs;
 pub use open::{OpenOptions, PROBE_BYTES, probe};
 pub use subvolume::Subvolume;

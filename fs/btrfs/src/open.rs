@@ -1,5 +1,6 @@
 //! Opening: what is refused, how the trees are found, and which subvolume is mounted.
 
+use crate::compressor::CompressWith;
 use crate::decompressed::Decompressed;
 use crate::devices::Devices;
 use crate::filesystem::Btrfs;
@@ -31,6 +32,8 @@ pub struct OpenOptions {
     pub subvolume: Subvolume,
     /// Serve the change attribute as if no other program wrote meanwhile.
     pub trust_foreign: bool,
+    /// Compress new data of files that do not say otherwise.
+    pub compress: Option<CompressWith>,
 }
 
 /// Bytes at the start of a device that [`probe`] needs.
@@ -61,6 +64,7 @@ impl Btrfs {
             forest,
             root: pack(object::FS_TREE, Object::Inode(object::FIRST_FREE))?,
             decompressed: Decompressed::new(),
+            compress: options.compress,
             live: RankedRwLock::new(None),
             session: Session::default(),
             epoch: ServedEpoch::default(),

@@ -5,7 +5,7 @@
 mod common;
 
 use ivers_block::{Device, MemDevice};
-use ivers_btrfs::{Btrfs, OpenOptions};
+use ivers_btrfs::{Btrfs, CompressWith, OpenOptions};
 use ivers_crash::{Promises, Repaired, Target, Workload, explore_kinds};
 use ivers_oracle::LoopMount;
 use ivers_oracle::kernel::{self, may_loop_mount};
@@ -22,10 +22,12 @@ struct Kind {
     mkfs: &'static [&'static str],
     /// Linux makes files and a snapshot of them first.
     has_snapshot: bool,
+    /// How data is compressed.
+    compress: &'static str,
 }
 
 const fn kind(name: &'static str, mib: usize, mkfs: &'static [&'static str]) -> Kind {
-    Kind { name, mib, mkfs, has_snapshot: false }
+    Kind { name, mib, mkfs, has_snapshot: false, compress: "none" }
 }
 
 const SINGLE: &[&str] = &["-n", "4096", "-m", "single", "-d", "single"];
@@ -41,6 +43,7 @@ const KINDS: &[Kind] = &[
     Kind { has_snapshot: true, ..kind("btrfs with a snapshot", 48, SINGLE) },
     kind("btrfs, DUP, sha256", 112, &["-n", "4096", "-m", "dup", "-d", "single", "--csum", "sha256"]),
     kind("btrfs, nodes of 64 KiB", 48, &["-n", "65536", "-m", "single", "-d", "single"]),
+    Kind { compress: "zstd", ..kind("btrfs, zstd", 48, SINGLE) },
 ];
 
 impl Target for Kind {
@@ -69,7 +72,12 @@ impl Target for Kind {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let common = DriverOptions { place: "test image".into(), ..DriverOptions::default() };
-        let options = OpenOptions { common, trust_foreign: trusting, ..OpenOptions::default() };
+        let options = OpenOptions {
+            common,
+            trust_foreign: trusting,
+            compress: CompressWith::parse(self.compress),
+            ..OpenOptions::default()
+        };
         Ok(Btrfs::open(vec![device], options)?)
     }
 

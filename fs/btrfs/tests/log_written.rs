@@ -5,14 +5,24 @@ mod common;
 
 use common::*;
 use ivers_block::{ByteOffset, CountedDevice, Device, IoCounts, MemDevice};
-use ivers_btrfs::OpenOptions;
+use ivers_btrfs::{CompressWith, OpenOptions};
 use ivers_crash::env;
 use ivers_vfs::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 
-const LOGGED: &[&str] = &["default", "nodes of 4 KiB", "mixed groups", "old features", "sha256"];
+/// Kinds of images, and how data is compressed.
+const LOGGED: &[(&str, &str)] = &[
+    ("default", "none"),
+    ("nodes of 4 KiB", "none"),
+    ("mixed groups", "none"),
+    ("old features", "none"),
+    ("sha256", "none"),
+    ("default", "zstd"),
+    ("nodes of 4 KiB", "lzo"),
+    ("old features", "zlib"),
+];
 
 /// Nothing commits after some time.
 fn without_timer() -> OpenOptions {
@@ -108,11 +118,14 @@ fn linux_replays_logs_of_ivers() {
     let (seed, steps) = (env("IVERS_SEED").unwrap_or(1), env("IVERS_STEPS").unwrap_or(16));
     let dir = tempfile::tempdir().unwrap();
     let (mut logs, mut all) = (0, 0);
-    for kind in kinds_named(LOGGED) {
-        println!("{}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
+    let kinds =
+        LOGGED.iter().flat_map(|(name, how)| kinds_named(&[name]).into_iter().map(move |kind| (kind, how)));
+    for (kind, how) in kinds {
+        println!("{}, {how}: IVERS_SEED={seed} IVERS_STEPS={steps}", kind.name);
         let images = Images::make_of(dir.path(), kind, 128 << 20);
         let device = Arc::new(MemDevice::from_bytes(&images.bytes()[0]));
-        let vfs = mount_devices(vec![device.clone()], without_timer());
+        let options = OpenOptions { compress: CompressWith::parse(how), ..without_timer() };
+        let vfs = mount_devices(vec![device.clone()], options);
         let mut changes = Changes { vfs: vfs.clone(), random: SmallRng::seed_from_u64(seed) };
         let spec = CreateSpec::directory(0o755);
         vfs.create(&Cred::root(), &vfs.root().unwrap(), b"dir", &spec, false).unwrap();
@@ -132,7 +145,7 @@ fn linux_replays_logs_of_ivers() {
             all += 1;
             logs += u64::from(has_log(&bytes));
             if has_log(&bytes) {
-                let what = format!("{}, seed {seed}, step {step}", kind.name);
+                let what = format!("{}, {how}, seed {seed}, step {step}", kind.name);
                 recover(dir.path(), &bytes, (&name, &content), &what);
             }
         }

@@ -252,8 +252,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         &[
             (
                 "",
-                "layout devices volume node_cache dirty_nodes tree numbers compress decompressed ranges live \
-                 filesystem subvolume inode names xattr data file write open driver check mkfs",
+                "layout devices volume node_cache dirty_nodes tree numbers compress compressor decompressed \
+                 ranges live filesystem subvolume inode names xattr data file write open driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs log state session"),
@@ -265,7 +265,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ),
             (
                 "write",
-                "tx tree extents checksums free_space chunks commit load change inodes contents names \
+                "tx tree extents checksums free_space chunks commit load change inodes contents packing names \
                  attributes file allocation clones log_tree replay replay_names removal epoch",
             ),
         ],

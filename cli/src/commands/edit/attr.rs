@@ -16,8 +16,8 @@ use crate::output::{format, print};
 
 /// The help of the command.
 pub const HELP: &str = "\
-Names are user.NAME, trusted.NAME, security.NAME, system.posix_acl_access and system.posix_acl_default. A \
-symbolic link is followed, except with --no-dereference. Setting or removing one attribute of one file is \
+Names are user.NAME, trusted.NAME, security.NAME, system.posix_acl_access, system.posix_acl_default and, \
+in btrfs, btrfs.compression. A symbolic link is followed, except with --no-dereference. Setting or removing one attribute of one file is \
 one transaction of the journal.
 
 Text is printed as it is; with --hex, and for bytes that are not text, a value is hexadecimal after 0x.
@@ -216,7 +216,7 @@ fn set_or_explain(
 }
 
 /// Names that are not those of a class of attributes. A file has none of them, whatever the format.
-const CLASSES: [&str; 4] = ["user.", "trusted.", "security.", "system."];
+const CLASSES: [&str; 5] = ["user.", "trusted.", "security.", "system.", "btrfs."];
 
 /// Adds the name to an error, or says that no attribute has such a name.
 fn about(name: &[u8], error: anyhow::Error) -> anyhow::Error {

@@ -30,7 +30,7 @@ Options of an export, separated by commas (\\, is a comma in a name):
   offset=, partition=, cache=, iversion=, lazytime, lazyversion, relatime,
   noatime, strictatime, sync, dirsync, commit=, trust-foreign, norecovery,
   uid=, gid=, umask=, fmask=, dmask=, utc_offset=, subvol=, subvolid=,
-  degraded
+  degraded, compress=
                    as in `ivers mount`
 
 The server stays in the foreground; messages go to standard error. On SIGHUP it reads its file, the \

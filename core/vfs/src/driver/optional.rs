@@ -36,6 +36,11 @@ impl XattrMode {
 pub trait XattrOps {
     /// Longest value in bytes.
     fn value_max(&self) -> u32;
+    /// What the names of properties begin with: attributes of the format that change how it stores a file.
+    /// Those who may write the file may set them.
+    fn properties(&self) -> Option<&'static [u8]> {
+        None
+    }
     /// The value; [`NameError::NoAttribute`](crate::NameError::NoAttribute) if there is none.
     fn get_xattr(&self, caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>>;
     /// All names.

@@ -1,6 +1,7 @@
 //! The items of trees, decoded.
 
 use super::bytes::{read, slice};
+use super::features::Incompat;
 use super::key::{Key, kind};
 use super::node::Node;
 use super::raw::*;
@@ -18,14 +19,17 @@ pub(crate) const FT_XATTR: u8 = 8;
 pub(crate) mod inode_flags {
     pub(crate) const NODATASUM: u64 = 0x1;
     pub(crate) const NODATACOW: u64 = 0x2;
+    pub(crate) const NOCOMPRESS: u64 = 0x8;
     pub(crate) const SYNC: u64 = 0x20;
     pub(crate) const IMMUTABLE: u64 = 0x40;
     pub(crate) const APPEND: u64 = 0x80;
     pub(crate) const NODUMP: u64 = 0x100;
     pub(crate) const NOATIME: u64 = 0x200;
     pub(crate) const DIRSYNC: u64 = 0x400;
-    /// NOCOMPRESS and COMPRESS.
-    pub(crate) const COMPRESSION: u64 = 0x8 | 0x800;
+    pub(crate) const COMPRESS: u64 = 0x800;
+    pub(crate) const COMPRESSION: u64 = NOCOMPRESS | COMPRESS;
+    /// Data with one of these is never compressed.
+    pub(crate) const PLAIN: u64 = NODATASUM | NODATACOW;
 }
 
 /// Packs a device number as `rdev` of an inode item has it, from the encoding of `stat`.
@@ -274,6 +278,27 @@ pub(crate) enum Compression {
     Zlib,
     Lzo,
     Zstd,
+}
+
+impl Compression {
+    /// The number in a file extent.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Zlib => 1,
+            Self::Lzo => 2,
+            Self::Zstd => 3,
+        }
+    }
+
+    /// The feature that a filesystem with such extents has.
+    pub(crate) fn feature(self) -> Incompat {
+        match self {
+            Self::Lzo => Incompat::COMPRESS_LZO,
+            Self::Zstd => Incompat::COMPRESS_ZSTD,
+            Self::Zlib | Self::None => Incompat::empty(),
+        }
+    }
 }
 
 /// Where the data of a part of a file is.

@@ -3,6 +3,7 @@
 use super::groups::Groups;
 use super::log::Log;
 use super::refs::Refs;
+use crate::layout::features::Incompat;
 use crate::layout::key::object;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -43,6 +44,8 @@ pub(crate) struct Live {
     pub next_objectid: HashMap<u64, u64>,
     /// Bytes of data that are reserved.
     pub reserved: u64,
+    /// Features that the superblock gets with the next commit or log.
+    pub features: Incompat,
     /// What fsync made durable since the last commit.
     pub log: Log,
 }

@@ -1,14 +1,16 @@
 //! Extended attributes.
 
 use super::change::Need;
+use super::packing::{PROPERTIES, PROPERTY, flags_of_property};
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use crate::layout::checksum::name_hash;
-use crate::layout::items::{DirItem, FT_XATTR, NAME_MAX, encode_entry};
+use crate::layout::items::{DirItem, FT_XATTR, NAME_MAX, encode_entry, inode_flags};
 use crate::layout::key::{Key, kind};
 use ivers_vfs::*;
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 /// An attribute has no location.
 const NOWHERE: Key = Key::new(0, 0, 0);
@@ -74,11 +76,39 @@ impl Btrfs {
         value: Option<&[u8]>,
         mode: XattrMode,
     ) -> Result<()> {
+        if name.starts_with(PROPERTIES) {
+            return self.set_property(inode, name, value, mode);
+        }
         let vnode = vnode_of(inode);
         let need = if value.is_some() { Need::Items } else { Need::Removal };
         self.change(need, |tx| {
             tx.may_change(vnode)?;
             tx.store_attribute((vnode.subvolume, vnode.objectid), name, value, mode)?;
+            inode.changed(Touch::Metadata, Logged::Anyway);
+            tx.write_inode(inode)
+        })
+    }
+
+    /// Sets or removes a property: an attribute that changes flags of the inode.
+    fn set_property(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+        let vnode = vnode_of(inode);
+        if name != PROPERTY || !matches!(inode.kind, FileType::Regular | FileType::Directory) {
+            return Err(NameError::Invalid.into());
+        }
+        let flags = flags_of_property(value).ok_or(NameError::Invalid)?;
+        if flags != 0 && vnode.item.lock().flags() & inode_flags::PLAIN != 0 {
+            return Err(NameError::Invalid.into());
+        }
+        // An empty value removes it, as on Linux.
+        let value = value.filter(|value| !value.is_empty());
+        self.change(Need::Items, |tx| {
+            tx.may_change(vnode)?;
+            tx.store_attribute((vnode.subvolume, vnode.objectid), name, value, mode)?;
+            tx.edit_item(inode, |item| {
+                let raw = item.raw_mut();
+                raw.flags = (raw.flags.get() & !inode_flags::COMPRESSION | flags).into();
+            });
+            vnode.not_shrunk.store(0, Ordering::Relaxed);
             inode.changed(Touch::Metadata, Logged::Anyway);
             tx.write_inode(inode)
         })

@@ -169,6 +169,7 @@ impl Tx<'_> {
             self.write_superblock_copies()?;
             self.fs.forest.volume.flush()?;
         }
+        let features = self.live.features.bits();
         for (_, bytes) in &mut self.live.supers {
             let Some(mut raw) = read::<RawSuperblock>(bytes, 0) else { continue };
             raw.generation = transid.into();
@@ -178,6 +179,7 @@ impl Tx<'_> {
             raw.chunk_root_level = chunk.level;
             raw.chunk_root_generation = chunk.generation.into();
             (raw.log_root, raw.log_root_level) = (0.into(), 0);
+            raw.incompat_flags = (raw.incompat_flags.get() | features).into();
             raw.bytes_used = used.into();
             raw.sys_chunk_array_size = (sys_chunks.len() as u32).into();
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());

@@ -4,7 +4,7 @@ use super::tx::Tx;
 use crate::layout::bytes::read;
 use crate::layout::extent_item::Ref;
 use crate::layout::features::Incompat;
-use crate::layout::items::{BadExtent, FileExtent, referred_extent};
+use crate::layout::items::{BadExtent, Compression, FileExtent, referred_extent};
 use crate::layout::key::{Key, kind};
 use crate::layout::raw::{RawFileExtent, RawFileExtentPlace};
 use crate::live::refs::Kind;
@@ -22,6 +22,15 @@ const PREALLOC: u8 = 2;
 
 /// Extents that one change drops at most.
 const DROPPED_MAX: usize = 512;
+
+/// A new extent: where it is, its bytes there, and its bytes in the file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewExtent {
+    pub bytenr: u64,
+    pub stored: u64,
+    pub len: u64,
+    pub compression: Compression,
+}
 
 /// What was dropped.
 #[derive(Debug, Clone, Copy, Default)]
@@ -61,31 +70,46 @@ impl Tx<'_> {
 
     /// Inserts contents of a small file, or the target of a symbolic link.
     pub(super) fn insert_inline(&mut self, subvolume: u64, objectid: u64, bytes: &[u8]) -> Result<()> {
-        let head = self.new_head(INLINE, bytes.len() as u64);
-        self.insert(subvolume, key_of((subvolume, objectid), 0), &[head.as_bytes(), bytes].concat())
+        self.insert_inline_packed((subvolume, objectid), bytes, bytes.len() as u64, Compression::None)
+    }
+
+    /// Inserts contents of a small file, `len` bytes before `stored` was compressed.
+    pub(super) fn insert_inline_packed(
+        &mut self,
+        file: FileId,
+        stored: &[u8],
+        len: u64,
+        compression: Compression,
+    ) -> Result<()> {
+        let mut head = self.new_head(INLINE, len);
+        head.compression = compression.number();
+        self.insert(file.0, key_of(file, 0), &[head.as_bytes(), stored].concat())
     }
 
     /// Inserts a new extent, which gets its first reference.
-    pub(super) fn insert_extent(&mut self, file: FileId, at: u64, bytenr: u64, bytes: u64) -> Result<()> {
-        self.insert_new(REGULAR, file, at, (bytenr, bytes))
+    pub(super) fn insert_extent(&mut self, file: FileId, at: u64, extent: NewExtent) -> Result<()> {
+        self.insert_new(REGULAR, file, at, extent)
     }
 
     /// Inserts a new extent that reads as zeros.
     pub(super) fn insert_prealloc(&mut self, file: FileId, at: u64, bytenr: u64, bytes: u64) -> Result<()> {
-        self.insert_new(PREALLOC, file, at, (bytenr, bytes))
+        let extent = NewExtent { bytenr, stored: bytes, len: bytes, compression: Compression::None };
+        self.insert_new(PREALLOC, file, at, extent)
     }
 
-    fn insert_new(&mut self, kind: u8, file: FileId, at: u64, (bytenr, bytes): (u64, u64)) -> Result<()> {
+    fn insert_new(&mut self, kind: u8, file: FileId, at: u64, extent: NewExtent) -> Result<()> {
+        let NewExtent { bytenr, stored, len, compression } = extent;
         let place = RawFileExtentPlace {
             disk_bytenr: bytenr.into(),
-            disk_num_bytes: bytes.into(),
+            disk_num_bytes: stored.into(),
             offset: 0.into(),
-            num_bytes: bytes.into(),
+            num_bytes: len.into(),
         };
-        let data = encode(&self.new_head(kind, bytes), &place);
-        self.insert(file.0, key_of(file, at), &data)?;
+        let mut head = self.new_head(kind, len);
+        head.compression = compression.number();
+        self.insert(file.0, key_of(file, at), &encode(&head, &place))?;
         let by = Ref::Data { root: file.0, objectid: file.1, offset: at };
-        self.live.refs.create(bytenr, Kind::Data { bytes }, by);
+        self.live.refs.create(bytenr, Kind::Data { bytes: stored }, by);
         Ok(())
     }
 

@@ -1,9 +1,12 @@
 //! Files: reserving space, write-back, truncation.
 
 use super::change::Need;
+use super::contents::NewExtent;
+use super::packing::Piece;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
+use crate::layout::items::Compression;
 use crate::live::groups::Use;
 use ivers_vfs::*;
 
@@ -13,9 +16,15 @@ pub(super) const EXTENT_MAX: u64 = 128 << 20;
 /// Where data goes: addresses and bytes.
 type Places = Vec<(u64, u64)>;
 
+/// An extent that data goes to, and what is stored there if it is compressed.
+struct Part {
+    extent: NewExtent,
+    packed: Option<Vec<u8>>,
+}
+
 /// Space that was taken for data.
 struct Taken {
-    places: Places,
+    parts: Vec<Part>,
     /// The reservation that it took.
     reserved: Vec<(u64, u64)>,
 }
@@ -84,26 +93,28 @@ impl Btrfs {
     /// Takes space and writes data to it. Nothing leads there yet. Ends the reservation of the range, so that
     /// bytes that are written meanwhile get one of their own.
     fn write_new(&self, vnode: &Vnode, offset: u64, data: &[u8]) -> Result<Taken> {
+        let pieces = self.pack(vnode, data)?;
         let mut taken = self.with_tx(|tx| {
             tx.may_change(vnode)?;
-            let places = tx.take_data(data.len() as u64)?;
+            let parts = tx.take_parts(pieces)?;
             let range = (offset, offset + data.len() as u64);
             let reserved = vnode.reserved.lock().pieces_in(range.0, range.1);
             let released = vnode.reserved.lock().remove(range.0, range.1);
             tx.live.reserved = tx.live.reserved.saturating_sub(released);
-            Ok(Taken { places, reserved })
+            Ok(Taken { parts, reserved })
         })?;
         let mut done = 0;
-        for (start, len) in taken.places.clone() {
-            let part = &data[done..done + len as usize];
-            if let Err(error) = self.forest.volume.write(start, part) {
-                self.give_back(vnode, &mut taken);
-                return Err(match error {
-                    Error::Io(cause) => Error::FileData(cause),
-                    other => other,
-                });
-            }
-            done += part.len();
+        let written = taken.parts.iter().try_for_each(|Part { extent, packed }| {
+            let plain = &data[done..done + extent.len as usize];
+            done += plain.len();
+            self.forest.volume.write(extent.bytenr, packed.as_deref().unwrap_or(plain))
+        });
+        if let Err(error) = written {
+            self.give_back(vnode, &mut taken);
+            return Err(match error {
+                Error::Io(cause) => Error::FileData(cause),
+                other => other,
+            });
         }
         Ok(taken)
     }
@@ -111,8 +122,8 @@ impl Btrfs {
     /// Nothing will lead to what was taken.
     fn give_back(&self, vnode: &Vnode, taken: &mut Taken) {
         if let Some(live) = self.live.write().as_mut() {
-            for (start, len) in taken.places.drain(..) {
-                live.groups.give_back(start, len);
+            for Part { extent, .. } in taken.parts.drain(..) {
+                live.groups.give_back(extent.bytenr, extent.stored);
             }
             let mut reserved = vnode.reserved.lock();
             live.reserved +=
@@ -124,6 +135,9 @@ impl Btrfs {
     pub(crate) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         let sector = self.sector();
         let end = offset + data.len() as u64;
+        if offset == 0 && self.write_inline(inode, data)? {
+            return Ok(());
+        }
         self.write_old_end(inode, offset, end)?;
         let mut padded = data.to_vec();
         padded.resize(data.len().next_multiple_of(sector as usize), 0);
@@ -135,7 +149,7 @@ impl Btrfs {
         let vnode = vnode_of(inode);
         let mut taken = self.write_new(vnode, offset, data)?;
         let mapped = self.change(Need::WriteBack, |tx| {
-            tx.map_data(inode, offset, data, &taken.places)?;
+            tx.map_data(inode, offset, data, &taken.parts)?;
             tx.raise_size(inode, offset, end.min(inode.size()))?;
             inode.logged_in_background();
             tx.write_inode(inode)
@@ -294,8 +308,49 @@ impl Tx<'_> {
         Ok(taken)
     }
 
+    /// Takes space for pieces of data.
+    fn take_parts(&mut self, pieces: Vec<Piece>) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        for piece in pieces {
+            if let Err(error) = self.take_piece(piece, &mut parts) {
+                for Part { extent, .. } in parts {
+                    self.live.groups.give_back(extent.bytenr, extent.stored);
+                }
+                return Err(error);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Takes space for a piece. A compressed one needs it in one part: otherwise it is stored as it is.
+    fn take_piece(&mut self, piece: Piece, parts: &mut Vec<Part>) -> Result<()> {
+        let len = piece.len as u64;
+        if let Some((compression, bytes)) = piece.packed {
+            let stored = bytes.len() as u64;
+            let places = self.take_data(stored)?;
+            if let [(bytenr, _)] = places[..] {
+                // Readers come here only after a file leads to the new data.
+                self.fs.decompressed.forget(bytenr);
+                self.live.features |= compression.feature();
+                parts.push(Part {
+                    extent: NewExtent { bytenr, stored, len, compression },
+                    packed: Some(bytes),
+                });
+                return Ok(());
+            }
+            for (start, bytes) in places {
+                self.live.groups.give_back(start, bytes);
+            }
+        }
+        for (bytenr, len) in self.take_data(len)? {
+            let extent = NewExtent { bytenr, stored: len, len, compression: Compression::None };
+            parts.push(Part { extent, packed: None });
+        }
+        Ok(())
+    }
+
     /// Makes a file lead to data that is written.
-    fn map_data(&mut self, inode: &Inode, offset: u64, data: &[u8], places: &Places) -> Result<()> {
+    fn map_data(&mut self, inode: &Inode, offset: u64, data: &[u8], parts: &[Part]) -> Result<()> {
         let vnode = vnode_of(inode);
         let file = file_of(vnode);
         let (sector, sum_bytes) = (self.sb().sector_size as usize, self.sb().checksum.size());
@@ -303,17 +358,18 @@ impl Tx<'_> {
         // Holes that items show are before the old end only.
         let dropped = self.drop_whole_range(file, offset, offset + data.len() as u64)?;
         let mut done = 0;
-        for (start, len) in places {
-            let part = &data[done..done + *len as usize];
+        for Part { extent, packed } in parts {
+            let plain = &data[done..done + extent.len as usize];
             if vnode.has_checksums() {
-                let mut sums = Vec::with_capacity(part.len() / sector * sum_bytes);
-                for bytes in part.chunks_exact(sector) {
+                let stored = packed.as_deref().unwrap_or(plain);
+                let mut sums = Vec::with_capacity(stored.len() / sector * sum_bytes);
+                for bytes in stored.chunks_exact(sector) {
                     sums.extend(&self.sb().checksum.of(bytes)[..sum_bytes]);
                 }
-                self.insert_checksums(*start, &sums)?;
+                self.insert_checksums(extent.bytenr, &sums)?;
             }
-            self.insert_extent(file, offset + done as u64, *start, *len)?;
-            done += part.len();
+            self.insert_extent(file, offset + done as u64, *extent)?;
+            done += plain.len();
         }
         self.edit_item(inode, |item| {
             let raw = item.raw_mut();

@@ -123,6 +123,9 @@ impl Tx<'_> {
         } else if new.kind == FileType::Regular && flags & inode_flags::NODATACOW != 0 {
             flags |= inode_flags::NODATASUM;
         }
+        if flags & inode_flags::PLAIN != 0 {
+            flags &= !inode_flags::COMPRESSION;
+        }
         let raw = item.raw_mut();
         raw.flags = flags.into();
         raw.otime = time(new.now);

@@ -125,6 +125,7 @@ impl Btrfs {
             group_tree: self.group_tree(),
             next_objectid: Default::default(),
             reserved: 0,
+            features: Incompat::empty(),
             log: Default::default(),
         })
     }

@@ -271,9 +271,11 @@ impl Tx<'_> {
 
     /// Makes the first superblock of each device lead to the log. All of the log is durable.
     fn write_log_root(&mut self, root: u64) -> Result<()> {
+        let features = self.live.features.bits();
         for (_, bytes) in &mut self.live.supers {
             let Some(mut raw) = read::<RawSuperblock>(bytes, 0) else { continue };
             (raw.log_root, raw.log_root_level) = (root.into(), 0);
+            raw.incompat_flags = (raw.incompat_flags.get() | features).into();
             bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
         }
         self.write_first_superblocks()

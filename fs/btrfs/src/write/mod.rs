@@ -11,6 +11,7 @@
 //! | `change` | beginning a change, space for it, failures, the commit timer |
 //! | `inodes`, `names`, `attributes` | inode items; entries of directories; extended attributes |
 //! | `contents`, `file` | extents of files; write-back, truncation, reservations |
+//! | `packing` | compressing data before it is written; the property of compression |
 //! | `allocation`, `clones` | preallocated extents and holes; files that share extents |
 //! | `log_tree` | writing the log tree: fsync of a file without a commit |
 //! | `replay`, `replay_names` | replaying a log tree that a crash left |
@@ -32,6 +33,7 @@ mod inodes;
 mod load;
 mod log_tree;
 mod names;
+mod packing;
 mod removal;
 mod replay;
 mod replay_names;
@@ -43,4 +45,5 @@ mod tx;
 pub(crate) use change::Need;
 pub(crate) use inodes::prepare;
 pub(crate) use names::LINKS_MAX;
+pub(crate) use packing::PROPERTIES;
 pub(crate) use tx::Tx;

@@ -1,6 +1,7 @@
 //! Entries of directories, and making, linking, unlinking and renaming inodes.
 
 use super::change::Need;
+use super::packing::PROPERTY;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
@@ -257,7 +258,13 @@ impl Btrfs {
             if new.target.len() > tx.most_inline() {
                 return Err(NameError::NameTooLong.into());
             }
-            let attributes = tx.encode_new_attributes(&new.xattrs)?;
+            let mut attributes = new.xattrs.clone();
+            if matches!(new.kind, FileType::Regular | FileType::Directory)
+                && let Some(value) = tx.inherited_property(parent)?
+            {
+                attributes.push((PROPERTY.to_vec(), value));
+            }
+            let attributes = tx.encode_new_attributes(&attributes)?;
             let objectid = tx.new_objectid(parent.subvolume)?;
             let ino = pack(parent.subvolume, Object::Inode(objectid))?;
             let nlink = u32::from(name.is_some());

@@ -126,8 +126,8 @@ pub fn kernel_tree(root: &Path) -> Tree {
                 Vec::new()
             };
             let names = xattr::list(entry.path()).unwrap();
-            // XFS shows access control lists twice, and the VFS knows no properties of btrfs.
-            let hidden = |name: &[u8]| name.starts_with(b"trusted.SGI_ACL") || name.starts_with(b"btrfs.");
+            // XFS shows access control lists twice.
+            let hidden = |name: &[u8]| name.starts_with(b"trusted.SGI_ACL");
             let shown = names.filter(|name| !hidden(name.as_bytes()));
             let value = |name: &std::ffi::OsStr| xattr::get(entry.path(), name).unwrap().unwrap();
             let xattrs = shown.map(|name| (name.as_bytes().to_vec(), value(&name))).collect();
