@@ -111,6 +111,9 @@ enum Command {
     /// Print, set and remove extended attributes of files of an image
     #[command(after_long_help = edit::attr::HELP)]
     Attr(edit::AttrArgs),
+    /// List, create, snapshot and delete subvolumes of a btrfs image
+    #[command(after_long_help = edit::subvolume::HELP)]
+    Subvolume(edit::SubvolumeArgs),
     /// Run many commands on an image that is opened once, typed or from a script
     Shell(shell::Args),
     /// Show a directory of an image as a tree
@@ -182,6 +185,7 @@ impl CommandLine {
             Command::Chown(args) => edit::run(&args, json),
             Command::Touch(args) => edit::run(&args, json),
             Command::Attr(args) => edit::run_attr(&args, json),
+            Command::Subvolume(args) => edit::run_subvolume(&args, json),
             Command::Shell(args) => shell::run(&args, json),
             Command::Tree(args) => tree::run(&args, json),
             Command::Du(args) => du::run(&args, json),

@@ -203,3 +203,49 @@ fn data_is_compressed() {
     let refused = ivers(["mount", "-o", "compress=gzip", place.name(), &place.path("mnt")]);
     assert!(!refused.status.success() && said(&refused).contains("compress zlib"), "{}", said(&refused));
 }
+
+#[test]
+fn subvolumes_are_made_and_deleted() {
+    if !have_tools() {
+        return;
+    }
+    let place = image(&[]);
+    let list = || works(&["subvolume", "list", &place.at("/")]);
+    let refused = |words: &[&str], has: &str| {
+        let output = ivers(words);
+        assert!(!output.status.success() && said(&output).contains(has), "{words:?}: {}", said(&output));
+    };
+    works(&["subvolume", "create", &place.at("/home"), &place.at("/dir/other")]);
+    fs::write(place.path("text"), TEXT).unwrap();
+    works(&["cp", &place.path("text"), &place.at("/home/file")]);
+    works(&["subvolume", "snapshot", "-r", &place.at("/home"), &place.at("/monday")]);
+    works(&["subvolume", "snapshot", &place.at("/home"), &place.at("/dir")]);
+    place.is_clean();
+    assert_eq!(works(&["cat", &place.at("/monday/file")]).as_bytes(), TEXT);
+    assert_eq!(works(&["cat", &place.at("/dir/home/file")]).as_bytes(), TEXT);
+    let lines = list();
+    for line in ["5 / default", "/home", "/dir/other", "/monday read-only", "/dir/home"] {
+        assert!(lines.lines().any(|found| found.ends_with(line)), "{line}: {lines}");
+    }
+    assert!(works(&["subvolume", "list", "-l", &place.at("/")]).contains("snapshot of"));
+    let json = works(&["subvolume", "list", "--json", &place.at("/")]);
+    let fixed = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let fixed: Vec<_> = fixed.filter(|one| one["read_only"] == true).collect();
+    assert!(fixed.len() == 1 && fixed[0]["path"] == "/monday" && fixed[0]["parent"] == 5, "{json}");
+    refused(&["rm", &place.at("/monday/file")], "read-only");
+    refused(&["subvolume", "delete", &place.at("/dir")], "is not a subvolume");
+    refused(&["subvolume", "snapshot", &place.at("/dir"), &place.at("/x")], "is not a subvolume");
+    refused(&["subvolume", "create", &place.at("/home")], "exists");
+    works(&["subvolume", "create", &place.at("/home/below")]);
+    refused(&["subvolume", "delete", &place.at("/home")], "contains other subvolumes");
+    works(&["subvolume", "delete", "-v", &place.at("/home/below"), &place.at("/home"), &place.at("/monday")]);
+    assert!(!list().contains("monday"));
+    place.is_clean();
+    if linux_mounts() {
+        ivers_oracle::btrfs::linux_writes(&place.image).unwrap();
+    }
+    let other = place.path("disk.ext4");
+    works(&["mkfs", "-q", &other, "--size", "16M"]);
+    refused(&["subvolume", "list", &format!("{other}:/")], "has no subvolumes");
+    refused(&["subvolume", "create", &format!("{other}:/x")], "has no subvolumes");
+}

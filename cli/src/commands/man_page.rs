@@ -89,6 +89,7 @@ const SEE_ALSO: &[(&str, &str)] = &[
     ("ivers-shell", "ivers-cp(1), ivers-ls(1), debugfs(8), guestfish(1)"),
     ("ivers-stat", "ivers-changed(1), stat(1), getfattr(1)"),
     ("ivers-stats", "ivers-mount(1), ivers-serve(1)"),
+    ("ivers-subvolume", "ivers-cp(1), ivers-shell(1), btrfs-subvolume(8)"),
     ("ivers-tar", "ivers-cp(1), ivers-mkfs(1), tar(1)"),
     ("ivers-touch", "ivers-shell(1), touch(1)"),
     ("ivers-tree", "ivers-ls(1)"),

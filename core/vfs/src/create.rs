@@ -14,7 +14,7 @@ use crate::vfs::{InodeRef, Vfs};
 
 impl Vfs {
     /// Owner, group, mode and ACLs of a new child.
-    fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
+    pub(crate) fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
         let (dir_perm, dir_gid) = dir.with_attr(|attr| (attr.perm, attr.gid));
         let mut perm = spec.perm & 0o7777;
         let mut gid = cred.gid;

@@ -39,6 +39,7 @@ mod served_epoch;
 mod server;
 mod setattr;
 pub mod stats;
+mod subvolumes;
 pub mod types;
 pub mod update_policy;
 mod vfs;
@@ -51,7 +52,7 @@ pub use driver::{
     AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
     EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
     LabelOps, LoadedInode, LockConflict, LockOps, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks,
-    ResizeReport, ServerOps, UnnamedFileOps, Written, XattrMode, XattrOps,
+    ResizeReport, ServerOps, SubvolumeInfo, SubvolumeOps, UnnamedFileOps, Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;

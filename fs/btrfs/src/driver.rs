@@ -142,6 +142,10 @@ impl FileSystem for Btrfs {
         self.is_persistent.then_some(self)
     }
 
+    fn subvolumes(&self) -> Option<&dyn SubvolumeOps> {
+        Some(self)
+    }
+
     fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
         Some(self)
     }

@@ -10,6 +10,7 @@
 //! | `node_cache`, `dirty_nodes` | blocks of trees in memory, as stored and as changed |
 //! | `tree` | finding and visiting items |
 //! | `numbers`, `subvolume` | inode numbers; subvolumes and their names |
+//! | `subvolume_list` | listing subvolumes |
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
 //! | `compress`, `compressor` | decompressing and compressing extents |
 //! | `decompressed` | the extents that were decompressed last |
@@ -41,6 +42,7 @@ mod numbers;
 mod open;
 mod ranges;
 mod subvolume;
+mod subvolume_list;
 mod tree;
 mod volume;
 mod write;

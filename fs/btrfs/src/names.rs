@@ -8,7 +8,7 @@
 use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::checksum::name_hash;
-use crate::layout::items::{DirItem, extref_parent};
+use crate::layout::items::{DirItem, decode_names};
 use crate::layout::key::{Key, kind, object};
 use crate::numbers::{Object, pack};
 use crate::tree::Tree;
@@ -47,6 +47,9 @@ impl Target {
         }
     }
 }
+
+/// The bytes before each name in an INODE_EXTREF.
+const PARENT_BYTES: usize = size_of::<u64>();
 
 impl Btrfs {
     fn target(&self, tree: &Tree, dir: u64, key: Key, entry: &DirItem<'_>) -> Result<Target> {
@@ -112,19 +115,27 @@ impl Btrfs {
                 None => Ok(own),
             };
         }
-        let first = Key::new(dir.objectid, kind::INODE_REF, 0);
-        let last = Key::new(dir.objectid, kind::INODE_EXTREF, u64::MAX);
         let tree = &self.tree_of(dir)?;
-        let parent = self.forest.scan(tree, first, last, |key, data| {
-            Ok(ControlFlow::Break(match key.kind {
-                kind::INODE_REF => key.offset,
-                _ => extref_parent(data).map_err(|what| self.forest.corrupt(what, tree, key))?,
-            }))
-        })?;
-        match parent {
-            Some(parent) => pack(dir.subvolume, Object::Inode(parent)),
-            None => Err(self.forest.corrupt("the directory has no parent", tree, first)),
+        match self.first_name(tree, dir.objectid)? {
+            Some((parent, _)) => pack(dir.subvolume, Object::Inode(parent)),
+            None => {
+                let first = Key::new(dir.objectid, kind::INODE_REF, 0);
+                Err(self.forest.corrupt("the directory has no parent", tree, first))
+            }
         }
+    }
+
+    /// Returns the first name of an inode, and the directory that has it.
+    pub(crate) fn first_name(&self, tree: &Tree, objectid: u64) -> Result<Option<(u64, Vec<u8>)>> {
+        let first = Key::new(objectid, kind::INODE_REF, 0);
+        let last = Key::new(objectid, kind::INODE_EXTREF, u64::MAX);
+        self.forest.scan(tree, first, last, |key, data| {
+            let corrupt = |what: String| self.forest.corrupt(what, tree, key);
+            let head = if key.kind == kind::INODE_EXTREF { PARENT_BYTES } else { 0 };
+            let names = decode_names(data, head).map_err(corrupt)?;
+            let Some(name) = names.first() else { return Ok(ControlFlow::Continue(())) };
+            Ok(ControlFlow::Break((name.parent.unwrap_or(key.offset), name.name.to_vec())))
+        })
     }
 
     /// Emits the entries from a cursor on.

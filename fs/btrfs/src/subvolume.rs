@@ -24,7 +24,7 @@ pub enum Subvolume {
 }
 
 impl Btrfs {
-    fn root_tree(&self) -> Tree {
+    pub(crate) fn root_tree(&self) -> Tree {
         let root = self.forest.roots.lock().get(&object::ROOT_TREE).map(|root| root.root);
         Tree { id: object::ROOT_TREE, root: root.unwrap_or(self.forest.volume.sb.root) }
     }
@@ -51,7 +51,7 @@ impl Btrfs {
             return Ok(None);
         };
         let RootItem { root, last_snapshot, read_only, .. } = item;
-        let root = Root { root, key: Some(key), last_snapshot, read_only };
+        let root = Root { root, key: Some(key), last_snapshot, read_only, dropped: false };
         let mut roots = self.forest.roots.lock();
         if roots.len() < ROOTS_MAX {
             roots.insert(id, root.clone());
@@ -66,7 +66,8 @@ impl Btrfs {
 
     /// Finds a subvolume.
     pub(crate) fn subvolume(&self, id: u64) -> Result<Option<Tree>> {
-        if is_subvolume(id) { self.tree(id) } else { Ok(None) }
+        let root = if is_subvolume(id) { self.root_of(id)? } else { None };
+        Ok(root.filter(|root| !root.dropped).map(|root| Tree { id, root: root.root }))
     }
 
     /// Whether a subvolume has this name in a directory of another one. A snapshot has a copy of the entry,
@@ -90,7 +91,7 @@ impl Btrfs {
         })
     }
 
-    fn default_subvolume(&self) -> Result<u64> {
+    pub(crate) fn default_subvolume(&self) -> Result<u64> {
         let name = b"default";
         let dir = self.forest.volume.sb.root_dir_objectid;
         let key = Key::new(dir, kind::DIR_ITEM, name_hash(name));

@@ -42,6 +42,8 @@ pub(crate) struct Root {
     /// Blocks that are not younger may be shared with a snapshot.
     pub last_snapshot: u64,
     pub read_only: bool,
+    /// It is deleted, and its blocks are being dropped.
+    pub dropped: bool,
 }
 
 /// A leaf, and where the next one starts.
@@ -53,7 +55,7 @@ struct Leaf {
 impl Forest {
     pub(crate) fn new(volume: Volume, budget: Arc<Budget>) -> Self {
         let sb = &volume.sb;
-        let root = |root| Root { root, key: None, last_snapshot: 0, read_only: false };
+        let root = |root| Root { root, key: None, last_snapshot: 0, read_only: false, dropped: false };
         let roots = [(object::ROOT_TREE, root(sb.root)), (object::CHUNK_TREE, root(sb.chunk_root))];
         let roots = RankedMutex::new(HashMap::from(roots));
         let (cache, dirty) = (NodeCache::new(budget.clone()), DirtyNodes::new(budget));

@@ -207,7 +207,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ("commands/tar", "exclude owners pack unpack"),
             (
                 "commands/edit",
-                "bytes hexadecimal mode owner session rm chmod mkdir mv ln chown touch attr show job",
+                "bytes hexadecimal mode owner session rm chmod mkdir mv ln chown touch attr \
+                 subvolume show job",
             ),
             ("commands/shell", "input line"),
             ("commands/measure", "policy storage protocol host image"),
@@ -253,7 +254,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "",
                 "layout devices volume node_cache dirty_nodes tree numbers compress compressor decompressed \
-                 ranges live filesystem subvolume inode names xattr data file write open driver check mkfs",
+                 ranges live filesystem subvolume inode names subvolume_list xattr data file write open \
+                 driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs log state session"),
@@ -266,7 +268,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "write",
                 "tx tree extents checksums free_space chunks commit load change inodes contents packing names \
-                 attributes file allocation clones log_tree replay replay_names removal epoch",
+                 attributes file allocation clones log_tree replay replay_names removal dropping \
+                 subvolumes epoch",
             ),
         ],
     ),

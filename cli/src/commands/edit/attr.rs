@@ -16,9 +16,9 @@ use crate::output::{format, print};
 
 /// The help of the command.
 pub const HELP: &str = "\
-Names are user.NAME, trusted.NAME, security.NAME, system.posix_acl_access, system.posix_acl_default and, \
-in btrfs, btrfs.compression. A symbolic link is followed, except with --no-dereference. Setting or removing one attribute of one file is \
-one transaction of the journal.
+Names are user.NAME, trusted.NAME, security.NAME, system.posix_acl_access, system.posix_acl_default and, in \
+btrfs, btrfs.compression. A symbolic link is followed, except with --no-dereference. Setting or removing one \
+attribute of one file is one transaction of the journal.
 
 Text is printed as it is; with --hex, and for bytes that are not text, a value is hexadecimal after 0x.
 

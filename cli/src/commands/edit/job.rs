@@ -7,7 +7,7 @@ use ivers_vfs::Vfs;
 use serde::{Deserialize, Serialize};
 
 use super::session::{Operation, Session, Targets};
-use super::{attr, chmod, chown, ln, mkdir, mv, rm, show, touch};
+use super::{attr, chmod, chown, ln, mkdir, mv, rm, show, subvolume, touch};
 use crate::image::process::EditOutcome;
 
 /// An operation. A new one is a variant here, and an arm below.
@@ -25,6 +25,10 @@ pub enum Edit {
     SetAttr(attr::Set),
     RemoveAttr(attr::Remove),
     ListAttr(attr::List),
+    ListSubvolumes(subvolume::List),
+    CreateSubvolume(subvolume::Create),
+    Snapshot(subvolume::Snapshot),
+    DeleteSubvolume(subvolume::Delete),
     Show(show::Show),
 }
 
@@ -42,6 +46,10 @@ impl Edit {
             Edit::SetAttr(it) => it,
             Edit::RemoveAttr(it) => it,
             Edit::ListAttr(it) => it,
+            Edit::ListSubvolumes(it) => it,
+            Edit::CreateSubvolume(it) => it,
+            Edit::Snapshot(it) => it,
+            Edit::DeleteSubvolume(it) => it,
             Edit::Show(it) => it,
         }
     }
@@ -49,7 +57,7 @@ impl Edit {
     /// Returns whether the operation writes to the image.
     pub fn writes(&self) -> bool {
         match self {
-            Edit::GetAttr(_) | Edit::ListAttr(_) | Edit::Show(_) => false,
+            Edit::GetAttr(_) | Edit::ListAttr(_) | Edit::ListSubvolumes(_) | Edit::Show(_) => false,
             edit => !edit.operation().report().dry_run,
         }
     }

@@ -1,5 +1,5 @@
 //! The commands that change files of an image that is not mounted: `rm`, `mkdir`, `mv`, `ln`, `chmod`,
-//! `chown`, `touch`, `attr`.
+//! `chown`, `touch`, `attr`, `subvolume`.
 //!
 //! The command parses its words, starts an [image process](crate::image::process) for each image, and sends
 //! it a [`job::Job`]. The shell sends the same jobs, many to one process. From low to high:
@@ -9,6 +9,7 @@
 //! | [`bytes`], [`mode`], [`owner`] | values of requests: paths, MODE, OWNER |
 //! | [`session`] | what all operations share: names, reports, walks, interruption |
 //! | [`rm`], [`mkdir`], [`mv`], [`ln`], [`chmod`], [`chown`], [`touch`], [`attr`] | one operation each |
+//! | [`subvolume`] | operations on subvolumes |
 //! | [`show`] | what the shell shows |
 //! | [`job`] | a request with its operation and targets |
 //!
@@ -29,6 +30,7 @@ pub mod owner;
 pub mod rm;
 pub mod session;
 pub mod show;
+pub mod subvolume;
 pub mod touch;
 
 use std::os::unix::ffi::OsStrExt;
@@ -82,6 +84,25 @@ enum AttrAction {
     Remove(Args<attr::Remove>),
     /// Print the names of all attributes
     List(Args<attr::List>),
+}
+
+/// `subvolume`
+#[derive(Debug, Clone, clap::Args)]
+pub struct SubvolumeArgs {
+    #[command(subcommand)]
+    action: SubvolumeAction,
+}
+
+#[derive(Debug, Clone, clap::Subcommand)]
+enum SubvolumeAction {
+    /// List all subvolumes of an image, with their paths from the top level
+    List(Args<subvolume::List>),
+    /// Create empty subvolumes
+    Create(Args<subvolume::Create>),
+    /// Make a snapshot of a subvolume
+    Snapshot(Args<subvolume::Snapshot>),
+    /// Delete subvolumes, with all files in them
+    Delete(Args<subvolume::Delete>),
 }
 
 /// The shape of the operands.
@@ -138,6 +159,8 @@ options! {
     attr::Get => GetAttr: "The files that have the attribute",
     attr::Remove => RemoveAttr: "The files whose attribute is removed",
     attr::List => ListAttr: "The files whose attributes are listed",
+    subvolume::List => ListSubvolumes: "A file of the image, such as its root IMAGE:/",
+    subvolume::Delete => DeleteSubvolume: "The subvolumes to delete",
 }
 
 impl Options for mkdir::Mkdir {
@@ -146,6 +169,25 @@ impl Options for mkdir::Mkdir {
 
     fn edit(self) -> Result<Edit> {
         Ok(Edit::Mkdir(self))
+    }
+}
+
+impl Options for subvolume::Create {
+    const OPERANDS: &'static str = "The subvolumes to create";
+    const OPERANDS_ARE_NEW: bool = true;
+
+    fn edit(self) -> Result<Edit> {
+        Ok(Edit::CreateSubvolume(self))
+    }
+}
+
+impl Options for subvolume::Snapshot {
+    const OPERANDS: &'static str =
+        "The root of the subvolume, then the snapshot: a new name, or a directory to make it in";
+    const SHAPE: Shape = Shape::To;
+
+    fn edit(self) -> Result<Edit> {
+        Ok(Edit::Snapshot(self))
     }
 }
 
@@ -196,6 +238,28 @@ pub fn run_attr(args: &AttrArgs, json: bool) -> Result<()> {
         AttrAction::Set(args) => run(args, json),
         AttrAction::Remove(args) => run(args, json),
         AttrAction::List(args) => run(args, json),
+    }
+}
+
+/// Runs `ivers subvolume`.
+pub fn run_subvolume(args: &SubvolumeArgs, json: bool) -> Result<()> {
+    match &args.action {
+        SubvolumeAction::List(args) => run(args, json),
+        SubvolumeAction::Create(args) => run(args, json),
+        SubvolumeAction::Snapshot(args) => run(args, json),
+        SubvolumeAction::Delete(args) => run(args, json),
+    }
+}
+
+impl SubvolumeArgs {
+    /// Returns the request, its operands and their shape.
+    pub fn request(self) -> Result<(Edit, Vec<PathBuf>, Shape)> {
+        match self.action {
+            SubvolumeAction::List(args) => args.request(),
+            SubvolumeAction::Create(args) => args.request(),
+            SubvolumeAction::Snapshot(args) => args.request(),
+            SubvolumeAction::Delete(args) => args.request(),
+        }
     }
 }
 

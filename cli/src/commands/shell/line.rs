@@ -62,6 +62,8 @@ pub enum LineCommand {
     Touch(edit::Args<touch::Touch>),
     /// Print, set and remove extended attributes
     Attr(edit::AttrArgs),
+    /// List, create, snapshot and delete subvolumes
+    Subvolume(edit::SubvolumeArgs),
     /// Copy files within the image: FILE... TO
     Cp(CopyArgs),
     /// Copy files of the image to the host: FILE... [HOST]

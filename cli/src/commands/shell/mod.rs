@@ -219,6 +219,10 @@ impl Shell {
                 let request = args.request()?;
                 self.request(request)?;
             }
+            LineCommand::Subvolume(args) => {
+                let request = args.request()?;
+                self.request(request)?;
+            }
             LineCommand::Cp(args) => self.copy(args, Direction::Within)?,
             LineCommand::Get(args) => self.copy(args, Direction::Get)?,
             LineCommand::Put(args) => self.copy(args, Direction::Put)?,

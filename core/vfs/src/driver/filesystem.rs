@@ -151,6 +151,10 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn xattrs(&self) -> Option<&dyn XattrOps> {
         None
     }
+    /// Subvolumes and snapshots.
+    fn subvolumes(&self) -> Option<&dyn SubvolumeOps> {
+        None
+    }
     /// Files without a name (O_TMPFILE).
     fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
         None

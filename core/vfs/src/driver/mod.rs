@@ -9,7 +9,7 @@
 //! What only some formats have is an optional interface, which the driver offers by an accessor of
 //! [`FileSystem`]: [`XattrOps`], [`UnnamedFileOps`], [`BlockMapOps`], [`AllocateOps`], [`CloneOps`],
 //! [`IoctlOps`], [`EpochOps`], [`LabelOps`], [`GrowOps`], [`JournalOps`], [`ServerOps`],
-//! [`LockOps`].
+//! [`LockOps`], [`SubvolumeOps`].
 //!
 //! # Locks
 //!
@@ -29,6 +29,8 @@
 //! | `link`, `unlink`, `rename` | exclusive on the directories and the inodes that get or lose a name |
 //! | `set_xattr`, `prepare_setattr` | exclusive |
 //! | `set_label` | exclusive on the root |
+//! | `SubvolumeOps::create` | exclusive on the directory |
+//! | `SubvolumeOps::snapshot`, `delete` | exclusive on the directory and the root of the subvolume |
 //! | `truncate`, `fallocate`, `ioctl` | exclusive and the write-back lock |
 //! | `clone_range`, `copy_range` | exclusive on both, and both write-back locks |
 //! | `reserve` | exclusive, perhaps with the write-back lock |
@@ -38,7 +40,7 @@
 //! | `delete_inode` | the write-back lock; its slot in the inode cache is busy |
 //! | `load_inode`, `evict_inode`, `release_ino` | none; its slot in the inode cache is busy |
 //! | `fsync`, `commit_inode`, `sync`, `stat_fs`, `describe`, `unmount`, `written` | none |
-//! | `LockOps` | none |
+//! | `LockOps`, `SubvolumeOps::list` | none |
 //! | `ServerOps` | none; `set_attr` of a size exclusive and the write-back lock |
 //! | `ServerOps::changed` | exclusive, or the write-back lock |
 //! | `fsync` of unstable writes, `ServerOps::catch_up` | none; under memory pressure those of a writer |
@@ -105,7 +107,7 @@ pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use locks::{LockConflict, LockOps, LockOwner, LockRequest};
 pub use optional::{
     AllocateOps, BlockMapOps, CloneOps, EpochOps, GrowOps, IoctlOps, JournalOps, LabelOps, ResizeReport,
-    UnnamedFileOps, XattrMode, XattrOps,
+    SubvolumeInfo, SubvolumeOps, UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use options::DriverOptions;
 pub use server::{CacheHandle, Cause, ServerOps};

@@ -177,3 +177,50 @@ pub trait JournalOps {
     /// (blocks, bytes) written to the log since the mount.
     fn written(&self) -> (u64, u64);
 }
+
+/// A subvolume, as [`SubvolumeOps::list`] describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubvolumeInfo {
+    /// Its number.
+    pub id: u64,
+    /// The number of the subvolume that has its name; `None` of the top level.
+    pub parent: Option<u64>,
+    /// Its path from the top level; empty for the top level itself. `None`: it has none.
+    pub path: Option<Vec<u8>>,
+    /// Nothing in it can be changed.
+    pub read_only: bool,
+    /// It is mounted if no other one is asked for.
+    pub is_default: bool,
+    /// The transaction of its last change.
+    pub generation: u64,
+    /// Its UUID; zeros if it has none.
+    pub uuid: [u8; 16],
+    /// The UUID of the subvolume that it is a snapshot of, or zeros.
+    pub parent_uuid: [u8; 16],
+    /// The UUID of the subvolume on another filesystem that it was received from, or zeros.
+    pub received_uuid: [u8; 16],
+    /// When it was made.
+    pub created: Timestamp,
+}
+
+/// Subvolumes: trees of files that share one filesystem, and of which snapshots are made. Each change is
+/// durable when it returns.
+pub trait SubvolumeOps {
+    /// All subvolumes, by number.
+    fn list(&self) -> Result<Vec<SubvolumeInfo>>;
+    /// Makes an empty one. The VFS holds the exclusive lock of the directory.
+    fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<()>;
+    /// Makes a snapshot of the subvolume whose root is `source`. The VFS holds the exclusive locks of both,
+    /// and has written back all pages.
+    fn snapshot(
+        &self,
+        source: &Inode,
+        dir: &Inode,
+        name: &[u8],
+        read_only: bool,
+        now: Timestamp,
+    ) -> Result<()>;
+    /// Deletes the one whose root is `victim`. The VFS holds the exclusive locks of both, and has written
+    /// back all pages.
+    fn delete(&self, dir: &Inode, name: &[u8], victim: &Inode) -> Result<()>;
+}

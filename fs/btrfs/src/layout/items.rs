@@ -48,7 +48,7 @@ pub(crate) struct RootItem {
 }
 
 /// The subvolume is read-only (`flags` of a root item).
-const SUBVOLUME_READ_ONLY: u64 = 1;
+pub(crate) const SUBVOLUME_READ_ONLY: u64 = 1;
 
 impl RootItem {
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
@@ -70,6 +70,8 @@ impl RootItem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RootRef<'a> {
     pub dir: u64,
+    /// The index of the entry in the directory.
+    pub index: u64,
     pub name: &'a [u8],
 }
 
@@ -78,7 +80,7 @@ impl<'a> RootRef<'a> {
         let raw: RawRootRef = read(data, 0).ok_or("a reference to a subvolume is too short")?;
         let name = slice(data, size_of::<RawRootRef>(), raw.name_len.get().into())
             .ok_or("the name of a subvolume is cut off")?;
-        Ok(Self { dir: raw.dirid.get(), name })
+        Ok(Self { dir: raw.dirid.get(), index: raw.sequence.get(), name })
     }
 }
 
@@ -175,12 +177,6 @@ pub(crate) fn decode_names(data: &[u8], head: usize) -> Result<Vec<FoundName<'_>
         at = end;
     }
     Ok(names)
-}
-
-/// Returns the parent that the first name in an INODE_EXTREF has.
-pub(crate) fn extref_parent(data: &[u8]) -> Result<u64, String> {
-    let raw: RawInodeExtref = read(data, 0).ok_or("an extended reference is too short")?;
-    Ok(raw.parent_objectid.get())
 }
 
 /// An inode.

@@ -37,6 +37,10 @@ impl Btrfs {
         if orphans > 0 {
             log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);
         }
+        let trees = self.drop_deleted_subvolumes()?;
+        if trees > 0 {
+            log::info!("{}: {trees} deleted subvolumes were dropped", self.forest.volume.place);
+        }
         // If no record was stored, a replay may not be committed yet. Commit it before an fsync replaces the
         // log that it came from.
         self.commit()

@@ -46,7 +46,7 @@ impl Tx<'_> {
         if vnode.is_placeholder() {
             return Err(NameError::NotPermitted.into());
         }
-        let root = self.fs.root_of(vnode.subvolume)?.ok_or(NameError::Stale)?;
+        let root = self.fs.root_of(vnode.subvolume)?.filter(|root| !root.dropped).ok_or(NameError::Stale)?;
         if root.read_only { Err(NameError::ReadOnly.into()) } else { Ok(()) }
     }
 

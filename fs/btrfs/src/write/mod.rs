@@ -15,6 +15,7 @@
 //! | `allocation`, `clones` | preallocated extents and holes; files that share extents |
 //! | `log_tree` | writing the log tree: fsync of a file without a commit |
 //! | `replay`, `replay_names` | replaying a log tree that a crash left |
+//! | `subvolumes`, `dropping` | making and deleting subvolumes; dropping their trees |
 //! | `removal`, `epoch` | deleting inodes, and those that a crash left; the epoch record |
 
 mod allocation;
@@ -25,6 +26,7 @@ mod chunks;
 mod clones;
 mod commit;
 mod contents;
+mod dropping;
 mod epoch;
 mod extents;
 mod file;
@@ -37,6 +39,7 @@ mod packing;
 mod removal;
 mod replay;
 mod replay_names;
+mod subvolumes;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -1,7 +1,6 @@
 //! Entries of directories, and making, linking, unlinking and renaming inodes.
 
 use super::change::Need;
-use super::packing::PROPERTY;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
@@ -21,9 +20,9 @@ pub(crate) const LINKS_MAX: u32 = 65_535;
 
 /// A name in a directory.
 #[derive(Clone, Copy)]
-struct Name<'a> {
-    dir: &'a Inode,
-    name: &'a [u8],
+pub(super) struct Name<'a> {
+    pub dir: &'a Inode,
+    pub name: &'a [u8],
 }
 
 fn extref_key(objectid: u64, dir: u64, name: &[u8]) -> Key {
@@ -57,7 +56,7 @@ impl Tx<'_> {
         if rest.is_empty() { self.remove(tree, key) } else { self.put(tree, key, rest) }
     }
 
-    fn next_index(&self, dir: &Vnode) -> Result<u64> {
+    pub(super) fn next_index(&self, dir: &Vnode) -> Result<u64> {
         let known = dir.next_index.load(Ordering::Relaxed);
         let next = match known {
             0 => {
@@ -90,7 +89,7 @@ impl Tx<'_> {
     }
 
     /// Checks that a name can be added: nothing changes.
-    fn check_name(&self, objectid: u64, at: Name<'_>, gone: Option<&[u8]>) -> Result<()> {
+    pub(super) fn check_name(&self, objectid: u64, at: Name<'_>, gone: Option<&[u8]>) -> Result<()> {
         let dir = vnode_of(at.dir);
         self.may_change(dir)?;
         if at.name.len() > crate::layout::items::NAME_MAX {
@@ -140,6 +139,18 @@ impl Tx<'_> {
         file_type: FileType,
     ) -> Result<()> {
         let location = Key::new(objectid, kind::INODE_ITEM, 0);
+        self.insert_entry_to((subvolume, dir), index, name, location, file_type)
+    }
+
+    /// Adds an entry that leads to an inode or to a subvolume.
+    pub(super) fn insert_entry_to(
+        &mut self,
+        (subvolume, dir): FileId,
+        index: u64,
+        name: &[u8],
+        location: Key,
+        file_type: FileType,
+    ) -> Result<()> {
         let entry = encode_entry(location, self.live.transid, name, &[], file_type.dirent_number());
         self.append(subvolume, Key::new(dir, kind::DIR_ITEM, name_hash(name)), &entry)?;
         self.insert(subvolume, Key::new(dir, kind::DIR_INDEX, index), &entry)
@@ -159,7 +170,7 @@ impl Tx<'_> {
     }
 
     /// The size of a directory is twice that of its names.
-    fn resize_dir(&self, dir: &Inode, by: i64) {
+    pub(super) fn resize_dir(&self, dir: &Inode, by: i64) {
         let size = vnode_of(dir).size().saturating_add_signed(2 * by);
         self.edit_item(dir, |item| item.raw_mut().size = size.into());
         dir.with_attr(|attr| attr.size = size);
@@ -239,7 +250,7 @@ impl Tx<'_> {
         self.write_inode(inode)
     }
 
-    fn dir_changed(&mut self, dir: &Inode) -> Result<()> {
+    pub(super) fn dir_changed(&mut self, dir: &Inode) -> Result<()> {
         dir.changed(Touch::Data, Logged::Anyway);
         self.write_inode(dir)
     }
@@ -258,13 +269,7 @@ impl Btrfs {
             if new.target.len() > tx.most_inline() {
                 return Err(NameError::NameTooLong.into());
             }
-            let mut attributes = new.xattrs.clone();
-            if matches!(new.kind, FileType::Regular | FileType::Directory)
-                && let Some(value) = tx.inherited_property(parent)?
-            {
-                attributes.push((PROPERTY.to_vec(), value));
-            }
-            let attributes = tx.encode_new_attributes(&attributes)?;
+            let attributes = tx.attributes_of_new(parent, new)?;
             let objectid = tx.new_objectid(parent.subvolume)?;
             let ino = pack(parent.subvolume, Object::Inode(objectid))?;
             let nlink = u32::from(name.is_some());

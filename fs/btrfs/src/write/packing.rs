@@ -6,7 +6,8 @@ use crate::compressor::CompressWith;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::items::{COMPRESSED_MAX, Compression, inode_flags};
-use ivers_vfs::{Error, Inode, NameError, Result};
+use crate::layout::key::Key;
+use ivers_vfs::{Error, FileType, Inode, NameError, NewInode, Result};
 use std::sync::atomic::Ordering;
 
 /// The property that says how a file is compressed, and the files that are made in a directory.
@@ -124,15 +125,18 @@ fn is_worth_trying(vnode: &Vnode) -> bool {
 }
 
 impl Tx<'_> {
-    /// The property that a new inode takes from its directory.
-    pub(super) fn inherited_property(&self, dir: &Vnode) -> Result<Option<Vec<u8>>> {
-        if dir.item.lock().flags() & inode_flags::PLAIN != 0 {
-            return Ok(None);
+    /// The attributes of a new inode, with the property that it takes from its directory. Their keys lack its
+    /// number.
+    pub(super) fn attributes_of_new(&self, dir: &Vnode, new: &NewInode) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut attributes = new.xattrs.clone();
+        let has_property = matches!(new.kind, FileType::Regular | FileType::Directory);
+        if has_property && dir.item.lock().flags() & inode_flags::PLAIN == 0 {
+            match self.fs.xattr(dir, PROPERTY) {
+                Ok(value) => attributes.push((PROPERTY.to_vec(), value)),
+                Err(Error::Name(NameError::NoAttribute)) => {}
+                Err(error) => return Err(error),
+            }
         }
-        match self.fs.xattr(dir, PROPERTY) {
-            Ok(value) => Ok(Some(value)),
-            Err(Error::Name(NameError::NoAttribute)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.encode_new_attributes(&attributes)
     }
 }

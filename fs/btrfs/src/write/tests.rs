@@ -1,16 +1,18 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
 use super::change::Need;
-use crate::inode::vnode_of;
+use super::names::Name;
+use crate::inode::{file_of, vnode_of};
 use crate::layout::bytes::read;
 use crate::layout::extent_item::{Ref, keyed_data, kind_of, number_of};
+use crate::layout::items::referred_extent;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
 use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
 use crate::live::log::LogTree;
-use crate::{Btrfs, OpenOptions};
+use crate::{Btrfs, CompressWith, OpenOptions};
 use ivers_block::{Budget, Device, MemDevice};
 use ivers_oracle::have_programs;
 use ivers_vfs::*;
@@ -401,4 +403,104 @@ fn an_fsync_does_not_overwrite_the_log_before_it() {
         assert!(changed == 0 || stored().is_empty(), "{changed} blocks");
     }
     assert!(most > 4, "a root, a node and several leaves: {most} blocks");
+}
+
+/// A commit may come after each part of a deletion. The next mount goes on there.
+#[test]
+fn a_tree_that_is_dropped_in_part_is_whole() {
+    let Some(device) = new_image() else { return };
+    if !have_programs(&["btrfs"]) {
+        return;
+    }
+    let (fs, vfs) = mount(device.clone());
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let fill = |name: &str, step: usize, byte: u8| {
+        let dir = vfs.lookup(&cred, &root, name.as_bytes()).unwrap();
+        for number in (0..1200).step_by(step) {
+            let name = format!("file-{number}");
+            let spec = CreateSpec::file(0o644);
+            let file = match vfs.lookup(&cred, &dir, name.as_bytes()) {
+                Ok(file) => file,
+                Err(_) => vfs.create(&cred, &dir, name.as_bytes(), &spec, false).unwrap().0,
+            };
+            vfs.write(&cred, &file, 0, &[byte; 5000], WriteFlags::empty()).unwrap();
+        }
+    };
+    vfs.create_subvolume(&cred, &root, b"s", &CreateSpec::directory(0o755)).unwrap();
+    fill("s", 1, 1);
+    let source = vfs.lookup(&cred, &root, b"s").unwrap();
+    vfs.snapshot_subvolume(&cred, &source, &root, b"kept", true).unwrap();
+    // Some leaves are the deleted tree's own. It made the others, too, and the snapshot goes on using them.
+    fill("s", 50, 2);
+    vfs.sync().unwrap();
+    let id = vnode_of(&source).subvolume;
+    fs.change(Need::Removal, |tx| {
+        tx.unname_subvolume(id, Name { dir: &root, name: b"s" })?;
+        tx.dir_changed(&root)
+    })
+    .unwrap();
+    fs.commit().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("copy");
+    let is_clean = |bytes: &[u8], what: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        let words = ["check", "--force", "--check-data-csum", path.to_str().unwrap()];
+        ivers_oracle::run("btrfs", words).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    };
+    let root_item = fs.list_deleted().unwrap().pop().unwrap();
+    fs.forest.roots.lock().insert(id, root_item);
+    let mut parts = 0;
+    loop {
+        let more = fs.change(Need::Removal, |tx| tx.drop_some(id)).unwrap();
+        fs.commit().unwrap();
+        parts += 1;
+        let bytes = device.to_bytes();
+        is_clean(&bytes, &format!("after part {parts}"));
+        let copy = Arc::new(MemDevice::from_bytes(&bytes));
+        let (again, mounted) = mount(copy.clone());
+        let names: Vec<_> = mounted.list_subvolumes().unwrap().into_iter().map(|one| one.path).collect();
+        assert_eq!(names, [Some(Vec::new()), Some(b"kept".to_vec())], "part {parts}");
+        assert!(again.list_deleted().unwrap().is_empty(), "part {parts}");
+        mounted.unmount().unwrap();
+        is_clean(&copy.to_bytes(), &format!("after part {parts} and a mount"));
+        if !more {
+            break;
+        }
+    }
+    assert!(parts > 3, "{parts} parts");
+    drop(source);
+    vfs.unmount().unwrap();
+}
+
+#[test]
+fn an_address_that_is_used_again_has_its_new_contents() {
+    let Some(device) = new_image() else { return };
+    const BYTES: usize = 128 << 10;
+    let options = OpenOptions { compress: CompressWith::parse("zlib"), ..OpenOptions::default() };
+    let fs = Btrfs::open(vec![device], options).unwrap();
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    let vfs = Vfs::mount(fs.clone(), options).unwrap();
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let mut addresses = Vec::new();
+    for round in 1..12u8 {
+        let (file, _) = vfs.create(&cred, &root, b"file", &CreateSpec::file(0o644), false).unwrap();
+        vfs.write(&cred, &file, 0, &[round; BYTES], WriteFlags::empty()).unwrap();
+        vfs.sync().unwrap();
+        let mut bytes = vec![0; BYTES];
+        {
+            let _trees = fs.live.read();
+            fs.read_file(vnode_of(&file), 0, &mut bytes).unwrap();
+        }
+        assert!(bytes.iter().all(|byte| *byte == round), "round {round}");
+        let items = fs.with_tx(|tx| tx.extents_in(file_of(vnode_of(&file)), 0, BYTES as u64, 9)).unwrap();
+        assert_eq!(items.len(), 1);
+        addresses.extend(referred_extent(items[0].0, &items[0].1).unwrap().map(|extent| extent.bytenr));
+        vfs.unlink(&cred, &root, b"file", false).unwrap();
+        drop(file);
+        vfs.sync().unwrap();
+    }
+    let count = addresses.len();
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert!(addresses.len() < count, "no address was used again");
 }

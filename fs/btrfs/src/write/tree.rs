@@ -164,17 +164,23 @@ impl Tx<'_> {
         Ok(place.bytenr)
     }
 
-    fn cow_child(&mut self, tree: u64, parent: u64, slot: usize) -> Result<u64> {
+    /// What the pointer at a place of a dirty block leads to.
+    fn expected_child(&self, tree: u64, parent: u64, slot: usize) -> Result<Expected> {
         let node = self.dirty(parent)?;
         let pointer = node.pointer(slot);
-        let expected = Expected {
+        Ok(Expected {
             bytenr: pointer.bytenr,
             generation: pointer.generation,
             level: node.level - 1,
             tree,
             first: Some(pointer.key),
             below: (slot + 1 < node.count()).then(|| node.key(slot + 1)),
-        };
+        })
+    }
+
+    fn cow_child(&mut self, tree: u64, parent: u64, slot: usize) -> Result<u64> {
+        let expected = self.expected_child(tree, parent, slot)?;
+        let pointer = self.dirty(parent)?.pointer(slot);
         let bytenr = self.cow(tree, &expected)?;
         if bytenr != pointer.bytenr {
             let generation = self.live.transid;
@@ -460,5 +466,60 @@ impl Tx<'_> {
             (bytenr, level) = (child, level - 1);
         }
         self.set_root(tree, TreeRoot { bytenr, generation: self.live.transid, level: level as u8 })
+    }
+    /// Drops the last block of a tree that is being dropped, and what it refers to. If other trees use the
+    /// block, only this reference to it is dropped. Returns false when the tree has no block left.
+    pub(super) fn drop_last_block(&mut self, tree: u64) -> Result<bool> {
+        let (mut at, level) = self.cow_root(tree)?;
+        let mut path = Vec::with_capacity(usize::from(level) + 1);
+        loop {
+            let node = self.dirty(at)?;
+            let slot = node.count().saturating_sub(1);
+            path.push((at, slot));
+            if node.level == 0 {
+                break;
+            }
+            let (child, below) = (node.pointer(slot).bytenr, node.level - 1);
+            // References from below a block that the tree made name the tree. Copying the block makes them
+            // name the block instead, for the trees that go on using it.
+            let is_others = !self.live.fresh.contains(&child) && {
+                let (refs, is_full) = self.block_refs(child, below)?;
+                let expected = self.expected_child(tree, at, slot)?;
+                refs > 1 && (is_full || self.fs.forest.node(&expected)?.owner != tree)
+            };
+            if is_others {
+                self.drop_block(tree, child, below);
+                path.extend((0..node.level).map(|_| (0, 0)));
+                path.reverse();
+                return self.remove_pointer(tree, &mut Path(path), node.level.into()).map(|()| true);
+            }
+            at = self.cow_child(tree, at, slot)?;
+        }
+        let leaf = self.dirty(at)?;
+        self.change_refs_below(&leaf, None, tree, -1)?;
+        self.drop_block(tree, at, 0);
+        if path.len() == 1 {
+            return Ok(false);
+        }
+        path.reverse();
+        self.remove_pointer(tree, &mut Path(path), 1).map(|()| true)
+    }
+
+    /// Makes the root of a new tree: an empty leaf.
+    pub(super) fn new_root(&mut self, tree: u64) -> Result<u64> {
+        let (bytenr, leaf) = self.new_node(tree, 0)?;
+        self.put_dirty(bytenr, leaf);
+        Ok(bytenr)
+    }
+
+    /// Copies the root of a tree for a new tree, which shares everything below it.
+    pub(super) fn copy_root(&mut self, tree: u64, node: &Node) -> Result<u64> {
+        let place = self.new_place(tree, node.level)?;
+        // The root item of the other tree counts this block already.
+        self.live.count_blocks(tree, -1);
+        let copy = node.copied(place);
+        self.change_refs_below(&copy, None, tree, 1)?;
+        self.put_dirty(place.bytenr, copy);
+        Ok(place.bytenr)
     }
 }

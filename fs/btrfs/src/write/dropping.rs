@@ -1,0 +1,91 @@
+//! Dropping the trees of deleted subvolumes, in bounded changes.
+//!
+//! A tree is dropped from its last block to its first one. At each commit it is a smaller tree, so that a
+//! crash leaves nothing half done: the next writable mount, of ivers or Linux, goes on.
+
+use super::change::Need;
+use super::tx::Tx;
+use crate::filesystem::Btrfs;
+use crate::layout::bytes::read;
+use crate::layout::items::RootItem;
+use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::raw::RawRootItem;
+use crate::tree::Root;
+use ivers_vfs::Result;
+use std::ops::ControlFlow;
+
+/// Blocks that one change drops at most.
+const BLOCKS_A_CHANGE: usize = 64;
+/// A change ends when it has so many delayed references.
+const REFS_ENOUGH: usize = 128;
+
+impl Btrfs {
+    /// The subvolumes that are deleted, and whose trees are not dropped yet. Without those that Linux began
+    /// to drop: their trees have pointers to blocks that are gone, and only Linux goes on.
+    fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
+        let mut found = Vec::new();
+        let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
+        let first = Key::new(object::FIRST_FREE, kind::ROOT_ITEM, 0);
+        let last = Key::new(object::LAST_FREE, kind::ROOT_ITEM, u64::MAX);
+        self.forest.scan(&tree, first, last, |key, data| {
+            let raw = read::<RawRootItem>(data, 0).filter(|_| key.kind == kind::ROOT_ITEM);
+            let is_whole = raw.is_some_and(|raw| Key::from(&raw.drop_progress) == Key::new(0, 0, 0));
+            if is_whole && is_subvolume(key.objectid) {
+                let item = RootItem::decode(data).map_err(|what| self.forest.corrupt(what, &tree, key))?;
+                if item.refs == 0 {
+                    let RootItem { root, last_snapshot, read_only, .. } = item;
+                    found.push((key, Root { root, key: Some(key), last_snapshot, read_only, dropped: true }));
+                }
+            }
+            Ok(ControlFlow::<()>::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// The roots of [`Btrfs::deleted_subvolumes`].
+    #[cfg(test)]
+    pub(super) fn list_deleted(&self) -> Result<Vec<Root>> {
+        Ok(self.deleted_subvolumes()?.into_iter().map(|(_, root)| root).collect())
+    }
+
+    /// Drops the trees of deleted subvolumes. Returns their number.
+    pub(crate) fn drop_deleted_subvolumes(&self) -> Result<usize> {
+        let found = self.deleted_subvolumes()?;
+        for (key, root) in &found {
+            self.forest.roots.lock().insert(key.objectid, root.clone());
+            while self.change(Need::Removal, |tx| tx.drop_some(key.objectid))? {}
+        }
+        Ok(found.len())
+    }
+}
+
+impl Tx<'_> {
+    /// Drops the last blocks of a tree to which nothing refers. Returns whether something is left.
+    pub(super) fn drop_some(&mut self, tree: u64) -> Result<bool> {
+        for count in 0..BLOCKS_A_CHANGE {
+            if count > 0 && (self.live.refs.len() > REFS_ENOUGH || self.has_many_refs()) {
+                break;
+            }
+            if !self.drop_last_block(tree)? {
+                self.forget_tree(tree)?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The tree is gone: removes its item, and the mark that it must be dropped.
+    fn forget_tree(&mut self, tree: u64) -> Result<()> {
+        let root = self.fs.forest.roots.lock().remove(&tree);
+        let key = root.and_then(|root| root.key);
+        let key = key.ok_or_else(|| self.broken(format!("tree {tree} has no root item")))?;
+        self.live.changed_roots.remove(&tree);
+        self.live.more_blocks.remove(&tree);
+        self.remove(object::ROOT_TREE, key)?;
+        let mark = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, tree);
+        if self.item(object::ROOT_TREE, mark)?.is_some() {
+            self.remove(object::ROOT_TREE, mark)?;
+        }
+        Ok(())
+    }
+}
