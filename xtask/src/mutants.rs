@@ -81,6 +81,8 @@ const HARNESSES: [Harness; 4] = [
             "ivers-btrfs",
             "--test",
             "explore",
+            "--test",
+            "subvolumes",
             "--",
             "--nocapture",
             "no_crash_point",

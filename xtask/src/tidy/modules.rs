@@ -267,8 +267,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ),
             (
                 "write",
-                "tx tree extents checksums free_space chunks commit load change inodes contents packing names \
-                 attributes file allocation clones log_tree replay replay_names removal dropping \
+                "tx tree extents checksums free_space chunks commit load change inodes contents packing \
+                 names attributes file allocation clones log_tree replay replay_names removal dropping \
                  subvolumes epoch",
             ),
         ],

@@ -103,8 +103,8 @@ impl Subvolume {
             if !is_file && (entry.location.kind, entry.kind) != (kind::ROOT_ITEM, 2) {
                 return Err(format!("the name \"{name}\" leads to {}", entry.location));
             }
-            // The transaction of an entry is not checked: mkfs.btrfs does not set it when it copies a directory
-            // (`--rootdir`), and it then has any value. Nobody reads it.
+            // The transaction of an entry is not checked: mkfs.btrfs does not set it when it copies a
+            // directory (`--rootdir`), and it then has any value. Nobody reads it.
             bytes += entry.name.len() as u64;
             self.say_hash(key.objectid, entry, if is_index { -1 } else { 1 });
             if is_index && is_file {
