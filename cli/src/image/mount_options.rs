@@ -248,10 +248,8 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
             (name, value) if BtrfsOptions::has(name) => {
                 image.btrfs.set(name, value).ok_or_else(|| {
-                    bad(
-                        "invalid value; subvol takes a path, subvolid a number, degraded none, compress \
-                         zlib, lzo, zstd, zlib:1 to zlib:9, zstd:1 to zstd:15 or no",
-                    )
+                    bad("invalid value; subvol takes a path, subvolid a number, degraded none, compress \
+                         zlib, lzo, zstd, zlib:1 to zlib:9, zstd:1 to zstd:15 or no")
                 })?;
             }
             (name, value) if ServerOptions::has(name) => {

@@ -38,7 +38,7 @@ ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FA
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
 (DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0). XFS has the geometry of mkfs.xfs, and the features \
 that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount. btrfs has the features and \
-sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it. --from does not fill btrfs.
+sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it.
 
 Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS and btrfs, \
 --uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse \

@@ -411,11 +411,6 @@ fn btrfs_options(args: &Args, timestamp: u32) -> Result<ivers_btrfs::mkfs::MkfsO
     refuse_options("btrfs", &ext_or_xfs(args))?;
     refuse_options("btrfs", &ext_only(args))?;
     refuse_options("btrfs", &xfs_only(args))?;
-    if args.filling.from.is_some() {
-        return Err(usage(
-            "--from: not for btrfs; make it empty and fill it with ivers cp, or use mkfs.btrfs --rootdir",
-        ));
-    }
     let copies = |option: &str, name: &Option<String>| match name {
         None => Ok(None),
         Some(name) => Copies::parse(name).map(Some).ok_or_else(|| {
