@@ -122,6 +122,23 @@ fn json_of_commands_on_images_has_the_documented_names() {
     holds("check (end)", &ask(&["check", &image]));
 }
 
+#[test]
+fn json_of_subvolumes_has_the_documented_names() {
+    let place = tempfile::tempdir().unwrap();
+    let image = place.path().join("image").to_str().unwrap().to_owned();
+    works(&["mkfs", "-q", "--type", "btrfs", "--size", "128M", &image]);
+    let [root, own, copy] = ["/", "/own", "/copy"].map(|path| format!("{image}:{path}"));
+    for (command, words) in [
+        ("subvolume create", &[own.as_str()][..]),
+        ("subvolume snapshot", &["-r", &own, &copy]),
+        ("subvolume list", &[&root]),
+        ("subvolume delete", &[&own]),
+    ] {
+        let words: Vec<&str> = command.split(' ').chain(words.iter().copied()).collect();
+        holds(command, &ask(&words));
+    }
+}
+
 /// A name that is not UTF-8 has all of its bytes in a second field. Other names have no such field.
 #[test]
 fn names_that_are_not_text_are_lossless() {
