@@ -9,7 +9,7 @@ use ivers_vfs::{Result, SubvolumeInfo, Timestamp};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-/// The most names in a path. A damaged image may have directories that form a cycle.
+/// The most names in a path. A damaged image may have directories or subvolumes that form a cycle.
 const NAMES_MAX: usize = 4096;
 
 /// The name of a subvolume in its parent.
@@ -56,6 +56,9 @@ impl Btrfs {
     fn path_of_subvolume(&self, id: u64, named: &HashMap<u64, Named>) -> Result<Option<Vec<u8>>> {
         let (mut names, mut at) = (Vec::new(), id);
         while at != object::FS_TREE {
+            if names.len() > NAMES_MAX {
+                return Ok(None);
+            }
             let Some(Named { parent, dir, name }) = named.get(&at) else { return Ok(None) };
             names.push(name.clone());
             let Some(tree) = self.subvolume(*parent)? else { return Ok(None) };

@@ -9,6 +9,7 @@ use ivers_block::{ByteOffset, Device, FaultDevice, MemDevice, OverlayDevice};
 use ivers_btrfs::{OpenOptions, Subvolume};
 use ivers_crash::env;
 use ivers_crash::states::{State, States};
+use ivers_oracle::btrfs_fields::{BtrfsImage, Item};
 use ivers_vfs::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -310,6 +311,87 @@ fn the_default_and_the_open_subvolume_stay() {
     assert_eq!(received("cleared"), [0; 16]);
     vfs.unmount().unwrap();
     assert_clean(&images, "received");
+}
+
+/// The VFS may still have inodes of a deleted subvolume.
+#[test]
+fn a_number_is_not_used_again_before_the_next_mount() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make(dir.path(), &DEFAULT);
+    let vfs = mount_writable(&images);
+    create(&vfs, "old").unwrap();
+    put(&vfs, "/old", "file", b"old").unwrap();
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let vfs = mount_writable(&images);
+    assert_eq!(read_all(&vfs, &at(&vfs, "/old/file")).unwrap(), b"old");
+    let old = at(&vfs, "/old").ino;
+    delete(&vfs, "old").unwrap();
+    create(&vfs, "new").unwrap();
+    assert_ne!(at(&vfs, "/new").ino, old);
+    assert!(vfs.lookup(&Cred::root(), &at(&vfs, "/new"), b"file").is_err());
+    put(&vfs, "/new", "file", b"new").unwrap();
+    vfs.unmount().unwrap();
+    drop(vfs);
+    assert_clean(&images, "a new subvolume after a deleted one");
+    let vfs = mount(&images);
+    assert_eq!(read_all(&vfs, &at(&vfs, "/new/file")).unwrap(), b"new");
+}
+
+/// Of a damaged image, each of two subvolumes is in the other one.
+#[test]
+fn a_cycle_of_subvolumes_is_listed_without_paths() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make(dir.path(), &DEFAULT);
+    let vfs = mount_writable(&images);
+    create(&vfs, "outer").unwrap();
+    let outer = at(&vfs, "/outer");
+    vfs.create_subvolume(&Cred::root(), &outer, b"inner", &CreateSpec::directory(0o755)).unwrap();
+    drop(outer);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let mut image = BtrfsImage::parse(images.bytes().remove(0));
+    let is_backref = |item: &&Item| item.tree == 1 && item.key == (256, 144, 5);
+    let backref = image.items.iter().find(is_backref).unwrap().clone();
+    // The last number of its key is the parent.
+    let parent = backref.entry + 9..backref.entry + 17;
+    image.change(Some(backref.leaf), |block| {
+        block[parent.clone()].copy_from_slice(&257_u64.to_le_bytes());
+    });
+    let vfs = open(vec![memory(&image.bytes)], reading()).unwrap();
+    let listed: Vec<_> =
+        vfs.list_subvolumes().unwrap().into_iter().skip(1).map(|one| (one.id, one.path)).collect();
+    assert_eq!(listed, [(256, None), (257, None)]);
+}
+
+/// The root item of the top level lacks a mark, without which Linux resets the flags of a subvolume.
+#[test]
+fn a_read_only_snapshot_of_the_top_level_is_read_only_on_linux() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make(dir.path(), &DEFAULT);
+    let vfs = mount_writable(&images);
+    put(&vfs, "/", "file", b"content").unwrap();
+    snapshot(&vfs, "/", "fixed", true).unwrap();
+    snapshot(&vfs, "/", "free", false).unwrap();
+    vfs.unmount().unwrap();
+    drop(vfs);
+    assert_clean(&images, "snapshots of the top level");
+    images.with_kernel("", |root| {
+        let written = std::fs::write(root.join("fixed/new"), b"x").unwrap_err();
+        assert_eq!(written.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+        std::fs::write(root.join("free/new"), b"x").unwrap();
+        assert_eq!(std::fs::read(root.join("fixed/file")).unwrap(), b"content");
+    });
+    assert_clean(&images, "after Linux");
 }
 
 /// What the subvolumes of an image have.

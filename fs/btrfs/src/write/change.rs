@@ -158,8 +158,19 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// Whether the log may take these many more blocks.
-    pub(super) fn has_room_for_log(&self, blocks: u64) -> bool {
+    /// Finds space for the blocks that storing these many delayed references may copy.
+    pub(super) fn make_room_for_refs(&mut self, refs: usize) -> Result<()> {
+        let blocks = refs as u64 * BLOCKS_A_REF;
+        while !self.has_room_for(blocks) {
+            if !self.add_chunk(Use::Metadata)? {
+                return Err(NameError::NoSpace.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a change, or the log, may take these many more blocks.
+    pub(super) fn has_room_for(&self, blocks: u64) -> bool {
         let waiting = self.live.refs.len() as u64 * BLOCKS_A_REF;
         self.free_blocks()
             >= self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE + waiting + blocks

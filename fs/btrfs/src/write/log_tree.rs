@@ -180,7 +180,7 @@ impl Tx<'_> {
         let blocks: usize =
             changed.map(|tree| 1 + tree.leaves().filter(|leaf| leaf.stored_at.is_none()).count()).sum();
         let fits = roots * (ROOT_ITEM_BYTES + ITEM_BYTES) <= leaf_bytes(self.sb());
-        if !fits || !self.has_room_for_log(blocks as u64 + 1) {
+        if !fits || !self.has_room_for(blocks as u64 + 1) {
             return Ok(false);
         }
         let mut trees = std::mem::take(&mut self.live.log.trees);

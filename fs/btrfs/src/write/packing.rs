@@ -97,7 +97,9 @@ impl Btrfs {
             tx.may_change(vnode)?;
             let file = file_of(vnode);
             // Preallocated space may be after the end. Linux has no such file with contents in an item.
-            let has_more = !tx.extents_in(file, sector, i64::MAX as u64, 1)?.is_empty();
+            // A writer may have reserved space after it, and then counts on the space of this sector.
+            let has_more = !tx.extents_in(file, sector, i64::MAX as u64, 1)?.is_empty()
+                || !vnode.reserved.lock().pieces_in(sector, u64::MAX).is_empty();
             if has_more || stored.len() > tx.most_inline() {
                 return Ok(false);
             }

@@ -54,6 +54,10 @@ impl Tx<'_> {
 impl Btrfs {
     /// Deletes an inode that is an orphan.
     pub(crate) fn remove_inode(&self, vnode: &Vnode) -> Result<()> {
+        if self.root_of(vnode.subvolume)?.is_none() {
+            // It was open in a subvolume that was deleted meanwhile, with everything in it.
+            return Ok(());
+        }
         while self.change(Need::Removal, |tx| tx.remove_part(vnode))? {}
         Ok(())
     }

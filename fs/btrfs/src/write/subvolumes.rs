@@ -6,7 +6,7 @@ use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::bytes::read;
-use crate::layout::items::{RootRef, SUBVOLUME_READ_ONLY, encode_name};
+use crate::layout::items::{DirItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
 use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::{RawKey, RawRootItem, RawRootRef, RawRootTail, RawTime};
@@ -51,17 +51,21 @@ impl RootParts {
 }
 
 impl Tx<'_> {
+    /// The next number of a subvolume: above those that are or were in use in this session, because the VFS
+    /// may still have inodes of a deleted one.
+    fn next_subvolume(&self) -> Result<u64> {
+        if let Some(next) = self.live.next_objectid.get(&object::ROOT_TREE) {
+            return Ok(*next);
+        }
+        let tree = self.tree(object::ROOT_TREE)?;
+        let last = Key::new(object::LAST_FREE, u8::MAX, u64::MAX);
+        let found = self.fs.forest.last_at_most(&tree, last, |key, _| Ok(key.objectid))?;
+        Ok((found.unwrap_or_default() + 1).max(object::FIRST_FREE))
+    }
+
     /// The number of a new subvolume.
     fn new_subvolume(&mut self) -> Result<u64> {
-        let next = match self.live.next_objectid.get(&object::ROOT_TREE) {
-            Some(next) => *next,
-            None => {
-                let tree = self.tree(object::ROOT_TREE)?;
-                let last = Key::new(object::LAST_FREE, u8::MAX, u64::MAX);
-                let found = self.fs.forest.last_at_most(&tree, last, |key, _| Ok(key.objectid))?;
-                (found.unwrap_or_default() + 1).max(object::FIRST_FREE)
-            }
-        };
+        let next = self.next_subvolume()?;
         if pack(next, Object::Inode(object::FIRST_FREE)).is_err() {
             return Err(NameError::NoSpace.into());
         }
@@ -159,10 +163,11 @@ impl Tx<'_> {
         let stale = || Error::from(NameError::Stale);
         let mut origin = self.fs.root_of(source)?.ok_or_else(stale)?;
         let key = origin.key.ok_or_else(stale)?;
-        let id = self.new_subvolume()?;
         let TreeRoot { bytenr, generation, level } = origin.root;
         let expected = Expected { bytenr, generation, level, tree: source, first: None, below: None };
         let node = self.fs.forest.node(&expected)?;
+        self.make_room_for_refs(node.count())?;
+        let id = self.new_subvolume()?;
         let copy = self.copy_root(id, &node)?;
         // From now on, each block of the source may be shared.
         let transid = self.live.transid;
@@ -177,6 +182,11 @@ impl Tx<'_> {
         raw.level = level;
         raw.refs = 1.into();
         (raw.drop_progress, raw.drop_level) = (RawKey::from(Key::new(0, 0, 0)), 0);
+        // Without the mark, `flags` and `byte_limit` may have any value, and Linux resets them.
+        if raw.inode.flags.get() & INODE_ROOT_ITEM_INIT == 0 {
+            raw.inode.flags = (raw.inode.flags.get() | INODE_ROOT_ITEM_INIT).into();
+            (raw.flags, raw.byte_limit) = (0.into(), 0.into());
+        }
         let other = raw.flags.get() & !SUBVOLUME_READ_ONLY;
         raw.flags = (other | if read_only { SUBVOLUME_READ_ONLY } else { 0 }).into();
         tail.generation_v2 = transid.into();
@@ -215,6 +225,18 @@ impl Tx<'_> {
         if nested.is_some() {
             return Err(NameError::NotEmpty.into());
         }
+        let reference = self.item(object::ROOT_TREE, Key::new(dir.subvolume, kind::ROOT_REF, id))?;
+        let reference = reference.unwrap_or_default();
+        let found = RootRef::decode(&reference).map_err(|what| self.broken(what))?;
+        let key = Key::new(dir.objectid, kind::DIR_INDEX, found.index);
+        let entries = self.item(dir.subvolume, key)?.unwrap_or_default();
+        let entries = DirItem::decode_all(&entries, false).map_err(|what| self.broken(what))?;
+        let is_it = |entry: &DirItem<'_>| {
+            entry.name == at.name && (entry.location.objectid, entry.location.kind) == (id, kind::ROOT_ITEM)
+        };
+        if !entries.iter().any(is_it) {
+            return Err(self.broken(format!("the index of the directory has no name of subvolume {id}")));
+        }
         // The index of the last name stays known, so that it is not used again.
         dir.next_index.store(self.next_index(dir)?, Ordering::Relaxed);
         Ok(id)
@@ -229,9 +251,11 @@ impl Tx<'_> {
         self.remove(object::ROOT_TREE, key)?;
         self.remove(object::ROOT_TREE, Key::new(id, kind::ROOT_BACKREF, dir.subvolume))?;
         self.remove_entry(file_of(dir), index, at.name)?;
-        dir.next_index.fetch_max(index + 1, Ordering::Relaxed);
+        dir.next_index.fetch_max(index.saturating_add(1), Ordering::Relaxed);
         self.needs_commit(file_of(dir));
         self.resize_dir(at.dir, -(at.name.len() as i64));
+        let next = self.next_subvolume()?;
+        self.live.next_objectid.insert(object::ROOT_TREE, next);
         let key = self.fs.root_of(id)?.and_then(|root| root.key);
         self.fs.forest.roots.lock().remove(&id);
         let key = key.ok_or_else(|| self.broken(format!("subvolume {id} has no root item")))?;
@@ -295,7 +319,12 @@ impl SubvolumeOps for Btrfs {
         })?;
         // The name is gone first: a crash leaves no subvolume with a part of its files.
         self.commit()?;
-        self.drop_deleted_subvolumes()?;
+        match self.drop_deleted_subvolumes() {
+            Err(Error::Name(NameError::NoSpace)) => {
+                log::warn!("{}: no space to drop a deleted subvolume now", self.forest.volume.place);
+            }
+            dropped => _ = dropped?,
+        }
         self.commit()
     }
 }
