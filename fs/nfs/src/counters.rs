@@ -72,10 +72,14 @@ impl Counters {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts the operations of a request.
-    pub fn operations(&self, ops: &[Op]) {
+    /// Counts the operations of a request. With NFSv4.0, RELEASE_LOCKOWNER is sent for FREE_STATEID.
+    pub fn operations(&self, ops: &[Op], is_version_40: bool) {
         for op in ops {
-            if let Some(at) = OPERATIONS.iter().position(|(number, _)| *number == op.number()) {
+            let sent = match op.number() {
+                number::FREE_STATEID if is_version_40 => number::RELEASE_LOCKOWNER,
+                other => other,
+            };
+            if let Some(at) = OPERATIONS.iter().position(|(number, _)| *number == sent) {
                 Self::count(&self.operations[at]);
             }
         }

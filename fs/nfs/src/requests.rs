@@ -173,7 +173,7 @@ impl Client {
     ) -> Result<Option<Outcome>> {
         let auth = self.identity().auth(caller);
         Counters::count(&self.counters.requests);
-        self.counters.operations(ops);
+        self.counters.operations(ops, self.is_version_40());
         let mut pause = PAUSES.0;
         loop {
             // Before the request: its results then include everything that happened on the server until here.

@@ -1,6 +1,6 @@
 //! Read delegations: which requests they save; recall, return and loss.
 
-use super::faults::proxy;
+use super::faults::{Fault, proxy};
 use super::recovery::{Crashing, READ_WRITE, patient};
 use super::*;
 use std::sync::atomic::{
@@ -250,6 +250,35 @@ fn a_server_that_restarts_may_have_a_shorter_lease() {
         let query = scope.spawn(|| a.change());
         std::thread::sleep(Duration::from_millis(300));
         assert!(!query.is_finished(), "the lease may have expired");
+        plan.swallow.store(false, Relaxed);
+        query.join().unwrap();
+    });
+    a.close();
+    a.client.vfs.unmount().unwrap();
+}
+
+/// [`D3`] The server restarts with a longer lease. Until the delegation is reclaimed, nothing relies on it:
+/// the old lease may have expired.
+#[test]
+fn a_longer_lease_counts_only_after_the_reclaim() {
+    let mut crashing = Crashing::new();
+    let (address, plan) = proxy(crashing.address);
+    let client = mount(address, &patient()).unwrap();
+    client.put("f", b"contents").unwrap();
+    client.vfs.sync().unwrap();
+    let a = Holder::new(client, "/f");
+    a.open();
+    a.read().unwrap();
+    crashing.lease_seconds = 600;
+    // The client knows the lease time, and does not get the delegation again.
+    crashing.restart_with(&plan, |counts| (counts("OPEN") > 0).then_some(Fault::Swallowed));
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.client.vfs.stat_fs().unwrap());
+        until("the reply to OPEN is lost", || plan.swallow.load(Relaxed));
+        let query = scope.spawn(|| a.change());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!query.is_finished(), "the delegation is not reclaimed");
+        *plan.fault.lock().unwrap() = None;
         plan.swallow.store(false, Relaxed);
         query.join().unwrap();
     });

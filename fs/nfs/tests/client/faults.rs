@@ -3,10 +3,22 @@
 use super::*;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use ivers_vfs::{Error, RenameFlags, ServerError};
+
+/// What happens to a reply.
+pub enum Fault {
+    /// It disappears, and so do all that follow.
+    Swallowed,
+    /// The connection is cut before it.
+    Cut,
+}
+
+/// Decides what happens to the next reply.
+pub type Decision = Box<dyn FnMut() -> Option<Fault> + Send>;
 
 /// What the proxy does with replies.
 #[derive(Default)]
@@ -15,6 +27,8 @@ pub struct Plan {
     pub cut_after: AtomicUsize,
     /// Replies disappear.
     pub swallow: AtomicBool,
+    /// Is asked before each reply is forwarded.
+    pub fault: Mutex<Option<Decision>>,
     /// So many more replies come late, by this many milliseconds.
     pub late: AtomicUsize,
     pub delay_ms: AtomicUsize,
@@ -55,6 +69,18 @@ fn replies(mut server: TcpStream, mut client: TcpStream, plan: &Plan) {
     while let Ok(len @ 1..) = server.read(&mut buffer) {
         if plan.swallow.load(Relaxed) {
             continue;
+        }
+        let fault = plan.fault.lock().unwrap().as_mut().and_then(|fault| fault());
+        match fault {
+            Some(Fault::Swallowed) => {
+                plan.swallow.store(true, Relaxed);
+                continue;
+            }
+            Some(Fault::Cut) => {
+                plan.cuts.fetch_add(1, Relaxed);
+                break;
+            }
+            None => {}
         }
         if plan.late.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
             std::thread::sleep(Duration::from_millis(plan.delay_ms.load(Relaxed) as u64));

@@ -1,6 +1,6 @@
 //! Changes while connections break and the server restarts: nothing is lost, nothing is done twice.
 
-use super::faults::{Plan, proxy};
+use super::faults::{Fault, Plan, proxy};
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -45,6 +45,30 @@ impl Crashing {
         let server = serve_with(self.state.path(), &vfs, ",no_root_squash", self.address, lease);
         self.address = server.addresses()[0];
         self.running = Some((vfs, server));
+    }
+
+    /// Returns a function that tells how often this run of the server has executed an operation.
+    pub fn operations(&self) -> impl Fn(&str) -> u64 + Send + use<> {
+        let stats = self.running.as_ref().unwrap().1.stats_handle();
+        move |name| {
+            let operations = stats.stats().unwrap().operations;
+            operations.iter().filter(|count| count.name == name).map(|count| count.calls).sum()
+        }
+    }
+
+    /// Crashes and starts. `fault` decides what happens to each reply of the new run. Its argument tells how
+    /// often this run has executed an operation.
+    pub fn restart_with(
+        &mut self,
+        plan: &Plan,
+        mut fault: impl FnMut(&dyn Fn(&str) -> u64) -> Option<Fault> + Send + 'static,
+    ) {
+        self.crash();
+        // No reply is forwarded before the function is set: a thread that renews the lease connects at once.
+        let mut place = plan.fault.lock().unwrap();
+        self.start();
+        let counts = self.operations();
+        *place = Some(Box::new(move || fault(&counts)));
     }
 
     /// What the server has not made durable is gone.

@@ -5,6 +5,7 @@ use super::*;
 use ivers_vfs::{LockOwner, LockRequest, OpenMode};
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::faults::Fault;
 use super::{faults, locking, recovery, served, writing};
 
 /// Runs a test with clients of NFSv4.0.
@@ -150,24 +151,29 @@ fn a_reclaim_whose_connection_breaks_keeps_locks() {
         })
         .collect();
     for round in 0..ROUNDS {
-        crashing.crash();
-        crashing.start();
         let before = plan.cuts.load(Relaxed);
-        // The first replies are those to RENEW and SETCLIENTID. A new connection begins with RENEW.
-        let mut cuts = [250 + round * 131, 65 + round * 47, 70 + round * 67].into_iter();
-        while plan.cuts.load(Relaxed) < before + 3 {
-            if plan.cut_after.load(Relaxed) == 0 {
-                plan.cut_after.store(cuts.next().unwrap_or(0), Relaxed);
-            }
-            for file in &files {
-                client.vfs.get_attr(&cred, file).unwrap();
-            }
-        }
-        for file in &files {
+        // The reclaim has 4 OPENs and 16 LOCKs. Those whose replies are lost come twice.
+        let (name, mut cuts) = match round % 2 {
+            0 => ("LOCK", vec![1 + round as u64, 4 + round as u64, 9 + round as u64]),
+            _ => ("OPEN", vec![1, 2, 4]),
+        };
+        crashing.restart_with(&plan, move |counts| {
+            let is_cut = cuts.first().is_some_and(|cut| counts(name) >= *cut);
+            is_cut.then(|| cuts.remove(0)).map(|_| Fault::Cut)
+        });
+        let counts = crashing.operations();
+        // The server refuses the stateid of the first request. The range is not locked.
+        for (nth, file) in files.iter().enumerate() {
+            client.vfs.unlock(&cred, file, owners(nth as u64)[0], 5000..5010).unwrap();
             let mut bytes = [0; 8];
             client.vfs.read(&cred, file, 0, &mut bytes).unwrap();
             assert_eq!(&bytes, b"contents", "round {round}");
         }
+        *plan.fault.lock().unwrap() = None;
+        assert_eq!(plan.cuts.load(Relaxed), before + 3, "round {round}");
+        // A cut reclaim continues: it does not begin again with another client ID.
+        let named = counts("SETCLIENTID");
+        assert_eq!(named, 1, "round {round}: {named} client IDs were requested");
     }
     let sessions = client.count("server_sessions");
     assert_eq!(sessions, 1 + ROUNDS as u64, "one client ID for each run of the server");
@@ -264,6 +270,8 @@ fn owners_of_refused_locks_are_released() {
         clients[1].vfs.unlock(&cred, &files[1], LockOwner(owner), 0..10).unwrap();
     }
     assert_eq!(clients[1].count("server_sessions"), 1, "no sequence ID was lost");
+    assert_eq!(clients[1].count("server_release_lockowner"), released + 4, "owner 1 has another lock");
+    assert_eq!(clients[1].count("server_free_stateid"), 0, "NFSv4.0 has no FREE_STATEID");
     for (client, file) in clients.iter().zip(files) {
         client.vfs.close(&file, recovery::READ_WRITE);
         drop(file);
