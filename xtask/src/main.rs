@@ -199,6 +199,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Measures mounts of ours beside fuse-nfs and libnfs, and counts requests
+    NfsClientSpeed(nfs_client::speed::Options),
     /// Builds the documents as a book in target/book; requires mdbook
     Book,
     /// Makes the files of a release in target/dist: a static program, a package of Debian, an archive,
@@ -302,6 +304,10 @@ fn main() -> ExitCode {
         Task::Bench { words } => return bench(&words),
         Task::NfsSpeed { options } => {
             ensure(&[("mkfs.ext4", "e2fsprogs"), bench::GANESHA[0]]) && bench::nfs_speed(&options)
+        }
+        Task::NfsClientSpeed(options) => {
+            ensure(&[("mkfs.ext4", "e2fsprogs"), ("tar", "tar")])
+                && nfs_client::speed::nfs_client_speed(&options)
         }
         Task::Fuzz { write_corpus: Some(dir), .. } => fuzz::write_inputs(&dir),
         Task::Fuzz { target, minutes, .. } => fuzz::fuzz(target.as_deref(), minutes),

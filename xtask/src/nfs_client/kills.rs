@@ -1,10 +1,11 @@
 //! Kills of our server under writers, and of mounts with a persistent cache under writers.
 
 use super::servers::Kind;
+use super::watch::process_of;
 use crate::suites::{Mount, Setup};
 use anyhow::{Context, Result, ensure};
 use ivers_oracle::e2fs::{e2fsck, e2fsck_repair};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -132,14 +133,6 @@ fn of_the_server(setup: &Setup) -> Result<String> {
     ))
 }
 
-/// The process of a mount.
-fn pid_of(ivers: &Path, dir: &Path) -> Result<Pid> {
-    let output = Command::new(ivers).args(["info", "--json"]).arg(dir).output()?;
-    let about: serde_json::Value = serde_json::from_slice(&output.stdout).context("ivers info")?;
-    let pid = about["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
-    pid.with_context(|| format!("no process in {about}"))
-}
-
 fn of_the_client(setup: &Setup) -> Result<String> {
     let ivers = &setup.ivers;
     let server = Kind::Ivers.start(ivers, &crate::target_dir())?;
@@ -151,7 +144,7 @@ fn of_the_client(setup: &Setup) -> Result<String> {
     let mut compared = 0;
     for kill in 0..CLIENT_KILLS {
         let cached = mount("cached", &with_cache).context("the mount with a cache fails")?;
-        let pid = pid_of(ivers, &cached.dir)?;
+        let pid = process_of(ivers, &cached.dir)?;
         std::thread::scope(|scope| -> Result<()> {
             for nth in 0..WRITERS as u8 {
                 let dir = &cached.dir;

@@ -111,6 +111,21 @@ fn wait_for(port: u16, child: Option<&mut Child>) -> Result<()> {
 
 fn ganesha(image: &Path, dir: &Path, port: u16) -> Result<(Running, String)> {
     let mounted = LoopMount::new(image, "rw")?;
+    let child = run_ganesha(&mounted, dir, port)?;
+    Ok((Running::Program { child, mounted: Some(mounted) }, EXPORT.to_owned()))
+}
+
+/// Returns major and minor version of nfs-ganesha.
+pub(super) fn version_of_ganesha() -> Result<(u32, u32)> {
+    let output = run("ganesha.nfsd", ["-v"])?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut numbers =
+        said.split(" = V").nth(1).unwrap_or_default().split(|digit: char| !digit.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|number| number.parse().ok());
+    next().zip(next()).with_context(|| format!("nfs-ganesha does not tell its version: {said}"))
+}
+
+fn run_ganesha(mounted: &LoopMount, dir: &Path, port: u16) -> Result<Child> {
     let [config, log, pid] = ["config", "log", "pid"].map(|name| dir.join(name));
     fs::write(
         &config,
@@ -132,7 +147,7 @@ fn ganesha(image: &Path, dir: &Path, port: u16) -> Result<(Running, String)> {
     wait_for(port, Some(&mut child)).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
     // Waits until its grace period has ended.
     sleep(Duration::from_secs(3));
-    Ok((Running::Program { child, mounted: Some(mounted) }, EXPORT.to_owned()))
+    Ok(child)
 }
 
 /// Flags of an export in Linux (include/uapi/linux/nfsd/export.h): insecure ports, no check of subtrees, and
@@ -181,6 +196,32 @@ fn serve(ivers: &Path, image: &Path, dir: &Path, port: u16) -> Result<Running> {
 }
 
 impl Server {
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns how the program of the server has ended, if it has.
+    pub(super) fn has_ended(&mut self) -> Option<String> {
+        let Running::Program { child, .. } = &mut self.running else { return None };
+        child.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+
+    /// Starts a server again that has ended by itself.
+    pub(super) fn start_again(&mut self, kind: Kind, ivers: &Path) -> Result<()> {
+        if self.has_ended().is_none() {
+            return Ok(());
+        }
+        let Running::Program { child, mounted } = &mut self.running else { return Ok(()) };
+        *child = match mounted {
+            Some(mounted) if kind == Kind::Ganesha => run_ganesha(mounted, self.dir.path(), self.port)?,
+            _ => match serve(ivers, &self.image, self.dir.path(), self.port)? {
+                Running::Program { child, .. } => child,
+                Running::Machine(_) => bail!("not a program"),
+            },
+        };
+        Ok(())
+    }
+
     /// Kills a server of ours and starts it again at the same address, after `between` with its image.
     pub(super) fn kill_and_restart(
         &mut self,

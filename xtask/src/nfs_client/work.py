@@ -1,4 +1,5 @@
-"""Locks and mappings between two mounts of one server: work.py locks|mapped ONE OTHER"""
+"""Locks and mappings between two mounts of one server: work.py locks|mapped ONE OTHER, or
+work.py with_other ONE ROUNDS beside another program that counts in the same file."""
 import fcntl
 import mmap
 import os
@@ -110,5 +111,14 @@ def mapped(one, other):
     print(f"{size} bytes, mapped by both")
 
 
+def with_other(place, rounds):
+    file = os.open(os.path.join(place, "counted"), os.O_RDWR)
+    for _ in range(int(rounds)):
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        os.pwrite(file, b"%d\n" % (int(os.pread(file, 20, 0)) + 1), 0)
+        fcntl.lockf(file, fcntl.LOCK_UN)
+    os.close(file)
+
+
 if __name__ == "__main__":
-    {"locks": locks, "mapped": mapped}[sys.argv[1]](sys.argv[2], sys.argv[3])
+    {"locks": locks, "mapped": mapped, "with_other": with_other}[sys.argv[1]](sys.argv[2], sys.argv[3])

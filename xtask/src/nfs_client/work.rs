@@ -1,6 +1,8 @@
 //! The work on mounts of a server.
 
-use super::servers::Kind;
+use super::linux;
+use super::servers::{Kind, version_of_ganesha};
+use super::watch::{Mounts, process_of};
 use crate::suites::{Exclusions, FSX_WEIGHTS, Mount, PJDFSTEST, Setup, excluded, trees};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{SeekFrom, seek};
@@ -10,12 +12,16 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PYTHON: &str = include_str!("work.py");
+pub(super) const PYTHON: &str = include_str!("work.py");
 /// Seeds of fsx, and the operations of each run.
 const FSX_SEEDS: [&str; 2] = ["1", "2"];
 const FSX_OPERATIONS: &str = "10000";
 /// The operations on a server in an emulated machine, which is slow.
 const FSX_OPERATIONS_EMULATED: &str = "1500";
+
+/// nfs-ganesha before this version gives up a reference to the path of the export that it does not have, in
+/// each RELEASE_LOCKOWNER. Then it reads freed memory, and aborts.
+const FIRST_GANESHA_WITH_RELEASE: (u32, u32) = (5, 8);
 
 /// The place of the work.
 pub(super) struct Place<'a> {
@@ -25,16 +31,19 @@ pub(super) struct Place<'a> {
     pub(super) url: &'a str,
     /// The version of NFS.
     pub(super) vers: &'a str,
+    /// What is mounted.
+    pub(super) mounts: &'a Mounts,
 }
 
 /// A part of the work: its name, and a function that does it in an empty directory. It returns what was seen.
 pub(super) type Part = (&'static str, fn(&Place<'_>, &str) -> Result<String>);
 
-pub(super) const PARTS: [Part; 10] = [
+pub(super) const PARTS: [Part; 11] = [
     ("pjdfstest", pjdfstest),
     ("fsx", fsx),
     ("untar, rename storm", untar),
     ("locks of two clients", |place, dir| python(place, dir, "locks")),
+    ("locks of ours and Linux's client", linux::locks),
     ("mmap on two clients", |place, dir| python(place, dir, "mapped")),
     ("extended attributes", attributes),
     ("sparse copies", sparse),
@@ -45,13 +54,24 @@ pub(super) const PARTS: [Part; 10] = [
 
 impl Place<'_> {
     /// Mounts a directory of the export.
-    fn mount(&self, dir: &str, name: &str, options: &str) -> Result<Mount<'_>> {
+    pub(super) fn mount(&self, dir: &str, name: &str, options: &str) -> Result<Mount<'_>> {
         let options = format!("allow_other,vers={}{options}", self.vers);
         let url = PathBuf::from(format!("{}/{dir}", self.url));
         let at = self.setup.scratch.join(name);
         let log = self.setup.scratch.join("log");
         let words = ["--log", log.to_str().context("the path is not UTF-8")?];
-        Mount::with(&self.setup.ivers, &words, &url, at, &options).context("the mount fails")
+        let mount = Mount::with(&self.setup.ivers, &words, &url, at, &options).context("the mount fails")?;
+        self.mounts.add(process_of(&self.setup.ivers, &mount.dir)?);
+        Ok(mount)
+    }
+
+    /// Returns why a part cannot run: what the server does wrong.
+    pub(super) fn defect(&self, part: &str) -> Result<Option<&'static str>> {
+        let locks = part.starts_with("locks") && self.vers == "4.0" && self.kind == Kind::Ganesha;
+        let ends = locks && version_of_ganesha()? < FIRST_GANESHA_WITH_RELEASE;
+        Ok(ends.then_some(
+            "not run: after RELEASE_LOCKOWNER, this version of the server reads freed memory and aborts",
+        ))
     }
 
     /// Returns whether the server is in an emulated machine.
@@ -82,7 +102,7 @@ impl Place<'_> {
     }
 }
 
-fn end(mount: Mount<'_>) -> Result<()> {
+pub(super) fn end(mount: Mount<'_>) -> Result<()> {
     ensure!(mount.unmount(), "the unmount fails");
     Ok(())
 }
@@ -137,10 +157,11 @@ fn fsx(place: &Place<'_>, dir: &str) -> Result<String> {
     let small = "flen = 1048576\n[opsize]\nmax = 131072\n";
     let config = place.setup.scratch.join("fsx.toml");
     fs::write(&config, format!("{small}{weights}"))?;
-    let operations = if place.is_slow() { FSX_OPERATIONS_EMULATED } else { FSX_OPERATIONS };
+    let usual = if place.is_slow() { FSX_OPERATIONS_EMULATED } else { FSX_OPERATIONS };
+    let operations = std::env::var("IVERS_FSX_OPERATIONS").unwrap_or_else(|_| usual.to_owned());
     for seed in FSX_SEEDS {
         let output = Command::new(place.setup.tools.join("fsx"))
-            .args(["-q", "-N", operations, "-S", seed, "-P"])
+            .args(["-q", "-N", &operations, "-S", seed, "-P"])
             .arg(&place.setup.scratch)
             .arg("-f")
             .arg(&config)

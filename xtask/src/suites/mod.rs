@@ -356,7 +356,7 @@ pub(crate) struct Setup {
 }
 
 /// Installs the suites, builds the command, and runs `all`. Keeps the files of a failure.
-pub(crate) fn with_setup(all: fn(&Setup) -> Option<bool>) -> bool {
+pub(crate) fn with_setup(all: impl FnOnce(&Setup) -> Option<bool>) -> bool {
     let prepared = || {
         let target = target_dir();
         let root = target.join("tools");
