@@ -46,7 +46,7 @@ pub fn run() -> Result<bool> {
     });
     println!("== tests: {} s", start.elapsed().as_secs());
     let failed = failed.into_inner().unwrap();
-    // Once more at the end: a log that is cut keeps its end.
+    // Print failures again at the end: if a log is truncated, its end remains.
     for (name, output) in &failed {
         eprintln!("xtask: the test program {name} failed:\n{}", failures(output));
     }
@@ -89,8 +89,8 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name: message["target"]["name"].as_str()?.into(), command })
 }
 
-/// Runs a program and prints its output when it ends, so that it does not mix with that of others. Returns the
-/// output as the error if the program failed.
+/// Runs a program and prints its output when it ends, so that it does not mix with that of others. If the
+/// program failed, the output is the error.
 fn run_one(program: &mut Program) -> std::result::Result<(), Vec<u8>> {
     let start = Instant::now();
     println!("running {} ({})", program.name, program.command.get_program().display());

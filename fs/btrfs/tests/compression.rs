@@ -108,7 +108,8 @@ fn random_changes_of_compressed_files() {
     }
 }
 
-/// What is written in bytes: all of text of 16 MiB, of noise, and of each file of a sector or less.
+/// Compressed text takes less than half the space, and less than half the written bytes. Noise stays
+/// uncompressed. Small files are stored in items.
 #[test]
 fn compressed_data_takes_less_space() {
     if !can_fill() {

@@ -370,7 +370,8 @@ fn a_cycle_of_subvolumes_is_listed_without_paths() {
     assert_eq!(listed, [(256, None), (257, None)]);
 }
 
-/// The root item of the top level lacks a mark, without which Linux resets the flags of a subvolume.
+/// The root item of the top level lacks the mark that its flags are valid. A snapshot must have this mark:
+/// without it, Linux resets the flags of the snapshot.
 #[test]
 fn a_read_only_snapshot_of_the_top_level_is_read_only_on_linux() {
     if !can_fill() {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// A message consists of fragments. Each begins with its length in 31 bits; the highest bit is that of the
-/// last one (RFC 5531, 11).
+/// A message consists of fragments. Each fragment begins with a word of 32 bits: the low 31 bits are its
+/// length, and the highest bit marks the last fragment (RFC 5531, 11).
 const LAST: u32 = 1 << 31;
 
 /// Counts the messages in a stream.

@@ -19,8 +19,8 @@ const FSX_OPERATIONS: &str = "10000";
 /// The operations on a server in an emulated machine, which is slow.
 const FSX_OPERATIONS_EMULATED: &str = "1500";
 
-/// nfs-ganesha before this version gives up a reference to the path of the export that it does not have, in
-/// each RELEASE_LOCKOWNER. Then it reads freed memory, and aborts.
+/// In each RELEASE_LOCKOWNER, nfs-ganesha before this version releases a reference that it does not hold, to
+/// the path of the export. Then it reads freed memory, and aborts.
 const FIRST_GANESHA_WITH_RELEASE: (u32, u32) = (5, 8);
 
 /// The place of the work.

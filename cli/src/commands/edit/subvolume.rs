@@ -16,13 +16,13 @@ use crate::output::{format, print};
 /// The help of the command.
 pub const HELP: &str = "\
 A subvolume is a directory with a tree of its own. A snapshot is a subvolume that starts with the files of \
-another one, and shares their space until one of both changes. It does not contain the subvolumes in its \
-source: these are empty directories there. The change attributes of its files start where those of the \
-source stood. Format: btrfs.
+another subvolume, its source. Both share the space of a file until one of them changes it. A snapshot does \
+not contain the subvolumes in its source: it has empty directories instead. Its files start with the change \
+attributes that they have in the source. Format: btrfs.
 
-A subvolume is deleted with all its files. Those that contain other subvolumes, the default one, and the one \
-that is open (-o subvol=) are not deleted. Each operation is durable when the command returns. If a deletion \
-is interrupted, the next command that writes to the image, or Linux, completes it.
+Deleting a subvolume deletes all its files. A subvolume is not deleted if it contains other subvolumes, is \
+the default subvolume, or is the one that is open (-o subvol=). Each operation is durable when the command \
+returns. If a deletion is interrupted, the next command that writes to the image, or Linux, completes it.
 
 JSON of list, one object per subvolume: id, parent, path (from the top level), path_bytes (only if path is \
 not exact), read_only, default, generation, created, uuid, parent_uuid, received_uuid. Of the others, one \

@@ -40,9 +40,10 @@ Mount options (-o), separated by commas:
                    level or by its number, 5 for the top level (default: the
                    default subvolume)
   degraded         open a btrfs of several devices with what this one has
-  compress=METHOD  compress new data of btrfs: zlib, lzo, zstd, zlib:1 to zlib:9,
-                   zstd:1 to zstd:15; no value: zlib. Files with a property
-                   btrfs.compression or the flag NOCOMPRESS do as these say
+  compress=METHOD  compress new data of btrfs: zlib, lzo, zstd, zlib:1 to
+                   zlib:9, zstd:1 to zstd:15; no value: zlib. The property
+                   btrfs.compression or the flag NOCOMPRESS of a file
+                   overrides this
   commit=SECONDS   longest time before a change is in the journal: 1 to 900
                    (default: 5)
   trust-foreign    trust stored change attributes although another system

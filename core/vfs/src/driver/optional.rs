@@ -36,8 +36,8 @@ impl XattrMode {
 pub trait XattrOps {
     /// Longest value in bytes.
     fn value_max(&self) -> u32;
-    /// What the names of properties begin with: attributes of the format that change how it stores a file.
-    /// Those who may write the file may set them.
+    /// Returns the prefix of the names of properties. A property is an attribute that changes how the format
+    /// stores a file. A caller that may write the file may set its properties.
     fn properties(&self) -> Option<&'static [u8]> {
         None
     }
@@ -183,7 +183,7 @@ pub trait JournalOps {
 pub struct SubvolumeInfo {
     /// Its number.
     pub id: u64,
-    /// The number of the subvolume that has its name; `None` of the top level.
+    /// The number of the subvolume that contains its name; `None` for the top level.
     pub parent: Option<u64>,
     /// Its path from the top level; empty for the top level itself. `None`: it has none.
     pub path: Option<Vec<u8>>,

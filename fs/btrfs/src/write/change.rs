@@ -158,7 +158,7 @@ impl Tx<'_> {
         self.free_blocks() >= least + waiting
     }
 
-    /// Finds space for the blocks that storing these many delayed references may copy.
+    /// Finds space for the blocks that may be copied when `refs` delayed references are stored.
     pub(super) fn make_room_for_refs(&mut self, refs: usize) -> Result<()> {
         let blocks = refs as u64 * BLOCKS_A_REF;
         while !self.has_room_for(blocks) {

@@ -1,7 +1,7 @@
 //! Dropping the trees of deleted subvolumes, in bounded changes.
 //!
-//! A tree is dropped from its last block to its first one. At each commit it is a smaller tree, so that a
-//! crash leaves nothing half done: the next writable mount, of ivers or Linux, goes on.
+//! A tree is dropped from its last block to its first one. Each commit has a complete tree with fewer blocks.
+//! So after a crash, the next writable mount by ivers or Linux continues.
 
 use super::change::Need;
 use super::tx::Tx;
@@ -16,12 +16,12 @@ use std::ops::ControlFlow;
 
 /// Blocks that one change drops at most.
 const BLOCKS_A_CHANGE: usize = 64;
-/// A change ends when it has so many delayed references.
+/// A change ends when it has more delayed references than this.
 const REFS_ENOUGH: usize = 128;
 
 impl Btrfs {
-    /// The subvolumes that are deleted, and whose trees are not dropped yet. Without those that Linux began
-    /// to drop: their trees have pointers to blocks that are gone, and only Linux goes on.
+    /// Returns the deleted subvolumes whose trees are not dropped yet. Leaves out those that Linux has begun
+    /// to drop: their trees point to blocks that no longer exist, and only Linux can continue.
     fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
         let mut found = Vec::new();
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
@@ -60,7 +60,7 @@ impl Btrfs {
 }
 
 impl Tx<'_> {
-    /// Drops the last blocks of a tree to which nothing refers. Returns whether something is left.
+    /// Drops the last blocks of the tree of a deleted subvolume. Returns whether blocks are left.
     pub(super) fn drop_some(&mut self, tree: u64) -> Result<bool> {
         for count in 0..BLOCKS_A_CHANGE {
             if count > 0 && (self.live.refs.len() > REFS_ENOUGH || self.has_many_refs()) {

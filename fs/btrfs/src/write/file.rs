@@ -322,7 +322,8 @@ impl Tx<'_> {
         Ok(parts)
     }
 
-    /// Takes space for a piece. A compressed one needs it in one part: otherwise it is stored as it is.
+    /// Takes space for a piece. A compressed piece requires contiguous space. If there is none, the piece is
+    /// stored uncompressed.
     fn take_piece(&mut self, piece: Piece, parts: &mut Vec<Part>) -> Result<()> {
         let len = piece.len as u64;
         if let Some((compression, bytes)) = piece.packed {

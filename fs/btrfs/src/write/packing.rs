@@ -10,18 +10,18 @@ use crate::layout::key::Key;
 use ivers_vfs::{Error, FileType, Inode, NameError, NewInode, Result};
 use std::sync::atomic::Ordering;
 
-/// The property that says how a file is compressed, and the files that are made in a directory.
+/// The property that says how a file is compressed. New files and directories take it from their directory.
 pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
 /// What names of properties begin with.
 pub(crate) const PROPERTIES: &[u8] = b"btrfs.";
 /// The most compressed bytes that are stored in an item: `max_inline` of Linux.
 const INLINE_MAX: usize = 2048;
-/// If so many pieces of a file in a row do not shrink, only some of the next ones are tried.
+/// If this many pieces of a file in a row do not shrink, only every `THEN_EACH`th piece is tried.
 const TRIED_MAX: u32 = 8;
 const THEN_EACH: u32 = 16;
 
-/// A piece of data that becomes an extent, or several if it is not compressed: its bytes, and what is stored
-/// if it is compressed.
+/// A piece of data: its length in bytes and, if it is compressed, the method and the compressed bytes. A
+/// compressed piece becomes one extent, an uncompressed one may become several.
 pub(super) struct Piece {
     pub len: usize,
     pub packed: Option<(Compression, Vec<u8>)>,
@@ -96,8 +96,8 @@ impl Btrfs {
         self.change(Need::WriteBack, |tx| {
             tx.may_change(vnode)?;
             let file = file_of(vnode);
-            // Preallocated space may be after the end. Linux has no such file with contents in an item.
-            // A writer may have reserved space after it, and then counts on the space of this sector.
+            // Preallocated space may follow the end. Linux stores no contents of such a file in an item.
+            // If a writer has reserved space after this sector, it relies on the space of this sector too.
             let has_more = !tx.extents_in(file, sector, i64::MAX as u64, 1)?.is_empty()
                 || !vnode.reserved.lock().pieces_in(sector, u64::MAX).is_empty();
             if has_more || stored.len() > tx.most_inline() {

@@ -73,7 +73,7 @@ impl Tx<'_> {
         Ok(next)
     }
 
-    /// A UUID that no other subvolume has: of the filesystem, the transaction, the number and the time.
+    /// Makes a unique UUID from the UUID of the filesystem, the transaction, the new number and the time.
     fn new_uuid(&self, id: u64, now: Timestamp) -> [u8; 16] {
         let mut hash = Sha256::new();
         hash.update(self.sb().fsid);
@@ -300,7 +300,7 @@ impl SubvolumeOps for Btrfs {
         self.change(Need::Items, |tx| {
             let at = Name { dir, name };
             tx.check_name(u64::MAX, at, None)?;
-            // A block of this transaction is changed in memory, which a snapshot must not see.
+            // A snapshot must not share blocks of the running transaction: these still change in memory.
             tx.commit()?;
             tx.add_snapshot(origin.subvolume, at, read_only, now)?;
             tx.dir_changed(dir)
@@ -312,7 +312,7 @@ impl SubvolumeOps for Btrfs {
         self.change(Need::Removal, |tx| {
             let at = Name { dir, name };
             let id = tx.check_deletion(at, vnode_of(victim))?;
-            // The root item must have the root of the tree: nothing stores it later.
+            // This commit stores the current root of the tree in the root item: nothing does that later.
             tx.commit()?;
             tx.unname_subvolume(id, at)?;
             tx.dir_changed(dir)

@@ -164,7 +164,7 @@ impl Tx<'_> {
         Ok(place.bytenr)
     }
 
-    /// What the pointer at a place of a dirty block leads to.
+    /// Returns what must be in the block that the pointer at `slot` of the dirty block `parent` leads to.
     fn expected_child(&self, tree: u64, parent: u64, slot: usize) -> Result<Expected> {
         let node = self.dirty(parent)?;
         let pointer = node.pointer(slot);
@@ -480,8 +480,8 @@ impl Tx<'_> {
                 break;
             }
             let (child, below) = (node.pointer(slot).bytenr, node.level - 1);
-            // References from below a block that the tree made name the tree. Copying the block makes them
-            // name the block instead, for the trees that go on using it.
+            // If the tree made the block, the references to what the block points to name the tree. Copying
+            // the block makes them name the block instead. The other trees that use the block need that.
             let is_others = !self.live.fresh.contains(&child) && {
                 let (refs, is_full) = self.block_refs(child, below)?;
                 let expected = self.expected_child(tree, at, slot)?;

@@ -22,7 +22,7 @@ pub struct Figures {
     pub calls: u64,
     /// Operations that overlapped one of another actor.
     pub overlapping: u64,
-    /// Phases with forced bumps, in which values need not rest.
+    /// Phases with forced bumps. In these, a value may change although the file does not.
     pub forced: u64,
 }
 
