@@ -11,7 +11,7 @@ use crate::layout::items::RootItem;
 use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::raw::RawRootItem;
 use crate::tree::Root;
-use ivers_vfs::Result;
+use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
 
 /// Blocks that one change drops at most.
@@ -48,12 +48,23 @@ impl Btrfs {
         Ok(self.deleted_subvolumes()?.into_iter().map(|(_, root)| root).collect())
     }
 
-    /// Drops the trees of deleted subvolumes. Returns their number.
+    /// Drops the trees of deleted subvolumes. Returns their number. If there is no space for that, the rest
+    /// stays for the next writable mount: changes that free space still work.
     pub(crate) fn drop_deleted_subvolumes(&self) -> Result<usize> {
         let found = self.deleted_subvolumes()?;
-        for (key, root) in &found {
+        for (nth, (key, root)) in found.iter().enumerate() {
             self.forest.roots.lock().insert(key.objectid, root.clone());
-            while self.change(Need::Removal, |tx| tx.drop_some(key.objectid))? {}
+            loop {
+                match self.change(Need::Removal, |tx| tx.drop_some(key.objectid)) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(Error::Name(NameError::NoSpace)) => {
+                        log::warn!("{}: no space to drop deleted subvolumes", self.forest.volume.place);
+                        return Ok(nth);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
         }
         Ok(found.len())
     }

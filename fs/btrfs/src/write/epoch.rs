@@ -37,14 +37,9 @@ impl Btrfs {
         if orphans > 0 {
             log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);
         }
-        match self.drop_deleted_subvolumes() {
-            Ok(0) => {}
-            Ok(trees) => log::info!("{}: {trees} deleted subvolumes were dropped", self.forest.volume.place),
-            // Changes that free space still work.
-            Err(Error::Name(NameError::NoSpace)) => {
-                log::warn!("{}: no space to drop a deleted subvolume now", self.forest.volume.place);
-            }
-            Err(error) => return Err(error),
+        let trees = self.drop_deleted_subvolumes()?;
+        if trees > 0 {
+            log::info!("{}: {trees} deleted subvolumes were dropped", self.forest.volume.place);
         }
         // If no record was stored, a replay may not be committed yet. Commit it before an fsync replaces the
         // log that it came from.

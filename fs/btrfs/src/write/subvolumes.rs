@@ -319,12 +319,7 @@ impl SubvolumeOps for Btrfs {
         })?;
         // The name is gone first: a crash leaves no subvolume with a part of its files.
         self.commit()?;
-        match self.drop_deleted_subvolumes() {
-            Err(Error::Name(NameError::NoSpace)) => {
-                log::warn!("{}: no space to drop a deleted subvolume now", self.forest.volume.place);
-            }
-            dropped => _ = dropped?,
-        }
+        self.drop_deleted_subvolumes()?;
         self.commit()
     }
 }
