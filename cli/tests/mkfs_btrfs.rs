@@ -2,27 +2,12 @@
 
 mod common;
 
+use common::source_tree::*;
 use common::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const UUID: &str = "12345678-9abc-4def-8123-456789abcdef";
-
-/// A tree of directories, names, holes, links and attributes.
-fn tree_to_copy(dir: &Path) {
-    use std::os::unix::fs::FileExt;
-    fs::create_dir_all(dir.join("many")).unwrap();
-    for nth in 0..3000 {
-        fs::write(dir.join(format!("many/file with a long name {nth}")), vec![nth as u8; nth]).unwrap();
-    }
-    fs::write(dir.join("large"), (0..40_000_000).map(|at| (at / 7) as u8).collect::<Vec<_>>()).unwrap();
-    let holes = fs::File::create(dir.join("holes")).unwrap();
-    holes.write_all_at(b"island", 1 << 20).unwrap();
-    holes.set_len(8 << 20).unwrap();
-    fs::hard_link(dir.join("large"), dir.join("many/twin")).unwrap();
-    std::os::unix::fs::symlink("large", dir.join("link")).unwrap();
-    xattr::set(dir.join("large"), "user.note", b"kept").unwrap();
-}
 
 fn makes(image: &Path, words: &[&str]) {
     let output = ivers([&["mkfs", "-t", "btrfs", "-q", image.to_str().unwrap()], words].concat());
@@ -36,9 +21,8 @@ fn makes(image: &Path, words: &[&str]) {
 fn equal_trees_fill_equal_images() {
     let dir = tempfile::tempdir().unwrap();
     let (source, archive) = (dir.path().join("tree"), dir.path().join("tree.tar"));
-    tree_to_copy(&source);
-    let words = ["--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive.to_str().unwrap()];
-    ivers_oracle::run("tar", words.into_iter().chain(["-C", source.to_str().unwrap(), "."])).unwrap();
+    tree_to_copy(&source, 3000, 40_000_000);
+    archive_tree(&source, &archive);
     let from = ["--uuid", UUID, "--timestamp", "1500000000", "--from"];
     let images: [PathBuf; 3] = ["one", "other", "packed"].map(|name| dir.path().join(name));
     for (image, from_here) in images.iter().zip([&source, &source, &archive]) {

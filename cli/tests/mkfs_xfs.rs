@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::source_tree::*;
 use common::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,35 +142,18 @@ fn small_filesystems_need_an_option() {
     assert!(said(&output).contains("16 MiB") && !said(&output).contains("--small"), "{}", said(&output));
 }
 
-/// A tree of directories, names, holes, links and attributes.
-fn tree_to_copy(dir: &Path) {
-    use std::os::unix::fs::FileExt;
-    fs::create_dir_all(dir.join("many")).unwrap();
-    for nth in 0..600 {
-        fs::write(dir.join(format!("many/file with a long name {nth}")), vec![nth as u8; nth]).unwrap();
-    }
-    fs::write(dir.join("large"), (0..4_000_000).map(|at| (at / 7) as u8).collect::<Vec<_>>()).unwrap();
-    let holes = fs::File::create(dir.join("holes")).unwrap();
-    holes.write_all_at(b"island", 1 << 20).unwrap();
-    holes.set_len(8 << 20).unwrap();
-    fs::hard_link(dir.join("large"), dir.join("many/twin")).unwrap();
-    std::os::unix::fs::symlink("large", dir.join("link")).unwrap();
-    xattr::set(dir.join("large"), "user.note", b"kept").unwrap();
-}
-
 #[test]
 fn equal_trees_fill_equal_images() {
     let dir = tempfile::tempdir().unwrap();
     let (source, archive) = (dir.path().join("tree"), dir.path().join("tree.tar"));
-    tree_to_copy(&source);
+    tree_to_copy(&source, 600, 4_000_000);
     for features in ["", "parent,exchange"] {
         fill_with_features(&source, &archive, features);
     }
 }
 
 fn fill_with_features(source: &Path, archive: &Path, features: &str) {
-    let words = ["--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive.to_str().unwrap()];
-    ivers_oracle::run("tar", words.into_iter().chain(["-C", source.to_str().unwrap(), "."])).unwrap();
+    archive_tree(source, archive);
     let options = ["-q", "--small", "-O", features, "--uuid", UUID, "--timestamp", "1500000000", "--from"];
     let sized = [&["--size", "64M"], &options[..]].concat();
     let images = [source, source, archive].map(|from| {

@@ -11,6 +11,7 @@ use ivers_oracle::Image;
 pub mod disk;
 pub mod image_place;
 pub mod served;
+pub mod source_tree;
 
 pub const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 

@@ -39,8 +39,8 @@ impl Vfs {
         Ok(())
     }
 
-    /// Makes a snapshot of the subvolume whose root directory is `source`, durably. It has what was written
-    /// before the call.
+    /// Makes a snapshot of the subvolume with the root directory `source`, durably. The snapshot contains all
+    /// changes that were made before the call.
     pub fn snapshot_subvolume(
         &self,
         cred: &Cred,

@@ -48,9 +48,6 @@ impl Target {
     }
 }
 
-/// The bytes before each name in an INODE_EXTREF.
-const PARENT_BYTES: usize = size_of::<u64>();
-
 impl Btrfs {
     fn target(&self, tree: &Tree, dir: u64, key: Key, entry: &DirItem<'_>) -> Result<Target> {
         let location = entry.location;
@@ -131,10 +128,9 @@ impl Btrfs {
         let last = Key::new(objectid, kind::INODE_EXTREF, u64::MAX);
         self.forest.scan(tree, first, last, |key, data| {
             let corrupt = |what: String| self.forest.corrupt(what, tree, key);
-            let head = if key.kind == kind::INODE_EXTREF { PARENT_BYTES } else { 0 };
-            let names = decode_names(data, head).map_err(corrupt)?;
+            let names = decode_names(key, data).map_err(corrupt)?;
             let Some(name) = names.first() else { return Ok(ControlFlow::Continue(())) };
-            Ok(ControlFlow::Break((name.parent.unwrap_or(key.offset), name.name.to_vec())))
+            Ok(ControlFlow::Break((name.parent, name.name.to_vec())))
         })
     }
 

@@ -208,10 +208,10 @@ pub struct SubvolumeInfo {
 pub trait SubvolumeOps {
     /// All subvolumes, by number.
     fn list(&self) -> Result<Vec<SubvolumeInfo>>;
-    /// Makes an empty one. The VFS holds the exclusive lock of the directory.
+    /// Makes an empty subvolume. The VFS holds the exclusive lock of the directory.
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<()>;
-    /// Makes a snapshot of the subvolume whose root is `source`. The VFS holds the exclusive locks of both,
-    /// and has written back all pages.
+    /// Makes a snapshot of the subvolume with the root `source`. The VFS holds the exclusive locks of
+    /// `source` and `dir`. It has written back all pages.
     fn snapshot(
         &self,
         source: &Inode,
@@ -220,7 +220,7 @@ pub trait SubvolumeOps {
         read_only: bool,
         now: Timestamp,
     ) -> Result<()>;
-    /// Deletes the one whose root is `victim`. The VFS holds the exclusive locks of both, and has written
-    /// back all pages.
+    /// Deletes the subvolume with the root `victim`. The VFS holds the exclusive locks of `victim` and `dir`.
+    /// It has written back all pages.
     fn delete(&self, dir: &Inode, name: &[u8], victim: &Inode) -> Result<()>;
 }

@@ -5,7 +5,7 @@ use super::state::{Checker, Naming};
 use super::subvolume::{Name, Said, Subvolume};
 use crate::layout::checksum::{name_hash, raw_crc};
 use crate::layout::features::Incompat;
-use crate::layout::items::{DirItem, NAME_MAX, decode_names};
+use crate::layout::items::{DirItem, FoundName, NAME_MAX, decode_names};
 use crate::layout::key::{Key, kind, object};
 use ivers_vfs::FileType;
 
@@ -42,7 +42,7 @@ impl Subvolume {
         of: Option<FileType>,
     ) -> std::result::Result<u64, String> {
         let is_extended = key.kind == kind::INODE_EXTREF;
-        let names = decode_names(data, if is_extended { size_of::<u64>() } else { 0 })?;
+        let names = decode_names(key, data)?;
         if names.is_empty() {
             return Err("it has no name".into());
         }
@@ -50,8 +50,7 @@ impl Subvolume {
             return Err("the feature extended-iref is not set".into());
         }
         for found in &names {
-            let (index, name) = (found.index, found.name);
-            let dir = found.parent.unwrap_or(key.offset);
+            let FoundName { parent: dir, index, name, .. } = *found;
             if key.objectid == object::FIRST_FREE {
                 if (dir, index, name) != (key.objectid, 0, b"..") {
                     return Err(format!("the root directory is \"{}\" in {dir}", name.escape_ascii()));

@@ -63,9 +63,8 @@ impl Checker {
         let (first, last) =
             (Key::new(objectid, kind::INODE_REF, 0), Key::new(objectid, kind::INODE_EXTREF, u64::MAX));
         without_damage(self.forest.scan(&root.tree, first, last, |key, data| {
-            let head = if key.kind == kind::INODE_EXTREF { size_of::<u64>() } else { 0 };
-            let names = decode_names(data, head).unwrap_or_default();
-            let named = names.first().map(|it| (tree, it.parent.unwrap_or(key.offset), it.name.to_vec()));
+            let names = decode_names(key, data).unwrap_or_default();
+            let named = names.first().map(|it| (tree, it.parent, it.name.to_vec()));
             Ok(named.map_or(ControlFlow::Continue(()), ControlFlow::Break))
         }))
     }

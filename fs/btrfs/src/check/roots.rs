@@ -66,7 +66,7 @@ impl RootTree {
             kind::INODE_ITEM => {
                 InodeItem::decode(data)?;
             }
-            kind::INODE_REF => drop(decode_names(data, 0)?),
+            kind::INODE_REF => drop(decode_names(key, data)?),
             kind::DIR_ITEM => drop(DirItem::decode_all(data, false)?),
             // Items of the old cache of free space, and of the state of a balance.
             kind::EXTENT_DATA | kind::TEMPORARY_ITEM | 0 => {}

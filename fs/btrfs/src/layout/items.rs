@@ -153,16 +153,18 @@ pub(crate) fn encode_name(index: u64, name: &[u8]) -> Vec<u8> {
 /// A name in an INODE_REF or INODE_EXTREF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundName<'a> {
-    /// The directory, if the item says it.
-    pub parent: Option<u64>,
+    /// The directory.
+    pub parent: u64,
     pub index: u64,
     pub name: &'a [u8],
     /// The bytes of the item that have it.
     pub range: std::ops::Range<usize>,
 }
 
-/// Decodes the names of an INODE_REF, or of an INODE_EXTREF, where each has `head` bytes for its parent.
-pub(crate) fn decode_names(data: &[u8], head: usize) -> Result<Vec<FoundName<'_>>, String> {
+/// Decodes the names of an INODE_REF, whose key has their parent, or of an INODE_EXTREF, where the parent is
+/// before each name.
+pub(crate) fn decode_names(key: Key, data: &[u8]) -> Result<Vec<FoundName<'_>>, String> {
+    let head = if key.kind == kind::INODE_EXTREF { size_of::<u64>() } else { 0 };
     let mut names = Vec::new();
     let mut at = 0;
     while at < data.len() {
@@ -172,7 +174,7 @@ pub(crate) fn decode_names(data: &[u8], head: usize) -> Result<Vec<FoundName<'_>
         let name_at = at + head + size_of::<RawInodeRef>();
         let name = slice(data, name_at, raw.name_len.get().into()).ok_or_else(cut)?;
         let end = name_at + name.len();
-        let parent = parent.map(|parent| parent.get());
+        let parent = parent.map_or(key.offset, |parent| parent.get());
         names.push(FoundName { parent, index: raw.index.get(), name, range: at..end });
         at = end;
     }

@@ -38,6 +38,11 @@ const BLOCKS_A_REF: u64 = 3;
 /// A transaction commits when it has more bytes of blocks than this in memory. A small budget lowers this.
 const DIRTY_MAX: u64 = 32 << 20;
 
+/// The blocks that storing so many delayed references may copy.
+pub(super) fn refs_need(refs: usize) -> u64 {
+    refs as u64 * BLOCKS_A_REF
+}
+
 /// What a change needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -100,7 +105,7 @@ impl Btrfs {
     /// Makes a change. It returns an error of a name only if nothing is changed yet.
     pub(crate) fn change<T>(&self, need: Need, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.with_tx(|tx| {
-            tx.make_room(need)?;
+            tx.make_room(need, 0)?;
             let done = run(tx)?;
             tx.end_change()?;
             Ok(done)
@@ -147,58 +152,41 @@ impl Tx<'_> {
         self.live.reserved / ITEMS_PART / u64::from(self.sb().node_size)
     }
 
-    fn has_room(&self, need: Need) -> bool {
+    /// Whether there is space for the blocks of a change, and for `more` blocks.
+    pub(super) fn has_room(&self, need: Need, more: u64) -> bool {
         let kept = self.kept_blocks();
         let least = match need {
             Need::Items => kept + self.blocks_of_reserved() + BLOCKS_A_CHANGE,
             Need::WriteBack => kept / 2 + BLOCKS_A_CHANGE,
             Need::Removal => kept / 4,
         };
-        let waiting = self.live.refs.len() as u64 * BLOCKS_A_REF;
-        self.free_blocks() >= least + waiting
-    }
-
-    /// Finds space for the blocks that may be copied when `refs` delayed references are stored.
-    pub(super) fn make_room_for_refs(&mut self, refs: usize) -> Result<()> {
-        let blocks = refs as u64 * BLOCKS_A_REF;
-        while !self.has_room_for(blocks) {
-            if !self.add_chunk(Use::Metadata)? {
-                return Err(NameError::NoSpace.into());
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a change, or the log, may take these many more blocks.
-    pub(super) fn has_room_for(&self, blocks: u64) -> bool {
-        let waiting = self.live.refs.len() as u64 * BLOCKS_A_REF;
-        self.free_blocks()
-            >= self.kept_blocks() + self.blocks_of_reserved() + BLOCKS_A_CHANGE + waiting + blocks
+        self.free_blocks() >= least + more + refs_need(self.live.refs.len())
     }
 
     /// Returns whether a removal must continue in another change, because storing the delayed references may
     /// take half of the free blocks. Copies of blocks that snapshots share add many references.
     pub(super) fn has_many_refs(&self) -> bool {
-        self.live.refs.len() as u64 * BLOCKS_A_REF * 2 > self.free_blocks()
+        refs_need(self.live.refs.len()) * 2 > self.free_blocks()
     }
 
-    /// Finds space for the blocks of a change: in new chunks, and in what waits for a commit.
-    pub(super) fn make_room(&mut self, need: Need) -> Result<()> {
-        if !self.has_room(need) {
+    /// Finds space for the blocks of a change, and for `more` blocks: in new chunks, and in what waits for a
+    /// commit.
+    pub(super) fn make_room(&mut self, need: Need, more: u64) -> Result<()> {
+        if !self.has_room(need, more) {
             self.run_refs()?;
         }
-        while !self.has_room(need) {
+        while !self.has_room(need, more) {
             if !self.add_chunk(Use::Metadata)? {
                 break;
             }
         }
-        if self.has_room(need) {
+        if self.has_room(need, more) {
             return Ok(());
         }
         if self.live.groups.pinned_bytes(Use::Metadata) > 0 {
             self.commit()?;
         }
-        if self.has_room(need) { Ok(()) } else { Err(NameError::NoSpace.into()) }
+        if self.has_room(need, more) { Ok(()) } else { Err(NameError::NoSpace.into()) }
     }
 
     /// Bounds the delayed references and the blocks in memory: stores the references, and commits if needed.

@@ -20,8 +20,8 @@ const BLOCKS_A_CHANGE: usize = 64;
 const REFS_ENOUGH: usize = 128;
 
 impl Btrfs {
-    /// Returns the deleted subvolumes whose trees are not dropped yet. Leaves out those that Linux has begun
-    /// to drop: their trees point to blocks that no longer exist, and only Linux can continue.
+    /// Returns the deleted subvolumes that still have trees. Leaves out a tree that Linux has begun to drop:
+    /// it points to blocks that no longer exist, and only Linux can continue.
     fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
         let mut found = Vec::new();
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };

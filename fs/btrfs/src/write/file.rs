@@ -66,7 +66,7 @@ impl Btrfs {
                 }
             }
             tx.live.reserved += more;
-            if let Err(error) = tx.make_room(Need::Items) {
+            if let Err(error) = tx.make_room(Need::Items, 0) {
                 tx.live.reserved -= more;
                 return Err(error);
             }

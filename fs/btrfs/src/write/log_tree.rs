@@ -3,6 +3,7 @@
 //! A log has copies of items of changed files. Its blocks are taken from the free space, and are in no other
 //! tree. Only the superblock leads to them, until the next commit.
 
+use super::change::Need;
 use super::checksums::Items;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
@@ -180,7 +181,7 @@ impl Tx<'_> {
         let blocks: usize =
             changed.map(|tree| 1 + tree.leaves().filter(|leaf| leaf.stored_at.is_none()).count()).sum();
         let fits = roots * (ROOT_ITEM_BYTES + ITEM_BYTES) <= leaf_bytes(self.sb());
-        if !fits || !self.has_room_for(blocks as u64 + 1) {
+        if !fits || !self.has_room(Need::Items, blocks as u64 + 1) {
             return Ok(false);
         }
         let mut trees = std::mem::take(&mut self.live.log.trees);

@@ -29,9 +29,9 @@ fn extref_key(objectid: u64, dir: u64, name: &[u8]) -> Key {
     Key::new(objectid, kind::INODE_EXTREF, u64::from(raw_crc(dir as u32, name)))
 }
 
-/// The items that may have the reference of an inode to a name, and the bytes before each name in them.
-pub(super) fn ref_keys(objectid: u64, dir: u64, name: &[u8]) -> [(Key, usize); 2] {
-    [(Key::new(objectid, kind::INODE_REF, dir), 0), (extref_key(objectid, dir, name), 8)]
+/// The items that may have the reference of an inode to a name.
+pub(super) fn ref_keys(objectid: u64, dir: u64, name: &[u8]) -> [Key; 2] {
+    [Key::new(objectid, kind::INODE_REF, dir), extref_key(objectid, dir, name)]
 }
 
 impl Tx<'_> {
@@ -178,11 +178,10 @@ impl Tx<'_> {
 
     /// Removes the reference of an inode to a name. Returns the name's index.
     pub(super) fn remove_ref(&mut self, objectid: u64, (subvolume, dir): FileId, name: &[u8]) -> Result<u64> {
-        for (key, head) in ref_keys(objectid, dir, name) {
+        for key in ref_keys(objectid, dir, name) {
             let Some(data) = self.item(subvolume, key)? else { continue };
-            let names = decode_names(&data, head).map_err(|what| self.broken(what))?;
-            let is_here = |parent: Option<u64>| parent.is_none_or(|parent| parent == dir);
-            let found = names.iter().find(|found| found.name == name && is_here(found.parent));
+            let names = decode_names(key, &data).map_err(|what| self.broken(what))?;
+            let found = names.iter().find(|found| (found.parent, found.name) == (dir, name));
             let Some(found) = found else { continue };
             let index = found.index;
             let mut rest = data.clone();

@@ -82,7 +82,7 @@ impl Btrfs {
         Ok(pieces)
     }
 
-    /// Stores the whole contents of a small file in an item, if they are compressed. Returns whether it did.
+    /// Stores the contents of a small file in an item if they compress well enough. Returns whether it did.
     pub(super) fn write_inline(&self, inode: &Inode, data: &[u8]) -> Result<bool> {
         let sector = self.sector();
         let vnode = vnode_of(inode);

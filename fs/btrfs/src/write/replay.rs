@@ -285,8 +285,7 @@ impl Tx<'_> {
         let key = |kind, offset| Key::new(objectid, kind, offset);
         let (first, last) = (key(kind::INODE_REF, 0), key(kind::INODE_EXTREF, u64::MAX));
         for (key, data) in self.items_between(subvolume, first, last)? {
-            let head = if key.kind == kind::INODE_REF { 0 } else { 8 };
-            let found = decode_names(&data, head).map_err(|what| self.bad_log(what))?;
+            let found = decode_names(key, &data).map_err(|what| self.bad_log(what))?;
             names = names.saturating_add(found.len() as u32);
         }
         let is_directory = item.kind == FileType::Directory;

@@ -134,11 +134,10 @@ impl Tx<'_> {
 
     /// Whether the log has a reference of an inode to a name.
     fn log_refers(&self, log: &Log, objectid: u64, at: Name<'_>) -> Result<bool> {
-        for (key, head) in super::names::ref_keys(objectid, at.dir, at.name) {
+        for key in super::names::ref_keys(objectid, at.dir, at.name) {
             let Some(data) = log.get(key) else { continue };
-            let names = decode_names(data, head).map_err(|what| self.bad_log(what))?;
-            if names.iter().any(|found| found.name == at.name && found.parent.is_none_or(|dir| dir == at.dir))
-            {
+            let names = decode_names(key, data).map_err(|what| self.bad_log(what))?;
+            if names.iter().any(|found| (found.parent, found.name) == (at.dir, at.name)) {
                 return Ok(true);
             }
         }
@@ -147,39 +146,39 @@ impl Tx<'_> {
 
     /// Replaces the references of inodes by those of the log, and updates the directories to match.
     pub(super) fn replay_names(&mut self, log: &mut Log) -> Result<()> {
-        for (kind, head) in [(kind::INODE_REF, 0), (kind::INODE_EXTREF, 8)] {
+        for kind in [kind::INODE_REF, kind::INODE_EXTREF] {
             for (key, data) in log.of_kind(kind) {
-                self.replay_ref(log, key, &data, head)?;
+                self.replay_ref(log, key, &data)?;
             }
         }
         Ok(())
     }
 
-    fn replay_ref(&mut self, log: &mut Log, key: Key, data: &[u8], head: usize) -> Result<()> {
+    fn replay_ref(&mut self, log: &mut Log, key: Key, data: &[u8]) -> Result<()> {
         let (subvolume, objectid) = (log.subvolume, key.objectid);
         let inode = self.logged_inode(subvolume, objectid)?;
         let inode =
             inode.ok_or_else(|| self.bad_log(format!("it names inode {objectid}, which does not exist")))?;
-        let names = decode_names(data, head).map_err(|what| self.bad_log(what))?;
+        let names = decode_names(key, data).map_err(|what| self.bad_log(what))?;
         // The root of a subvolume refers to itself.
-        let is_root = (objectid, key.offset, head) == (object::FIRST_FREE, object::FIRST_FREE, 0);
+        let is_root = key == Key::new(object::FIRST_FREE, kind::INODE_REF, object::FIRST_FREE);
         if let Some(bad) = names.iter().find(|found| !is_root && !is_name(found.name)) {
             return Err(self.bad_log(format!("it has the name {:?}", bad.name.escape_ascii().to_string())));
         }
         log.touched.insert(objectid);
         let old = self.item(subvolume, key)?.unwrap_or_default();
-        let gone: Vec<(u64, Vec<u8>)> = decode_names(&old, head)
+        let gone: Vec<(u64, Vec<u8>)> = decode_names(key, &old)
             .map_err(|what| self.bad_log(what))?
             .iter()
             .filter(|old| !names.iter().any(|new| (new.parent, new.name) == (old.parent, old.name)))
-            .map(|old| (old.parent.unwrap_or(key.offset), old.name.to_vec()))
+            .map(|old| (old.parent, old.name.to_vec()))
             .collect();
         for (dir, name) in gone {
             self.unlink_logged(log, dir, &name)?;
         }
         let mut kept = Vec::new();
         for found in &names {
-            let at = Name { dir: found.parent.unwrap_or(key.offset), index: found.index, name: found.name };
+            let at = Name { dir: found.parent, index: found.index, name: found.name };
             // The directory may be gone.
             let dir = self.logged_inode(subvolume, at.dir)?.filter(|dir| dir.kind == FileType::Directory);
             if dir.is_none() {

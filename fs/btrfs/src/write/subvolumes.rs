@@ -1,6 +1,6 @@
 //! Making subvolumes and snapshots, and deleting them.
 
-use super::change::Need;
+use super::change::{Need, refs_need};
 use super::names::Name;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
@@ -166,7 +166,7 @@ impl Tx<'_> {
         let TreeRoot { bytenr, generation, level } = origin.root;
         let expected = Expected { bytenr, generation, level, tree: source, first: None, below: None };
         let node = self.fs.forest.node(&expected)?;
-        self.make_room_for_refs(node.count())?;
+        self.make_room(Need::Items, refs_need(node.count()))?;
         let id = self.new_subvolume()?;
         let copy = self.copy_root(id, &node)?;
         // From now on, each block of the source may be shared.
@@ -206,6 +206,13 @@ impl Tx<'_> {
         self.name_subvolume(id, at)
     }
 
+    /// The index of the name of a subvolume in its directory.
+    fn index_of_subvolume(&self, id: u64, dir: &Vnode) -> Result<u64> {
+        let reference = self.item(object::ROOT_TREE, Key::new(dir.subvolume, kind::ROOT_REF, id))?;
+        let reference = reference.unwrap_or_default();
+        Ok(RootRef::decode(&reference).map_err(|what| self.broken(what))?.index)
+    }
+
     /// Checks that the name of a subvolume can be removed, and returns the number of the subvolume.
     fn check_deletion(&self, at: Name<'_>, victim: &Vnode) -> Result<u64> {
         let dir = vnode_of(at.dir);
@@ -225,10 +232,7 @@ impl Tx<'_> {
         if nested.is_some() {
             return Err(NameError::NotEmpty.into());
         }
-        let reference = self.item(object::ROOT_TREE, Key::new(dir.subvolume, kind::ROOT_REF, id))?;
-        let reference = reference.unwrap_or_default();
-        let found = RootRef::decode(&reference).map_err(|what| self.broken(what))?;
-        let key = Key::new(dir.objectid, kind::DIR_INDEX, found.index);
+        let key = Key::new(dir.objectid, kind::DIR_INDEX, self.index_of_subvolume(id, dir)?);
         let entries = self.item(dir.subvolume, key)?.unwrap_or_default();
         let entries = DirItem::decode_all(&entries, false).map_err(|what| self.broken(what))?;
         let is_it = |entry: &DirItem<'_>| {
@@ -244,11 +248,8 @@ impl Tx<'_> {
 
     pub(super) fn unname_subvolume(&mut self, id: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
-        let key = Key::new(dir.subvolume, kind::ROOT_REF, id);
-        let reference = self.item(object::ROOT_TREE, key)?.unwrap_or_default();
-        let found = RootRef::decode(&reference).map_err(|what| self.broken(what))?;
-        let index = found.index;
-        self.remove(object::ROOT_TREE, key)?;
+        let index = self.index_of_subvolume(id, dir)?;
+        self.remove(object::ROOT_TREE, Key::new(dir.subvolume, kind::ROOT_REF, id))?;
         self.remove(object::ROOT_TREE, Key::new(id, kind::ROOT_BACKREF, dir.subvolume))?;
         self.remove_entry(file_of(dir), index, at.name)?;
         dir.next_index.fetch_max(index.saturating_add(1), Ordering::Relaxed);

@@ -224,6 +224,17 @@ fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     a.client.vfs.unmount().unwrap();
 }
 
+/// Checks that a query waits until `release` is called. `why` says why it must.
+fn query_waits(a: &Holder, why: &str, release: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        let query = scope.spawn(|| a.change());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!query.is_finished(), "{why}");
+        release();
+        query.join().unwrap();
+    });
+}
+
 /// [`D3`] The server restarts with a shorter lease. The client renews this one, and relies on it.
 #[test]
 fn a_server_that_restarts_may_have_a_shorter_lease() {
@@ -246,13 +257,7 @@ fn a_server_that_restarts_may_have_a_shorter_lease() {
     until("the lease is renewed", || a.requests() > before);
     plan.swallow.store(true, Relaxed);
     std::thread::sleep(Duration::from_millis(3500));
-    std::thread::scope(|scope| {
-        let query = scope.spawn(|| a.change());
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(!query.is_finished(), "the lease may have expired");
-        plan.swallow.store(false, Relaxed);
-        query.join().unwrap();
-    });
+    query_waits(&a, "the lease may have expired", || plan.swallow.store(false, Relaxed));
     a.close();
     a.client.vfs.unmount().unwrap();
 }
@@ -275,12 +280,10 @@ fn a_longer_lease_counts_only_after_the_reclaim() {
     std::thread::scope(|scope| {
         scope.spawn(|| a.client.vfs.stat_fs().unwrap());
         until("the reply to OPEN is lost", || plan.swallow.load(Relaxed));
-        let query = scope.spawn(|| a.change());
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(!query.is_finished(), "the delegation is not reclaimed");
-        *plan.fault.lock().unwrap() = None;
-        plan.swallow.store(false, Relaxed);
-        query.join().unwrap();
+        query_waits(&a, "the delegation is not reclaimed", || {
+            *plan.fault.lock().unwrap() = None;
+            plan.swallow.store(false, Relaxed);
+        });
     });
     a.close();
     a.client.vfs.unmount().unwrap();

@@ -152,7 +152,7 @@ fn a_reclaim_whose_connection_breaks_keeps_locks() {
         .collect();
     for round in 0..ROUNDS {
         let before = plan.cuts.load(Relaxed);
-        // The reclaim has 4 OPENs and 16 LOCKs. Those whose replies are lost come twice.
+        // The reclaim sends 4 OPENs and 16 LOCKs. If a reply is lost, the client sends the request again.
         let (name, mut cuts) = match round % 2 {
             0 => ("LOCK", vec![1 + round as u64, 4 + round as u64, 9 + round as u64]),
             _ => ("OPEN", vec![1, 2, 4]),
