@@ -37,9 +37,9 @@ pub struct Buffer {
 pub struct BufferRead(Contents);
 
 impl BufferRead {
-    /// Returns the memory, so that the caller can reuse it. `None` if there are other clones.
-    pub fn into_bytes(self) -> Option<Box<[u8]>> {
-        self.0.into_bytes()
+    /// Returns the contents.
+    pub fn into_contents(self) -> Contents {
+        self.0
     }
 }
 

@@ -64,14 +64,9 @@ impl Contents {
         &mut Arc::make_mut(&mut self.0).bytes
     }
 
-    /// Returns the memory, so that the caller can reuse it, and ends its charge. `None` if there are other
-    /// clones.
-    pub(crate) fn into_bytes(self) -> Option<Box<[u8]>> {
-        let mut charged = Arc::into_inner(self.0)?;
-        if let Some(budget) = charged.budget.take() {
-            budget.uncharge(Self::cost(charged.bytes.len() as u64));
-        }
-        Some(std::mem::take(&mut charged.bytes))
+    /// The bytes, to change them. `None` if there are other clones.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        Some(&mut Arc::get_mut(&mut self.0)?.bytes)
     }
 
     /// Returns whether both are one version: clones of each other.
@@ -135,9 +130,9 @@ mod tests {
         free.make_mut()[0] = 3;
         assert_eq!(budget.used(), each);
         let other = new.clone();
-        assert!(other.into_bytes().is_none());
+        assert!(new.get_mut().is_none());
+        drop(other);
+        assert_eq!(new.get_mut().unwrap()[0], 2);
         assert_eq!(budget.used(), each);
-        assert_eq!(new.into_bytes().unwrap()[0], 2);
-        assert_eq!(budget.used(), 0);
     }
 }

@@ -32,6 +32,18 @@ impl Unit {
         }
     }
 
+    /// A unit of `count` neighbours.
+    ///
+    /// # Panics
+    /// If there is none, or there is no such block.
+    pub fn run(first: BlockNo, count: u64) -> Self {
+        match count {
+            0 => panic!("a unit has at least one block"),
+            1 => Self(Blocks::One(first)),
+            _ => Self(Blocks::Several((first.0..first.0 + count).map(BlockNo).collect())),
+        }
+    }
+
     /// The first block. A cache holds at most one unit that starts with it.
     pub fn first(&self) -> BlockNo {
         match &self.0 {

@@ -94,14 +94,14 @@ impl Handle {
         &self,
         buffer: &Arc<Buffer>,
         before: &BufferRead,
-        new: Vec<u8>,
-        ranges: &[Range<usize>],
+        new: Contents,
+        ranges: &[Range<u32>],
     ) -> std::result::Result<(), Contents> {
-        let (cache, len) = (self.journal.cache(), new.len());
-        assert_eq!(len, cache.len_of(buffer.unit()) as usize);
+        let len = self.journal.cache().len_of(buffer.unit());
+        assert_eq!(new.len(), len as usize);
         assert!(ranges.iter().all(|range| range.start <= range.end && range.end <= len));
-        self.add(buffer, ranges.iter().map(|range| range.start as u32..range.end as u32));
-        let replaced = buffer.replace_if_unchanged(before, Contents::new(new, cache.budget()));
+        self.add(buffer, ranges.iter().cloned());
+        let replaced = buffer.replace_if_unchanged(before, new);
         self.done(buffer);
         replaced
     }

@@ -121,7 +121,7 @@ impl Inner {
         if self.log.is_none() || self.costs.object.is_none() {
             return Err(JournalError::ObjectsUnsupported);
         }
-        let (id, record, patch) = (object.id(), object.record(), object.patch().map(Arc::new));
+        let (id, record, patch) = (object.id(), object.record(), object.patch());
         if let Some(patch) = &patch {
             let len = self.cache.len_of(&patch.unit) as usize;
             assert!(patch.fits(len), "an object does not lie inside its unit");

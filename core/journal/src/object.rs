@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ivers_block::{BlockNo, Unit};
+use smallvec::{SmallVec, smallvec};
 
 use crate::{Lsn, Result, Tid};
 
@@ -25,7 +26,7 @@ pub struct Patch {
     pub bytes: Arc<[u8]>,
     /// The ranges of `bytes` to write, each with its offset in the unit. What lies between them in the unit
     /// is not the object's.
-    pub pieces: Vec<(u32, Range<u32>)>,
+    pub pieces: SmallVec<[(u32, Range<u32>); 2]>,
 }
 
 impl Patch {
@@ -33,7 +34,7 @@ impl Patch {
     pub fn new(unit: impl Into<Unit>, offset: u32, bytes: impl Into<Arc<[u8]>>) -> Self {
         let bytes = bytes.into();
         let all = 0..bytes.len() as u32;
-        Self { unit: unit.into(), bytes, pieces: vec![(offset, all)] }
+        Self { unit: unit.into(), bytes, pieces: smallvec![(offset, all)] }
     }
 
     /// Writes the bytes into the contents of the unit.
@@ -72,7 +73,7 @@ pub trait LogObject: Send + Sync {
 
     /// Returns the bytes to write in place. `None` is for an intent: it stays active until
     /// [`Handle::finish_object`](crate::Handle::finish_object).
-    fn patch(&self) -> Option<Patch>;
+    fn patch(&self) -> Option<Arc<Patch>>;
 
     /// For an intent: the most credits of a transaction that finishes it, or replaces it by a new one. The
     /// journal keeps log space for that.

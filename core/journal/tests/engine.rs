@@ -371,7 +371,7 @@ fn a_log_of_blocks_refuses_objects() {
         fn record(&self) -> Arc<[u8]> {
             [1].into()
         }
-        fn patch(&self) -> Option<ivers_journal::Patch> {
+        fn patch(&self) -> Option<Arc<ivers_journal::Patch>> {
             None
         }
     }
@@ -395,9 +395,9 @@ fn without_a_log_objects_and_units_are_written_in_place() {
         fn record(&self) -> Arc<[u8]> {
             [1].into()
         }
-        fn patch(&self) -> Option<Patch> {
+        fn patch(&self) -> Option<Arc<Patch>> {
             let bytes = [5, 5, 5, 5, 6, 6, 6, 6].into();
-            Some(Patch { unit: self.0.clone(), bytes, pieces: vec![(1000, 0..4), (1022, 4..8)] })
+            Some(Arc::new(Patch { unit: self.0.clone(), bytes, pieces: [(1000, 0..4), (1022, 4..8)].into() }))
         }
     }
     let device = Arc::new(MemDevice::new(1 << 20));

@@ -12,6 +12,7 @@ use crate::unit::{UnitPlace, Whose};
 pub(crate) use crate::unit::Which;
 use ivers_block::{BlockNo, FileBlock, Unit};
 use ivers_vfs::Result;
+use smallvec::SmallVec;
 use std::mem::size_of;
 
 /// Bytes of a record of an extent.
@@ -274,7 +275,7 @@ pub(crate) trait ForkSource: Source {
         if count == 0 {
             return Err(self.corrupt("a structure without blocks", Whose::Inode(ino)));
         }
-        let mut blocks = Vec::new();
+        let mut blocks = SmallVec::<[BlockNo; 4]>::new();
         while (blocks.len() as u64) < count {
             let at = first.saturating_add(blocks.len() as u64);
             let mapping = self.map(fork, at, ino)?;

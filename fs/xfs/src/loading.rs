@@ -47,7 +47,7 @@ impl Xfs {
 
     /// Returns the bytes of an inode, of its newest version. `None` if it lies outside its group.
     pub(crate) fn inode_slot(&self, ino: u64) -> Result<Option<Slot>> {
-        let alone = || self.sb.inode_place(ino).map(|(block, at)| (vec![block], at));
+        let alone = || self.sb.inode_place(ino).map(|(block, at)| (block.into(), at));
         let Some((blocks, at)) = self.sb.inode_cluster(ino).or_else(alone) else { return Ok(None) };
         // A version that is in the log and not in place. It is asked for first: what is put in place
         // meanwhile is in the cluster.

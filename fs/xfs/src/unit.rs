@@ -1,16 +1,15 @@
 //! Verified structures in memory, and whose they are.
 
-use ivers_block::{BlockNo, BufferRead, FileBlock};
+use ivers_block::{BlockNo, BufferRead, Contents, FileBlock};
 use ivers_vfs::Error;
 use std::fmt::{Display, Formatter};
 use std::ops::Deref;
-use std::rc::Rc;
 
 /// The bytes of a structure of one or several blocks.
 pub(crate) enum Unit {
     Cached(BufferRead),
     /// Changed by a transaction that is not published.
-    Changed(Rc<Vec<u8>>),
+    Changed(Contents),
 }
 
 impl Deref for Unit {

@@ -64,9 +64,9 @@ impl LogObject for Core {
         self.bytes().into()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         let offset = core_offset(self.core) as u32;
-        Some(Patch::new(BlockNo(self.block), offset, self.bytes()))
+        Some(Arc::new(Patch::new(BlockNo(self.block), offset, self.bytes())))
     }
 
     fn clean(&self, tid: Tid) {
@@ -103,7 +103,7 @@ impl LogObject for Intent {
         [self.block, self.cell, self.add].iter().flat_map(|n| n.to_le_bytes()).collect()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         None
     }
 

@@ -4,7 +4,7 @@ use super::bytes::{MAGIC_SUPERBLOCK, read};
 use super::checksum;
 use super::features::{Features2, Incompat, RoCompat, Version};
 use super::raw::RawSuperblock;
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, Unit};
 use ivers_vfs::{Error, Result};
 use std::ops::Range;
 
@@ -373,13 +373,14 @@ impl Superblock {
     }
 
     /// The blocks of the cluster with an inode, and the offset of the inode in it.
-    pub fn inode_cluster(&self, ino: u64) -> Option<(Vec<BlockNo>, usize)> {
+    pub fn inode_cluster(&self, ino: u64) -> Option<(Unit, usize)> {
         let (ag, agino) = self.agino(ino)?;
         let (block, count) = (agino >> self.inopb_bits, self.cluster_blocks());
         let first = block - block % count;
-        let blocks: Option<Vec<_>> = (first..first + count).map(|block| self.ag_block(ag, block)).collect();
+        let cluster = Unit::run(self.ag_block(ag, first)?, count.into());
+        self.ag_block(ag, first + count - 1)?;
         let index = agino - (first << self.inopb_bits);
-        Some((blocks?, (index * self.inode_size) as usize))
+        Some((cluster, (index * self.inode_size) as usize))
     }
 
     /// The number of 512 bytes at which a block starts.

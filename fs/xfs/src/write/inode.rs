@@ -9,9 +9,9 @@ use crate::layout::features::Incompat;
 use crate::layout::raw::{RawBmdrBlock, RawDinode};
 use crate::layout::superblock::Superblock;
 use crate::log::object;
-use ivers_block::Unit;
 use ivers_journal::{LogObject, ObjectId, Patch};
 use ivers_vfs::{FileType, NameError, Result, Timestamp};
+use smallvec::SmallVec;
 use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -86,6 +86,9 @@ impl Extent {
         (u128::from(l0) << 64 | u128::from(l1)).to_be_bytes()
     }
 }
+
+/// An inode as it is stored. Most have 512 bytes.
+type Encoded = SmallVec<[u8; 512]>;
 
 /// What a new inode is.
 #[derive(Debug, Clone, Copy)]
@@ -242,12 +245,12 @@ impl Dinode {
 
     /// The inode as it is stored, with checksum 0: the write in place computes it. `None` if the forks do not
     /// fit.
-    pub(crate) fn encode(&self, sb: &Superblock) -> Option<Vec<u8>> {
+    pub(crate) fn encode(&self, sb: &Superblock) -> Option<Encoded> {
         let mut raw = self.raw.clone();
         (raw.di_format, raw.di_aformat) = (self.data.format(), self.attrs.format());
         raw.di_crc = 0.into();
-        let mut bytes = raw.as_bytes().to_vec();
-        bytes.resize(sb.inode_size as usize, 0);
+        let mut bytes = Encoded::from_elem(0, sb.inode_size as usize);
+        bytes[..size_of::<RawDinode>()].copy_from_slice(raw.as_bytes());
         let literal = &mut bytes[size_of::<RawDinode>()..];
         let (data, attrs) = literal.split_at_mut(self.space(sb, Which::Data).min(literal.len()));
         self.data.encode(data)?;
@@ -255,11 +258,28 @@ impl Dinode {
         Some(bytes)
     }
 
+    /// The part of a stored inode that says something. What is after it may stay as it was.
+    fn used_part<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        let data = match &self.data {
+            _ if self.raw.di_forkoff != 0 => return bytes,
+            Fork::Btree(_) => return bytes,
+            Fork::None => 0,
+            Fork::Device(_) => 4,
+            Fork::Local(bytes) => bytes.len(),
+            Fork::Extents(list) => list.len() * EXTENT_BYTES,
+        };
+        &bytes[..(size_of::<RawDinode>() + data).min(bytes.len())]
+    }
+
     /// The inode as it is now, for the log. `None` if it cannot be encoded.
     pub(crate) fn image(&self, sb: &Superblock) -> Option<Arc<dyn LogObject>> {
-        let (bytes, (cluster, at)) = (self.encode(sb)?, sb.inode_cluster(self.ino)?);
-        let (unit, bytes) = (Unit::new(&cluster), bytes.into());
-        Some(Arc::new(InodeImage { ino: self.ino, unit, at: at as u32, bytes }))
+        let (bytes, (unit, at)) = (self.encode(sb)?, sb.inode_cluster(self.ino)?);
+        let (bytes, at): (Arc<[u8]>, _) = (self.used_part(&bytes).into(), at as u32);
+        // The link between unlinked inodes is not the inode's own.
+        let (link, after) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));
+        let (link, after, end) = (link as u32, after as u32, bytes.len() as u32);
+        let pieces = [(at, 0..link), (at + after, after..end)].into();
+        Some(Arc::new(InodeImage { ino: self.ino, patch: Arc::new(Patch { unit, bytes, pieces }) }))
     }
 
     /// Logs the inode: as it is now, or, if the transaction leaves it to its publisher, as it is then.
@@ -288,11 +308,8 @@ fn stored_device(rdev: u32) -> u32 {
 /// An inode at one time, as it is logged.
 struct InodeImage {
     ino: u64,
-    unit: Unit,
-    /// The offset of the inode in its cluster.
-    at: u32,
-    /// The record, and the bytes to write in place: kept once.
-    bytes: Arc<[u8]>,
+    /// Its bytes are the record too.
+    patch: Arc<Patch>,
 }
 
 impl LogObject for InodeImage {
@@ -301,15 +318,11 @@ impl LogObject for InodeImage {
     }
 
     fn record(&self) -> Arc<[u8]> {
-        self.bytes.clone()
+        self.patch.bytes.clone()
     }
 
-    fn patch(&self) -> Option<Patch> {
-        // The link between unlinked inodes is not the inode's own.
-        let (link, after) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));
-        let (link, after, end) = (link as u32, after as u32, self.bytes.len() as u32);
-        let pieces = vec![(self.at, 0..link), (self.at + after, after..end)];
-        Some(Patch { unit: self.unit.clone(), bytes: self.bytes.clone(), pieces })
+    fn patch(&self) -> Option<Arc<Patch>> {
+        Some(self.patch.clone())
     }
 }
 

@@ -114,7 +114,7 @@ impl LogObject for Intent {
         self.logged.record.clone()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         None
     }
 

@@ -69,7 +69,7 @@ impl Space {
     /// superblock after a clean unmount, or were added up. `costs` are those of the journal's encoding.
     pub(crate) fn new(sb: Superblock, place: String, journal: Journal, costs: Costs, counts: Counts) -> Self {
         Self {
-            spare: Spare::new(sb.block_size as usize),
+            spare: Spare::new(sb.block_size as usize, journal.cache().budget().clone()),
             sb,
             place,
             cache: journal.cache().clone(),

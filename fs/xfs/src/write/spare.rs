@@ -3,8 +3,9 @@
 //! A transaction copies each block that it changes, and the copy replaces the block. The memory of the old
 //! block holds the next copy, because it is still in the processor's caches. New memory is not.
 
-use ivers_block::BufferRead;
+use ivers_block::{Budget, BufferRead, Contents};
 use ivers_sync::Mutex;
+use std::sync::Arc;
 
 /// The most blocks whose memory is kept. A small change makes fewer copies.
 const KEPT: usize = 16;
@@ -12,23 +13,24 @@ const KEPT: usize = 16;
 /// The memory of former blocks, for new copies. All blocks have one size.
 pub(super) struct Spare {
     block_bytes: usize,
-    kept: Mutex<Vec<Vec<u8>>>,
+    budget: Arc<Budget>,
+    kept: Mutex<Vec<Contents>>,
 }
 
 impl Spare {
-    pub fn new(block_bytes: usize) -> Self {
-        Self { block_bytes, kept: Mutex::default() }
+    pub fn new(block_bytes: usize, budget: Arc<Budget>) -> Self {
+        Self { block_bytes, budget, kept: Mutex::default() }
     }
 
     /// Copies the contents of a unit, into kept memory if there is any of this size.
-    pub fn copy(&self, from: &[u8]) -> Vec<u8> {
+    pub fn copy(&self, from: &[u8]) -> Contents {
         let kept = if from.len() == self.block_bytes { self.kept.lock().pop() } else { None };
         match kept {
-            Some(mut bytes) => {
-                bytes.copy_from_slice(from);
-                bytes
+            Some(mut contents) => {
+                contents.make_mut().copy_from_slice(from);
+                contents
             }
-            None => from.to_vec(),
+            None => Contents::new(from, &self.budget),
         }
     }
 
@@ -37,10 +39,13 @@ impl Spare {
         if contents.len() != self.block_bytes {
             return;
         }
-        let Some(bytes) = contents.into_bytes() else { return };
+        let mut contents = contents.into_contents();
+        if contents.get_mut().is_none() {
+            return;
+        }
         let mut kept = self.kept.lock();
         if kept.len() < KEPT {
-            kept.push(bytes.into_vec());
+            kept.push(contents);
         }
     }
 }

@@ -10,10 +10,10 @@ use crate::unit::{self, UnitPlace, Whose};
 use ivers_block::{BlockNo, Buffer, BufferRead, Contents, Unit};
 use ivers_journal::{Handle, JournalError, LogObject, Tid};
 use ivers_vfs::{Error, Result};
+use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// The unit in which the log records changes of a buffer.
@@ -41,7 +41,7 @@ pub(crate) struct Tx<'s> {
     pub(super) credits: u32,
     units: BTreeMap<BlockNo, Changed>,
     /// The last units that were read. Only transactions change them, and no other one does meanwhile.
-    recent: RefCell<VecDeque<(Arc<Buffer>, BufferRead)>>,
+    recent: RefCell<VecDeque<(BlockNo, Arc<Buffer>, BufferRead)>>,
     /// Where the units of forks are that were found last.
     noted: RefCell<VecDeque<(UnitPlace, Unit)>>,
     forgotten: BTreeSet<Unit>,
@@ -73,12 +73,15 @@ pub(crate) trait Publish {
     }
 }
 
+/// The changed ranges of a unit: few, so that they need no memory of their own.
+type Runs = SmallVec<[Range<u32>; 4]>;
+
 /// A changed unit.
 struct Changed {
     unit: Unit,
     /// The buffer, and its contents before the change. `None` if the unit is new.
     base: Option<(Arc<Buffer>, BufferRead)>,
-    bytes: Rc<Vec<u8>>,
+    bytes: Contents,
     /// All changed bytes are in this range.
     touched: Range<usize>,
 }
@@ -91,15 +94,13 @@ fn is_cluster(bytes: &[u8]) -> bool {
 
 impl Changed {
     /// The runs of bytes that differ from the buffer. All of a new unit.
-    fn runs(&self) -> Vec<Range<usize>> {
-        let Some((_, before)) = &self.base else { return std::iter::once(0..self.bytes.len()).collect() };
+    fn runs(&self) -> Runs {
+        let Some((_, before)) = &self.base else { return smallvec![0..self.bytes.len() as u32] };
         let step = if is_cluster(before) { WORD_BYTES } else { CHUNK_BYTES };
         let end = self.touched.end.next_multiple_of(CHUNK_BYTES).min(before.len());
         let start = (self.touched.start / CHUNK_BYTES * CHUNK_BYTES).min(end);
         debug_assert!(before[..start] == self.bytes[..start] && before[end..] == self.bytes[end..]);
-        let mut runs = changed_runs(&before[start..end], &self.bytes[start..end], step);
-        runs.iter_mut().for_each(|run| *run = run.start + start..run.end + start);
-        runs
+        changed_runs(&before[start..end], &self.bytes[start..end], step, start as u32)
     }
 
     fn touch(&mut self, range: Range<usize>) {
@@ -127,8 +128,8 @@ impl<'s> Tx<'s> {
             handle,
             credits,
             units: BTreeMap::new(),
-            recent: RefCell::default(),
-            noted: RefCell::default(),
+            recent: RefCell::new(VecDeque::with_capacity(RECENT_UNITS)),
+            noted: RefCell::new(VecDeque::with_capacity(NOTED_UNITS)),
             forgotten: BTreeSet::new(),
             objects: Vec::new(),
             left_to_publisher: None,
@@ -157,7 +158,10 @@ impl<'s> Tx<'s> {
     ) -> Result<unit::Unit> {
         let bytes = match self.find(blocks, whose)? {
             Some(changed) => unit::Unit::Changed(changed.bytes.clone()),
-            None => unit::Unit::Cached(self.load(blocks, kind, whose)?.1),
+            None => unit::Unit::Cached(match self.find_recent(blocks, |_, contents| contents.clone()) {
+                Some(contents) => contents,
+                None => self.load(blocks, kind, whose)?.1,
+            }),
         };
         self.check_place(blocks, &bytes, kind, whose)?;
         Ok(bytes)
@@ -166,9 +170,9 @@ impl<'s> Tx<'s> {
     /// A new unit of zeros, whatever its blocks were before. The caller fills it in the same transaction.
     pub(crate) fn new_unit(&mut self, blocks: &[BlockNo]) {
         if let Some(first) = blocks.first() {
-            let bytes = vec![0; blocks.len() << self.space.sb.block_bits];
-            let changed =
-                Changed { unit: Unit::new(blocks), base: None, bytes: Rc::new(bytes), touched: 0..0 };
+            let budget = self.space.cache.budget();
+            let bytes = Contents::zeroed(blocks.len() << self.space.sb.block_bits, budget);
+            let changed = Changed { unit: Unit::new(blocks), base: None, bytes, touched: 0..0 };
             self.units.insert(*first, changed);
         }
     }
@@ -222,7 +226,7 @@ impl<'s> Tx<'s> {
         if self.find(blocks, whose)?.is_none() {
             let (buffer, before) = self.load(blocks, kind, whose)?;
             self.check_place(blocks, &before, kind, whose)?;
-            let bytes = Rc::new(self.space.spare.copy(&before));
+            let bytes = self.space.spare.copy(&before);
             let unit = buffer.unit().clone();
             let changed = Changed { unit, base: Some((buffer, before)), bytes, touched: 0..0 };
             self.units.insert(*first, changed);
@@ -230,8 +234,7 @@ impl<'s> Tx<'s> {
         let changed = self.units.get_mut(first);
         let changed = changed.ok_or_else(|| self.space.corrupt("a structure without blocks", whose))?;
         changed.touch(range);
-        let bytes: &mut Vec<u8> = Rc::make_mut(&mut changed.bytes);
-        Ok(f(bytes))
+        Ok(f(changed.bytes.make_mut()))
     }
 
     /// Frees the buffer of a unit whose blocks are no longer a structure.
@@ -290,14 +293,15 @@ impl<'s> Tx<'s> {
     }
 
     /// A unit that the transaction has read. Not of inode clusters: inodes are put into them at any time.
-    fn find_recent(&self, blocks: &[BlockNo]) -> Option<(Arc<Buffer>, BufferRead)> {
-        let recent = self.recent.borrow();
-        recent.iter().find(|(buffer, _)| **buffer.unit() == *blocks).cloned()
+    fn find_recent<R>(&self, blocks: &[BlockNo], take: impl Fn(&Arc<Buffer>, &BufferRead) -> R) -> Option<R> {
+        let (recent, wanted) = (self.recent.borrow(), *blocks.first()?);
+        let found = recent.iter().find(|(first, buffer, _)| *first == wanted && **buffer.unit() == *blocks);
+        found.map(|(_, buffer, contents)| take(buffer, contents))
     }
 
     /// Whether a block was read in this transaction, and checked then.
     pub(super) fn is_recent(&self, block: BlockNo) -> bool {
-        self.find_recent(&[block]).is_some()
+        self.find_recent(&[block], |_, _| ()).is_some()
     }
 
     /// Loads a unit from the cache, and checks its checksum once.
@@ -307,7 +311,7 @@ impl<'s> Tx<'s> {
         kind: Option<&SelfDescription>,
         whose: Whose,
     ) -> Result<(Arc<Buffer>, BufferRead)> {
-        if let Some(found) = self.find_recent(blocks) {
+        if let Some(found) = self.find_recent(blocks, |buffer, contents| (buffer.clone(), contents.clone())) {
             return Ok(found);
         }
         let buffer = self.space.cache.get_unit(blocks)?;
@@ -323,7 +327,7 @@ impl<'s> Tx<'s> {
         if !is_cluster {
             let mut recent = self.recent.borrow_mut();
             recent.truncate(RECENT_UNITS - 1);
-            recent.push_front((buffer.clone(), bytes.clone()));
+            recent.push_front((buffer.block(), buffer.clone(), bytes.clone()));
         }
         Ok((buffer, bytes))
     }
@@ -363,7 +367,7 @@ impl<'s> Tx<'s> {
     fn publish_all(
         &mut self,
         units: BTreeMap<BlockNo, Changed>,
-        runs: Vec<Vec<Range<usize>>>,
+        runs: Vec<Runs>,
         publisher: &mut dyn Publish,
     ) -> Result<()> {
         let forgotten = std::mem::take(&mut self.forgotten);
@@ -397,7 +401,7 @@ impl<'s> Tx<'s> {
         }
     }
 
-    fn publish_unit(&self, changed: Changed, runs: Vec<Range<usize>>) -> Result<()> {
+    fn publish_unit(&self, changed: Changed, runs: Runs) -> Result<()> {
         let Changed { unit, base, bytes, .. } = changed;
         let Some((buffer, before)) = base else {
             let buffer = self.space.cache.new_unit(&unit)?;
@@ -407,9 +411,8 @@ impl<'s> Tx<'s> {
         if runs.is_empty() {
             return Ok(());
         }
-        let bytes = Rc::unwrap_or_clone(bytes);
         let bytes = match is_cluster(&before) {
-            true => Contents::from(bytes),
+            true => bytes,
             false => match self.handle.replace(&buffer, &before, bytes, &runs) {
                 Ok(()) => {
                     self.space.spare.keep(before);
@@ -419,6 +422,7 @@ impl<'s> Tx<'s> {
             },
         };
         for run in runs {
+            let run = run.start as usize..run.end as usize;
             self.handle.modify_range(&buffer, run.clone(), |to| {
                 // Others may have changed other words of these chunks.
                 copy_changed_words(to, &before[run.clone()], &bytes[run]);
@@ -461,12 +465,9 @@ impl<'s> Tx<'s> {
     }
 
     /// As [`Tx::charge`]; `runs` are those of the changed units in their order.
-    fn charge_of(&self, runs: &[Vec<Range<usize>>]) -> u64 {
+    fn charge_of(&self, runs: &[Runs]) -> u64 {
         let costs = &self.space.costs;
-        let of_unit = |(changed, runs): (&Changed, &Vec<Range<usize>>)| {
-            let ranges: Vec<_> = runs.iter().map(|run| run.start as u32..run.end as u32).collect();
-            costs.of_buffer(changed.unit.len(), &ranges)
-        };
+        let of_unit = |(changed, runs): (&Changed, &Runs)| costs.of_buffer(changed.unit.len(), runs);
         let left = self.left_to_publisher.as_ref().map_or(0, Vec::len) as u64;
         let inodes = left * costs.of_object(self.space.sb.inode_size as usize);
         let objects = self.objects.iter().map(|object| costs.of_object(object.record().len()));
@@ -509,19 +510,21 @@ impl Source for Tx<'_> {
     }
 }
 
-/// The runs of pieces of `step` bytes that differ. Most of a block does not: large parts are compared first.
-fn changed_runs(before: &[u8], after: &[u8], step: usize) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
+/// The runs of pieces of `step` bytes that differ. The bytes are those of a unit from `start` on. Most of a
+/// block does not differ: large parts are compared first.
+fn changed_runs(before: &[u8], after: &[u8], step: usize, start: u32) -> Runs {
+    let mut runs = Runs::new();
     for (nth, (before, after)) in before.chunks(PART_BYTES).zip(after.chunks(PART_BYTES)).enumerate() {
         if before == after {
             continue;
         }
         let pieces = before.chunks(step).zip(after.chunks(step)).enumerate();
         for (index, (before, _)) in pieces.filter(|(_, (before, after))| before != after) {
-            let start = nth * PART_BYTES + index * step;
+            let start = start + (nth * PART_BYTES + index * step) as u32;
+            let end = start + before.len() as u32;
             match runs.last_mut().filter(|last| last.end == start) {
-                Some(last) => last.end = start + before.len(),
-                None => runs.push(start..start + before.len()),
+                Some(last) => last.end = end,
+                None => runs.push(start..end),
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO, read};
 use crate::layout::checksum::is_whole_inode;
 use crate::layout::raw::{RawAgi, RawDinode};
 use crate::unit::Whose;
-use ivers_block::BlockNo;
+use ivers_block::Unit;
 use ivers_vfs::Result;
 use std::mem::offset_of;
 
@@ -14,7 +14,7 @@ const LISTS: u32 = 64;
 
 impl Tx<'_> {
     /// The cluster of an inode, the offset of the inode in it, and the inode.
-    fn inode_in_cluster(&mut self, ino: u64) -> Result<(Vec<BlockNo>, usize, RawDinode)> {
+    fn inode_in_cluster(&mut self, ino: u64) -> Result<(Unit, usize, RawDinode)> {
         let (space, whose) = (self.space(), Whose::Inode(ino));
         let place = space.sb.inode_cluster(ino);
         let (cluster, at) =
@@ -30,7 +30,7 @@ impl Tx<'_> {
         Ok((cluster, at, raw))
     }
 
-    fn set_next(&mut self, ino: u64, (cluster, at): (Vec<BlockNo>, usize), next: u32) -> Result<()> {
+    fn set_next(&mut self, ino: u64, (cluster, at): (Unit, usize), next: u32) -> Result<()> {
         let (link, crc) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));
         self.modify(&cluster, None, Whose::Inode(ino), |bytes| {
             bytes[at + link..][..4].copy_from_slice(&next.to_be_bytes());

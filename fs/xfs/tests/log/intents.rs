@@ -29,7 +29,7 @@ impl LogObject for Free {
         record.into()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         None
     }
 
@@ -50,7 +50,7 @@ impl LogObject for Costly {
         self.0.record()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         None
     }
 

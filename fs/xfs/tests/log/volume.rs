@@ -49,10 +49,10 @@ impl LogObject for Inode {
         self.bytes.as_slice().into()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         let (at, link, end) = (self.offset as u32, LINK.end as u32, self.bytes.len() as u32);
-        let pieces = vec![(at, 0..LINK.start as u32), (at + link, link..end)];
-        Some(Patch { unit: self.unit.clone(), bytes: self.record(), pieces })
+        let pieces = [(at, 0..LINK.start as u32), (at + link, link..end)].into();
+        Some(Arc::new(Patch { unit: self.unit.clone(), bytes: self.record(), pieces }))
     }
 }
 

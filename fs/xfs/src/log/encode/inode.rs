@@ -44,19 +44,16 @@ impl Fork<'_> {
     }
 }
 
-/// The item of an inode that lies in `unit`. `record` is the inode as it is stored.
+/// The item of an inode that lies in `unit`. `record` is the inode as it is stored, up to the last byte in
+/// use.
 ///
 /// The item always has the core and each fork in use: it replaces earlier ones, which may be lost when the
 /// tail passes them.
 pub(super) fn item(sb: &Superblock, ino: u64, unit: &Unit, record: &[u8]) -> Option<Regions> {
-    let stored = record.get(..sb.inode_size as usize)?;
-    let core: RawDinode = read(stored, 0)?;
-    let literal = &stored[size_of::<RawDinode>()..];
+    let core: RawDinode = read(record, 0)?;
+    let literal = &record[size_of::<RawDinode>()..];
     let split = usize::from(core.di_forkoff) * 8;
-    if split > literal.len() {
-        return None;
-    }
-    let (data, attributes) = literal.split_at(if split == 0 { literal.len() } else { split });
+    let (data, attributes) = literal.split_at_checked(if split == 0 { literal.len() } else { split })?;
     let has_wide_counts = core.di_flags2.get() & flags2::NREXT64 != 0;
     let counts = match has_wide_counts {
         // The wide counts are where others are in inodes with narrow ones.
@@ -99,7 +96,7 @@ pub(super) fn item(sb: &Superblock, ino: u64, unit: &Unit, record: &[u8]) -> Opt
     raw.ilf_blkno = sb.sector_of(unit.first()).into();
     raw.ilf_len = ((unit.len() as u32) << (sb.block_bits - 9)).into();
     raw.ilf_boffset = ((index * sb.block_size as usize + offset) as u32).into();
-    let mut regions = vec![raw.as_bytes().to_vec(), logged_core(stored)?.to_vec()];
+    let mut regions = vec![raw.as_bytes().to_vec(), logged_core(record)?.to_vec()];
     for mut bytes in forks {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         regions.push(bytes);

@@ -228,11 +228,11 @@ impl LogObject for TestInode {
         self.bytes.as_slice().into()
     }
 
-    fn patch(&self) -> Option<Patch> {
+    fn patch(&self) -> Option<Arc<Patch>> {
         let link = offset_of!(RawDinode, di_next_unlinked);
         let (at, link, end) = (self.offset as u32, link as u32, self.bytes.len() as u32);
-        let pieces = vec![(at, 0..link), (at + link + 4, link + 4..end)];
-        Some(Patch { unit: self.unit.clone(), bytes: self.record(), pieces })
+        let pieces = [(at, 0..link), (at + link + 4, link + 4..end)].into();
+        Some(Arc::new(Patch { unit: self.unit.clone(), bytes: self.record(), pieces }))
     }
 }
 

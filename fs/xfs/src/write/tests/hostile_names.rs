@@ -25,7 +25,7 @@ fn structures(fixture: &Fixture, ino: u64, units: &mut Vec<Vec<BlockNo>>) {
     let inode = &fixture.inodes[&ino];
     let sb = &fixture.space.sb;
     let (cluster, _) = sb.inode_cluster(ino).unwrap();
-    units.push(cluster);
+    units.push(cluster.to_vec());
     for which in [Which::Data, Which::Attributes] {
         let fork = inode.fork(which);
         if let Fork::Btree(root) = fork {
