@@ -64,7 +64,8 @@ impl Hasher for NumberHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // One multiplication is too few: with one factor in a hundred, runs in a row share half of their places.
+        // One multiplication is too few: with one factor in a hundred, runs in a row share half of their
+        // places.
         let mixed = self.multiply(self.multiply((number >> RUN_BITS) ^ self.hash));
         let within = number % RUN;
         // The low bits are the place in the table. The high seven are compared before the key: they differ
