@@ -8,11 +8,11 @@
 use anyhow::{Context, Result};
 use procfs::process::{MountInfo, Process, all_processes};
 use rustix::mount::UnmountFlags;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -34,16 +34,61 @@ pub fn begin() {
     }
 }
 
+/// A command that ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    /// The processor time of the command, and of the processes that it started and waited for. Unlike the
+    /// duration it hardly depends on what else runs.
+    pub processor_time: Duration,
+}
+
+impl Ended {
+    /// Returns the status of a child that has exited or is about to.
+    fn wait(child: &mut Child) -> std::io::Result<Self> {
+        let pid = Pid::from_child(child);
+        // The kernel knows its times until it is waited for.
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+        let processor_time = processor_time(pid).unwrap_or_default();
+        Ok(Self { status: child.wait()?, processor_time })
+    }
+
+    /// Returns the status of a child, or `None` while it runs.
+    fn try_wait(child: &mut Child) -> std::io::Result<Option<Self>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        match waitid(WaitId::Pid(Pid::from_child(child)), options)? {
+            Some(_) => Self::wait(child).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Returns the processor time of a process and of its children that were waited for.
+fn processor_time(pid: Pid) -> Option<Duration> {
+    let stat = Process::new(pid.as_raw_nonzero().get()).and_then(|process| process.stat()).ok()?;
+    let ticks = stat.utime + stat.stime + u64::try_from(stat.cutime + stat.cstime).ok()?;
+    Some(Duration::from_millis(ticks * 1000 / procfs::ticks_per_second()))
+}
+
+/// Returns how long a command took, for a message.
+pub fn took(start: Instant, ended: &Result<Ended>) -> String {
+    let seconds = start.elapsed().as_secs();
+    match ended {
+        Ok(ended) => format!("{seconds} s, {} s of processor time", ended.processor_time.as_secs()),
+        Err(_) => format!("{seconds} s"),
+    }
+}
+
 /// Runs a command until it ends or the limit of the run is reached.
-pub fn status(command: &mut Command) -> Result<ExitStatus> {
+pub fn status(command: &mut Command) -> Result<Ended> {
     if BEGAN.get().is_none() {
-        return Ok(command.status()?);
+        return Ok(Ended::wait(&mut command.spawn()?)?);
     }
     status_of_run(command, std::io::stdout())
 }
 
 /// As [`status`], and returns what the command wrote to standard output and standard error.
-pub fn output(command: &mut Command) -> (Result<ExitStatus>, Vec<u8>) {
+pub fn output(command: &mut Command) -> (Result<Ended>, Vec<u8>) {
     let written = Arc::new(Mutex::new(Vec::new()));
     let status = status_of_run(command, Shared(written.clone()));
     let written = std::mem::take(&mut *written.lock().unwrap());
@@ -63,7 +108,7 @@ impl Write for Shared {
     }
 }
 
-fn status_of_run(command: &mut Command, sink: impl Write + Send + 'static) -> Result<ExitStatus> {
+fn status_of_run(command: &mut Command, sink: impl Write + Send + 'static) -> Result<Ended> {
     let Some(began) = BEGAN.get() else {
         return status_within(command, None, sink, || ());
     };
@@ -83,7 +128,7 @@ fn status_within(
     limit: Option<Duration>,
     sink: impl Write + Send + 'static,
     release: impl FnOnce() + Send + 'static,
-) -> Result<ExitStatus> {
+) -> Result<Ended> {
     let start = Instant::now();
     let (reader, writer) = std::io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
@@ -96,12 +141,12 @@ fn status_within(
     let written = pass_on(reader, sink);
     let group = Pid::from_child(&child);
     loop {
-        if let Some(status) = child.try_wait()? {
+        if let Some(ended) = Ended::try_wait(&mut child)? {
             if written.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("xtask: something that {command:?} started still runs");
                 with_timeout(move || print_threads(group));
             }
-            return Ok(status);
+            return Ok(ended);
         }
         if limit.is_some_and(|limit| start.elapsed() > limit) {
             break;
@@ -198,10 +243,10 @@ mod tests {
     #[test]
     fn a_step_that_ends_returns_its_status() {
         for code in [0, 3] {
-            let status =
+            let ended =
                 status_within(&mut shell(&format!("exit {code}")), A_MINUTE, std::io::stdout(), || ())
                     .unwrap();
-            assert_eq!(status.code(), Some(code));
+            assert_eq!(ended.status.code(), Some(code));
         }
         let mut absent = Command::new("/nonexistent");
         assert!(status_within(&mut absent, A_MINUTE, std::io::stdout(), || ()).is_err());
@@ -209,9 +254,17 @@ mod tests {
 
     #[test]
     fn the_output_of_a_step_can_be_kept() {
-        let (status, output) = output(&mut shell("echo one; echo two >&2; exit 4"));
-        assert_eq!(status.unwrap().code(), Some(4));
+        let (ended, output) = output(&mut shell("echo one; echo two >&2; exit 4"));
+        assert_eq!(ended.unwrap().status.code(), Some(4));
         assert_eq!(output, b"one\ntwo\n");
+    }
+
+    #[test]
+    fn the_processor_time_of_children_counts() {
+        let (ended, _) = output(&mut shell("head -c 200000000 /dev/zero | md5sum"));
+        assert!(ended.unwrap().processor_time > Duration::from_millis(20));
+        let (ended, _) = output(&mut shell("sleep 1"));
+        assert!(ended.unwrap().processor_time < Duration::from_millis(500));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use ivers_oracle::machine;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 /// Returns `cargo` without the environment that `cargo xtask` sets for this program: build scripts that read
@@ -55,11 +55,11 @@ fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
     let start = Instant::now();
     let mut command = if program == "cargo" { cargo() } else { Command::new(program) };
     command.args(args).envs(env.iter().copied());
-    let status = limit::status(&mut command);
-    println!("== {step}: {} s", start.elapsed().as_secs());
-    let ok = status.as_ref().is_ok_and(ExitStatus::success);
+    let ended = limit::status(&mut command);
+    println!("== {step}: {}", limit::took(start, &ended));
+    let ok = ended.as_ref().is_ok_and(|ended| ended.status.success());
     if !ok {
-        let why = status.err().map(|error| format!(": {error:#}")).unwrap_or_default();
+        let why = ended.err().map(|error| format!(": {error:#}")).unwrap_or_default();
         eprintln!("xtask: the step `{step}` failed{why}");
     }
     ok

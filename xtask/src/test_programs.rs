@@ -15,10 +15,11 @@ use std::time::Instant;
 const AT_ONCE: usize = 4;
 
 /// The longest programs. They begin first, so that none of them runs alone at the end.
-const LONG: [&str; 4] = ["linux", "log", "kernel", "ivers_xfs"];
+const LONG: [&str; 4] = ["cli linux", "fs/xfs log", "fs/xfs kernel", "fs/xfs ivers_xfs"];
 
 /// A test program, or the tests in the documentation.
 struct Program {
+    /// The folder of the crate, and the program's name in it; or `documentation`.
     name: String,
     command: Command,
 }
@@ -82,11 +83,15 @@ fn program(message: &Value) -> Option<Program> {
         return None;
     }
     let mut command = Command::new(message["executable"].as_str()?);
-    command.current_dir(Path::new(message["manifest_path"].as_str()?).parent()?);
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
+    command.current_dir(folder);
     // Tests hold images in memory. Large pages save up to half of their time ("Memory Allocation Tunables" in
     // the manual of glibc).
     command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-    Some(Program { name: message["target"]["name"].as_str()?.into(), command })
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+    let folder = folder.strip_prefix(root).unwrap_or(folder).display();
+    let target = message["target"]["name"].as_str()?;
+    Some(Program { name: format!("{folder} {target}"), command })
 }
 
 /// Runs a program and prints its output when it ends, so that it does not mix with that of others. If the
@@ -94,12 +99,12 @@ fn program(message: &Value) -> Option<Program> {
 fn run_one(program: &mut Program) -> std::result::Result<(), Vec<u8>> {
     let start = Instant::now();
     println!("running {} ({})", program.name, program.command.get_program().display());
-    let (status, output) = limit::output(&mut program.command);
-    let passed = status.as_ref().is_ok_and(|status| status.success());
+    let (ended, output) = limit::output(&mut program.command);
+    let passed = ended.as_ref().is_ok_and(|ended| ended.status.success());
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "\n== {}: {} s", program.name, start.elapsed().as_secs());
+    let _ = writeln!(out, "\n== {}: {}", program.name, limit::took(start, &ended));
     let _ = out.write_all(&output).and_then(|()| out.flush());
-    if let Err(error) = status {
+    if let Err(error) = ended {
         eprintln!("xtask: {}: {error:#}", program.name);
     }
     if passed { Ok(()) } else { Err(output) }
