@@ -73,9 +73,15 @@ fn crash() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
     let amiga = ["-p", "ivers-affs", "--test", "explore"];
     let fat = ["-p", "ivers-fat", "--test", "explore"];
+    let xfs = ["-p", "ivers-xfs", "--test", "explore"];
+    let btrfs = ["-p", "ivers-btrfs", "--test", "explore"];
+    // Checks by other tools would take most of the time. Few states get them.
+    let rarely = |states| [("IVERS_CRASH_CHECK_EVERY", "64"), ("IVERS_CRASH_STATES", states)];
     test("140,000 crash states of ext4, ext3 and ext2", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
         & test("120,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
         & test("80,000 crash states of FAT", &fat, &[], &[("IVERS_CRASH_STATES", "20000")])
+        & test("100,000 crash states of XFS", &xfs, &["no_crash_point"], &rarely("5600"))
+        & test("100,000 crash states of btrfs", &btrfs, &["no_crash_point"], &rarely("7200"))
 }
 
 fn crash_sequences() -> bool {
