@@ -40,8 +40,8 @@
 //! 5. Overlapping operations have no assumed order: intervals are counted by one counter, and a search finds
 //!    an order. Test: `broken_concurrent.rs`, printed scripts never fail without the mistake.
 //!
-//! Other suites: the crash explorer and the kill tests check C4 (values across crashes); `tests/cost.rs`
-//! checks C5 (the cost of changes).
+//! Other suites: the crash explorer and the kill tests check C4 (values across crashes).
+//! `tests/suite/cost.rs` checks C5 (the cost of changes).
 
 #![forbid(unsafe_code)]
 

@@ -1,0 +1,12 @@
+//! The command on each format, and on partitions.
+
+mod btrfs;
+mod command;
+#[path = "../common/mod.rs"]
+mod common;
+mod ext4;
+mod fuse2fs;
+mod not_utf8;
+mod partition_commands;
+mod partitions;
+mod xfs;
