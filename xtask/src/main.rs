@@ -137,40 +137,60 @@ fn test() -> bool {
     ensure(&programs)
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
         && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
-        && run(
-            "documentation",
-            "cargo",
-            &["doc", "--workspace", "--no-deps", "--quiet"],
-            &[("RUSTDOCFLAGS", "-D warnings")],
-        )
-        && test_programs::run().unwrap_or_else(|error| {
+        && test_programs::run(beside_tests()).unwrap_or_else(|error| {
             eprintln!("xtask: {error:#}");
             false
         })
-        && package()
-        && run(
-            "memory order",
-            "cargo",
-            &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
-            &[("RUSTFLAGS", "--cfg loom")],
-        )
-        && run(
-            "races",
-            "cargo",
-            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
-            &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
-        )
 }
 
-/// Packages the program that the tests built. Installing it requires root.
-fn package() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    let program = target_dir().join("debug/ivers");
-    let begin = Instant::now();
-    println!("== package: {}", program.display());
-    let passed = dist::dist(Some(&program), is_root);
-    println!("== package: {} s", begin.elapsed().as_secs());
-    passed
+/// Returns the steps that run beside the test programs, which often wait.
+fn beside_tests() -> Vec<test_programs::Program> {
+    let step = |name: &str, words: &[&str], flags: [(&str, &str); 1]| {
+        let mut command = cargo();
+        command.args(words).envs(flags);
+        test_programs::Program { name: name.into(), command }
+    };
+    vec![
+        package(),
+        step(
+            "races",
+            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
+            [("RUSTFLAGS", "--cfg shuttle -D warnings")],
+        ),
+        step(
+            "memory order",
+            &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
+            [("RUSTFLAGS", "--cfg loom")],
+        ),
+        // With the examples, dependencies have the features that they have for the lints, and are not checked
+        // again. The program `ivers` is left out: its documentation would replace that of its library.
+        step(
+            "documentation",
+            &[
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--lib",
+                "--examples",
+                "--bin=xtask",
+                "--bin=ivers-bench",
+                "--bin=ivers-nfs-speed",
+                "--quiet",
+            ],
+            [("RUSTDOCFLAGS", "-D warnings")],
+        ),
+    ]
+}
+
+/// Returns the step that packages the program that the tests built. Installing it requires root.
+fn package() -> test_programs::Program {
+    let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask".into());
+    let mut command = Command::new(this);
+    command.args(["dist", "--binary"]).arg(target_dir().join("debug/ivers"));
+    if rustix::process::geteuid().is_root() {
+        command.arg("--check");
+    }
+    test_programs::Program { name: "package".into(), command }
 }
 
 /// Development commands of ivers.
