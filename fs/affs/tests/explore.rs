@@ -94,7 +94,7 @@ fn workloads(seed: u64) -> Vec<Workload> {
 
 #[test]
 fn crash_costs_at_most_lost_blocks() {
-    let states = env("IVERS_CRASH_STATES").unwrap_or(3000);
+    let states = env("IVERS_CRASH_STATES").unwrap_or(1000);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     for kind in KINDS {
