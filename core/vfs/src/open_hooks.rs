@@ -69,8 +69,9 @@ impl Vfs {
             observer.on_close(self, inode, mode);
         }
         if let Some(server) = self.fs.server().filter(|_| inode.kind == FileType::Regular) {
-            // An open on another client after this close must see the data.
-            if mode.intersects(OpenMode::WRITE | OpenMode::APPEND)
+            // An open on another client after this close must see the data, or recall it.
+            if !self.is_close_deferred(inode)
+                && mode.intersects(OpenMode::WRITE | OpenMode::APPEND)
                 && let Err(error) = self.write_back_inode(inode)
             {
                 log::warn!("inode {}: cannot write back at close: {error}", inode.ino);

@@ -12,10 +12,10 @@
 //! - A recall ([`CacheHandle::write_back`](crate::CacheHandle::write_back)) may meet a writer whose driver
 //!   said a moment ago that it has the delegation. Recalls are counted, and that writer raises nothing.
 
-use crate::driver::Cause;
+use crate::driver::{Cause, ServerOps};
 use crate::error::{Result, ServerError};
 use crate::inode::{Inode, Touch};
-use crate::requests::Cred;
+use crate::requests::{Cred, SetAttr, TimeSet};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::{RankedMutex, rank};
 use crate::types::*;
@@ -211,6 +211,9 @@ impl Vfs {
     /// Cached writes are sent: the server's change attribute follows the values that were served for them.
     pub(crate) fn catch_up_with_server(&self, inode: &Inode) -> Result<()> {
         let Some(state) = inode.server.as_ref().filter(|state| state.owes_server()) else { return Ok(()) };
+        if let Some(server) = self.fs.server() {
+            server.send_attributes(inode)?;
+        }
         let owed = {
             let _attr = inode.attr.lock();
             inode.owed()
@@ -300,6 +303,60 @@ impl Vfs {
             inode.with_attr(|_| state.recalls.fetch_add(1, Relaxed));
         }
         self.write_back_inode(&inode)
+    }
+
+    /// See [`CacheHandle::send`](crate::CacheHandle::send).
+    pub(crate) fn send_for_server(&self, ino: Ino) -> Result<()> {
+        self.cached(ino).map_or(Ok(()), |inode| self.write_back_durably(&inode))
+    }
+
+    /// See [`CacheHandle::query`](crate::CacheHandle::query).
+    pub(crate) fn query_for_server(&self, ino: Ino) -> Option<(u64, u64)> {
+        let inode = self.cached(ino)?;
+        let state = inode.server.as_ref()?;
+        let attr = inode.attr.lock();
+        Some((inode.query_server_locked(state), attr.size))
+    }
+
+    /// Whether a close need not send the cached writes of an inode.
+    pub(crate) fn is_close_deferred(&self, inode: &Inode) -> bool {
+        self.fs.server().is_some_and(|server| inode.is_server_managed() && server.defers_close(inode))
+    }
+
+    /// Sends what closes have deferred.
+    pub(crate) fn send_deferred_closes(&self) {
+        if let Some(server) = self.fs.server() {
+            server.send_all();
+        }
+    }
+
+    /// Changes the cached attributes of an inode, if the driver keeps them under a write delegation. Returns
+    /// whether it does.
+    pub(crate) fn set_attr_in_cache(
+        &self,
+        server: &dyn ServerOps,
+        cred: &Cred,
+        inode: &Inode,
+        set: &SetAttr,
+    ) -> bool {
+        let recalls = inode.server.as_ref().map_or(0, |state| state.recalls.load(Relaxed));
+        if !server.keep_attributes(cred, inode, set) {
+            return false;
+        }
+        let given = |time: Option<TimeSet>, old: Timestamp| match time {
+            Some(TimeSet::At(time)) => time.truncate(self.info.time_granularity_ns),
+            Some(TimeSet::Now) => self.policy.now(),
+            None => old,
+        };
+        inode.with_attr(|attr| {
+            if let Some(perm) = set.perm {
+                attr.perm = perm & 0o7777 & !set.keep_perm | attr.perm & set.keep_perm;
+            }
+            attr.atime = given(set.atime, attr.atime);
+            attr.mtime = given(set.mtime, attr.mtime);
+        });
+        inode.count_cached_write(Touch::Metadata, true, recalls, self.policy.now());
+        true
     }
 
     /// See [`CacheHandle::redirty`](crate::CacheHandle::redirty).

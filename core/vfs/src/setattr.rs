@@ -105,6 +105,9 @@ impl Vfs {
         set: &SetAttr,
     ) -> Result<Attr> {
         self.begin_change()?;
+        if set.size.is_none() && self.set_attr_in_cache(server, cred, inode, set) {
+            return Ok(inode.attr());
+        }
         if inode.pages.is_dirty() && (set.atime.is_some() || set.mtime.is_some()) {
             // Bytes that arrive later would move the times again.
             self.write_back_inode(inode)?;

@@ -2,7 +2,7 @@
 
 use crate::dcache::NameCache;
 use crate::driver::{CacheHandle, EpochOps, FileSystem, FsInfo, JournalOps, LoadedInode};
-use crate::error::{Error, NameError, Result};
+use crate::error::{Error, NameError, Result, ServerError};
 use crate::failure::Failure;
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
@@ -589,14 +589,23 @@ impl Vfs {
         }
         self.dirty.stop();
         let mut first_error = None;
+        let mut note = |error: Error| {
+            if matches!(error, Error::Server(ServerError::Timeout)) {
+                // A server that has let one request time out is not waited for again: each of many files
+                // would take as long.
+                self.fs.stop_waiting();
+            }
+            first_error.get_or_insert(error);
+        };
         if !self.policy.read_only {
+            self.send_deferred_closes();
             for ino in self.inodes.all() {
                 if let Some(inode) = self.inodes.peek(ino) {
                     let inode = self.counted(inode);
                     // Calls that were running when the state changed end before this.
                     drop(inode.lock.write());
                     if let Err(error) = self.write_back_inode(&inode) {
-                        first_error.get_or_insert(error);
+                        note(error);
                     }
                     self.reclaim();
                 }
@@ -604,7 +613,7 @@ impl Vfs {
             // Closing the filesystem makes it durable: below. A server keeps it, whatever happens then.
             let written = if self.fs.server().is_some() { self.sync_inner() } else { self.write_back_all() };
             if let Err(error) = written {
-                first_error.get_or_insert(error);
+                note(error);
             }
         }
         self.state.store(CLOSING, Ordering::Release);

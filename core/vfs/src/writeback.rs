@@ -362,6 +362,7 @@ impl Vfs {
     }
 
     pub(crate) fn sync_inner(&self) -> Result<()> {
+        self.send_deferred_closes();
         let written = self.write_back_all();
         let synced = self.fs.sync().inspect_err(|_| self.lost());
         written.and(synced)
@@ -407,12 +408,13 @@ impl Vfs {
     }
 
     /// A descriptor is closed. Where a server has the file, cached writes are sent, so that the caller learns
-    /// of bytes that it refuses; they need not be durable. Local formats keep them.
+    /// of bytes that it refuses; they need not be durable. Local formats keep them, and so does a driver with
+    /// a write delegation.
     pub fn flush_descriptor(&self, inode: &InodeRef, cursor: &ErrorCursor) -> Result<()> {
         if self.policy.read_only || !inode.is_server_managed() {
             return Ok(());
         }
-        let written = self.write_data_back(inode);
+        let written = if self.is_close_deferred(inode) { Ok(()) } else { self.write_data_back(inode) };
         let earlier = inode.writeback_errors.take(Some(cursor));
         written?;
         earlier.map_or(Ok(()), Err)

@@ -53,7 +53,26 @@ pub trait ServerOps {
     fn catch_up(&self, _inode: &Inode, _value: u64) -> Result<()> {
         Err(NameError::NotSupported.into())
     }
-    /// One open ends. Its data has been written back.
+    /// Attributes are set, and not the size. Returns whether the driver keeps them under a write delegation
+    /// and sends them later, with [`ServerOps::send_attributes`]: then the VFS changes the cached ones. The
+    /// driver must be sure that the server permits it. Sends nothing.
+    fn keep_attributes(&self, _caller: &Cred, _inode: &Inode, _set: &SetAttr) -> bool {
+        false
+    }
+    /// Sends the attributes that were kept. The cached writes from before are sent already. Called before
+    /// [`ServerOps::catch_up`].
+    fn send_attributes(&self, _inode: &Inode) -> Result<()> {
+        Ok(())
+    }
+    /// Returns whether a close need not send the cached writes of a file: a write delegation makes the server
+    /// recall it before anyone else can see the file. The driver then sends them soon after
+    /// [`ServerOps::close`]. Sends nothing.
+    fn defers_close(&self, _inode: &Inode) -> bool {
+        false
+    }
+    /// Sends what closes have deferred, many files at a time. Called before everything is written back.
+    fn send_all(&self) {}
+    /// One open ends. Its data has been written back, unless [`ServerOps::defers_close`].
     fn close(&self, _inode: &Inode, _mode: OpenMode) {}
 }
 
@@ -96,6 +115,19 @@ impl CacheHandle {
     /// durable on it afterwards. Not within a call of the VFS: it waits for locks of the inode.
     pub fn write_back(&self, ino: Ino) -> Result<()> {
         self.0.upgrade().map_or(Ok(()), |vfs| vfs.write_back_for_server(ino))
+    }
+
+    /// Makes the cached writes of an inode durable on the server, and sends its kept attributes. Not within a
+    /// call of the VFS: it waits for locks of the inode.
+    pub fn send(&self, ino: Ino) -> Result<()> {
+        self.0.upgrade().map_or(Ok(()), |vfs| vfs.send_for_server(ino))
+    }
+
+    /// Returns the change attribute and the size that this client serves for an inode, as a query does. For
+    /// a server that asks the holder of a write delegation (CB_GETATTR). `None` if the inode is not cached.
+    /// Does not block.
+    pub fn query(&self, ino: Ino) -> Option<(u64, u64)> {
+        self.0.upgrade().and_then(|vfs| vfs.query_for_server(ino))
     }
 
     /// The server lost unstable writes ([`Written::Unstable`](super::Written)) of these bytes, as a changed

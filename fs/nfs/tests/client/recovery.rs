@@ -387,3 +387,29 @@ pub fn an_unmount_of_a_writer_ends() {
         assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     });
 }
+
+/// [`N4`] An unmount waits for one request of a dead server, and not for one of each file.
+#[test]
+pub fn a_soft_unmount_waits_for_a_dead_server_once() {
+    const FILES: usize = 40;
+    let served = Served::new(mem());
+    let (address, plan) = proxy(served.address());
+    let patience = Patience { reply: Duration::from_millis(300), request: Some(Duration::from_millis(600)) };
+    let client = mount(address, &NfsOptions { patience, ..options() }).unwrap();
+    let cred = Cred::root();
+    let files: Vec<_> = (0..FILES)
+        .map(|nth| {
+            let file = client.put(&format!("f{nth}"), b"x").unwrap();
+            client.vfs.open(&cred, &file, READ_WRITE).unwrap();
+            client.vfs.write(&cred, &file, 0, b"never sent", WriteFlags::empty()).unwrap();
+            file
+        })
+        .collect();
+    plan.swallow.store(true, Relaxed);
+    let connections = plan.connections.load(Relaxed);
+    assert!(client.vfs.unmount().is_err(), "the bytes are lost, and that is said");
+    // A request that times out connects twice. A thread that renews the lease may do so too.
+    let tried = plan.connections.load(Relaxed) - connections;
+    assert!(tried <= 8, "{tried} connections to a dead server for {FILES} files");
+    drop(files);
+}
