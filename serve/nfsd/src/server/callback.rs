@@ -171,14 +171,24 @@ impl Core {
             }
             Ok(GetattrOutcome::Modified { size, permit }) => {
                 let held = Arc::new(self.guard(permit));
-                match self.bump_for_holder(file) {
-                    Some(change) => WakeReason::HolderAnswered(Some(ReportedAttrs { change, size }), held),
-                    None => WakeReason::TimedOut,
+                if answer.is_some_and(|answer| self.has_all_of(file, answer)) {
+                    WakeReason::HolderAnswered(None, held)
+                } else if let Some(change) = self.bump_for_holder(file) {
+                    WakeReason::HolderAnswered(Some(ReportedAttrs { change, size }), held)
+                } else {
+                    WakeReason::TimedOut
                 }
             }
             Err(_) => WakeReason::TimedOut,
         };
         self.resume(ticket, &reason);
+    }
+
+    /// Returns whether the holder has sent all of its changes: it reports what this server has. The times are
+    /// then those that the holder has set.
+    fn has_all_of(&self, file: FileId, answer: HolderAttrs) -> bool {
+        let Some((vfs, inode)) = self.file(file) else { return false };
+        vfs.change(&inode) == Some(answer.change) && inode.size() == answer.size
     }
 
     /// Bumps the change attribute and updates the times in one step, because the holder has changed the file.
