@@ -51,6 +51,7 @@ pub const COMPLETED_OPTIONS: &[&str] = &[
     "actimeo=",
     "noac",
     "nodelegations",
+    "nowritedelegations",
     "soft",
     "hard",
     "timeo=",
@@ -257,8 +258,8 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("invalid value; xprtsec takes none, tls or mtls, tls_authorities, tls_certificate \
                          and tls_key a file, cache-dir a directory, cache-size 1M or more, rsize and wsize \
                          1024 to 1048576 bytes, nconnect 1 to 16, actimeo seconds, timeo tenths of a second \
-                         up to 6000, retrans up to 100, domain a name; noac, nodelegations, soft and hard \
-                         take no value")
+                         up to 6000, retrans up to 100, domain a name; noac, nodelegations, \
+                         nowritedelegations, soft and hard take no value")
                 })?;
             }
             _ => {

@@ -231,6 +231,8 @@ pub struct ServerOptions {
     pub actimeo: Option<u32>,
     /// Opens ask for no delegation.
     pub nodelegations: bool,
+    /// Opens for writing ask for no delegation.
+    pub nowritedelegations: bool,
     /// Requests end after some time without a reply.
     pub soft: bool,
     /// After this time without a reply a request is sent again, in tenths of a second.
@@ -255,7 +257,7 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The mount options that [`ServerOptions::set`] takes.
-    pub const OPTIONS: [&str; 20] = [
+    pub const OPTIONS: [&str; 21] = [
         "vers",
         "nfsvers",
         "sec",
@@ -269,6 +271,7 @@ impl ServerOptions {
         "actimeo",
         "noac",
         "nodelegations",
+        "nowritedelegations",
         "soft",
         "hard",
         "timeo",
@@ -319,6 +322,7 @@ impl ServerOptions {
             "domain" => self.domain = Some(value.filter(|domain| !domain.is_empty())?.to_owned()),
             "noac" if value.is_none() => self.actimeo = Some(0),
             "nodelegations" if value.is_none() => self.nodelegations = true,
+            "nowritedelegations" if value.is_none() => self.nowritedelegations = true,
             "soft" if value.is_none() => self.soft = true,
             "hard" if value.is_none() => self.soft = false,
             _ => return None,
@@ -353,6 +357,7 @@ mod tests {
             ("rsize", Some("4096")),
             ("noac", None),
             ("nodelegations", None),
+            ("nowritedelegations", None),
             ("soft", None),
             ("timeo", Some("50")),
             ("retrans", Some("0")),
@@ -364,6 +369,7 @@ mod tests {
             rsize,
             actimeo,
             nodelegations: true,
+            nowritedelegations: true,
             soft: true,
             timeo,
             retrans,

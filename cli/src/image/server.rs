@@ -267,6 +267,8 @@ fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
         transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
         patience: Patience { reply, request },
         delegations: !wanted.nodelegations,
+        // A soft mount gives writes up: then close must report it.
+        write_delegations: !wanted.nodelegations && !wanted.nowritedelegations && !wanted.soft,
         ..usual
     }
 }

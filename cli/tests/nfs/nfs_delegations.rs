@@ -224,8 +224,13 @@ fn readers_keep_up(steps: u32, restarts: bool) {
     let (here, there) = (fixture.mount("here", "actimeo=3600"), fixture.mount("there", ""));
     let paths = |mount: &Mount| (0..FILES).map(|nth| mount.path(&format!("f{nth}"))).collect::<Vec<_>>();
     let (read_paths, written_paths) = (paths(&here), paths(&there));
-    // Files are closed on the server when their writes are committed. Until then they are not delegated.
+    // The writer returns its delegations a moment after the closes. Until then there are none for others.
     written_paths.iter().for_each(|path| write_durably(path, "00000000"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while there.count("server_delegreturn") < there.count("server_delegations") {
+        assert!(Instant::now() < deadline, "the writer keeps its delegations");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     read_paths.iter().for_each(|path| assert_eq!(read_number(path), 0));
     assert_eq!(here.count("server_delegations"), FILES as u64);
     let newest: Vec<_> = (0..FILES).map(|_| AtomicU64::new(0)).collect();

@@ -3,6 +3,7 @@
 //! A request has PUTFH and GETATTR for each file. The server stops at the first operation that fails. Its
 //! file gets this error, and the next request continues with the file after it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ivers_nfs4::ops::{Op, OpResult};
@@ -10,9 +11,9 @@ use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Cred, Error, Result, ServerError};
 
 use crate::attributes::{self, FileAttributes};
-use crate::driver::{Nfs, REPLY_OVERHEAD};
+use crate::driver::{Nfs, REPLY_OVERHEAD, all_rights};
 use crate::nodes::Node;
-use crate::reply::unexpected;
+use crate::reply::{take, unexpected};
 use crate::requests::Outcome;
 use crate::session::Session;
 
@@ -20,6 +21,8 @@ use crate::session::Session;
 const REQUEST_BYTES: usize = 256;
 /// The bytes that their results take. Only owners with names of hundreds of bytes take more.
 const REPLY_BYTES: usize = 1024;
+/// The most files that are looked at to find those to ask for.
+const VISITED_MAX: usize = 4096;
 /// Bytes of a request besides these operations: credentials, SEQUENCE.
 const REQUEST_OVERHEAD: usize = 1024;
 
@@ -31,7 +34,82 @@ fn files_max(session: &Session) -> usize {
     operations.min(request).min(reply).max(1)
 }
 
+/// A file of a tree whose attributes are asked for.
+struct Asked {
+    node: Arc<Node>,
+    /// Its listing is known.
+    listed: bool,
+}
+
 impl Nfs {
+    /// Returns the files to ask for when a program opens a directory: those of this directory and of the ones
+    /// below it whose attributes are not current, as far as listings are known and as much as one request can
+    /// ask for. None if the directory and the files in it are current.
+    fn known_tree(&self, caller: &Cred, dir: &Arc<Node>, session: &Session) -> Vec<Asked> {
+        let auth = self.client.identity().auth(caller);
+        let is_current = |Asked { node, listed }: &Asked| {
+            let may =
+                !listed || node.access_of(&auth, None).is_some() && self.listings.is_confirmed(node.ino);
+            may && (node.is_fresh() || self.covered_by(node).is_some())
+        };
+        // PUTFH, ACCESS and GETATTR for each.
+        let most = (files_max(session) * 2 / 3).max(1);
+        let first = Asked { node: dir.clone(), listed: true };
+        let mut asked = Vec::new();
+        let mut below = VecDeque::from([(first, 0)]);
+        for _ in 0..VISITED_MAX {
+            let Some((file, depth)) = below.pop_front() else { break };
+            // Nothing that is opened now needs what is deeper.
+            if asked.len() == most || depth > 1 && asked.is_empty() {
+                break;
+            }
+            let parts = file.listed.then(|| self.listings.whole(file.node.ino, file.node.change())).flatten();
+            for item in parts.iter().flatten().flat_map(|part| &part.items) {
+                let handle = item.attributes.file.as_ref().map(|(handle, _)| handle);
+                if let Some(node) = handle.and_then(|handle| self.nodes.find(handle)) {
+                    let listed = self.listings.whole(node.ino, node.change()).is_some();
+                    below.push_back((Asked { node, listed }, depth + 1));
+                }
+            }
+            if !is_current(&file) {
+                asked.push(file);
+            }
+        }
+        asked
+    }
+
+    /// Asks in one request whether a directory and those below it are as their known listings say, what the
+    /// caller may do with them, and for the attributes of the files in them.
+    pub(crate) fn ask_for_tree(&self, caller: &Cred, dir: &Arc<Node>) -> Result<()> {
+        let tree = self.known_tree(caller, dir, &*self.client.session()?);
+        if tree.is_empty() {
+            return Ok(());
+        }
+        let each = |Asked { node, listed }: &Asked| {
+            let access = listed.then_some(Op::Access(all_rights()));
+            let put = Op::PutFh(node.handle.clone());
+            [Some(put), access, Some(Op::GetAttr(attributes::of_file()))].into_iter().flatten()
+        };
+        let ops: Vec<Op> = tree.iter().flat_map(each).collect();
+        // A file may be gone: then those after it are not asked for here.
+        let outcome = self.client.call(caller, &ops)?;
+        let (mut results, sent) = outcome.up_to(0, self.client.name())?;
+        let auth = self.client.identity().auth(caller);
+        for Asked { node, listed } in tree {
+            results.skip();
+            let ok = if listed { take!(results, Access).ok() } else { None };
+            let Some(file) = results.attributes(&self.place(&node))? else { break };
+            self.learn(&node, &file, sent);
+            if listed {
+                self.listings.confirm_whole(node.ino, file.change, self.attribute_timeout);
+            }
+            if let Some(ok) = ok {
+                self.granted(&node, auth.clone(), &ok, (file.change, sent));
+            }
+        }
+        Ok(())
+    }
+
     /// Asks for the attributes of files. Returns one result for each.
     pub(crate) fn ask_many(&self, caller: &Cred, nodes: &[&Arc<Node>]) -> Vec<Result<()>> {
         let mut results: Vec<Result<()>> = Vec::with_capacity(nodes.len());

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
+use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::callback::{
     CALLBACK_PROGRAM, CbOp, CbResult, CbSequenceArgs, CbSequenceOk, PROC_CB_COMPOUND, PROC_CB_NULL,
     recall_any,
@@ -35,6 +36,8 @@ const KNOWN: std::ops::RangeInclusive<u32> = 3..=15;
 pub trait Callee: Send + Sync {
     /// CB_RECALL: the delegation must be returned.
     fn recall(&self, file: &FileHandle, stateid: StateId) -> NfsStat;
+    /// CB_GETATTR: returns the change attribute and the size of a file with a write delegation.
+    fn attributes(&self, file: &FileHandle) -> Option<(u64, u64)>;
     /// CB_RECALL_ANY: the client may keep `keep` delegations, and must return the others.
     fn recall_any(&self, keep: usize);
     /// CB_NOTIFY_LOCK: a lock of the file may be free.
@@ -265,7 +268,7 @@ fn execute(op: &CbOp, callee: Option<&dyn Callee>) -> CbResult {
             status => failed(status),
         },
         CbOp::RecallAny(args) => {
-            if args.types.contains(recall_any::READ_DELEG) {
+            if [recall_any::READ_DELEG, recall_any::WRITE_DELEG].iter().any(|it| args.types.contains(*it)) {
                 callee.recall_any(args.keep as usize);
             }
             CbResult::RecallAny(Ok(()))
@@ -274,8 +277,16 @@ fn execute(op: &CbOp, callee: Option<&dyn Callee>) -> CbResult {
             callee.lock_available(&args.file);
             CbResult::NotifyLock(Ok(()))
         }
-        // This client has no write delegation.
-        CbOp::GetAttr(_) => failed(NfsStat::Badhandle),
+        CbOp::GetAttr(args) => match callee.attributes(&args.file) {
+            Some((change, size)) => {
+                let wants = |attribute| args.attrs.contains(attribute);
+                let change = wants(attr::CHANGE).then_some(change);
+                let size = wants(attr::SIZE).then_some(size);
+                CbResult::GetAttr(Ok(Attrs { change, size, ..Attrs::default() }.encode()))
+            }
+            // The server then recalls the delegation.
+            None => failed(NfsStat::Badhandle),
+        },
         // The reply to the next request tells how many slots to use.
         CbOp::RecallSlot(_) => CbResult::RecallSlot(Ok(())),
         CbOp::Sequence(_) => failed(NfsStat::SequencePos),
@@ -314,6 +325,9 @@ mod tests {
         fn recall(&self, _: &FileHandle, stateid: StateId) -> NfsStat {
             self.0.lock().unwrap().push("recall".into());
             if stateid == STATEID { NfsStat::Ok } else { NfsStat::BadStateid }
+        }
+        fn attributes(&self, file: &FileHandle) -> Option<(u64, u64)> {
+            (file.0 == b"written").then_some((7, 9))
         }
         fn recall_any(&self, keep: usize) {
             self.0.lock().unwrap().push(format!("keep {keep}"));
@@ -413,9 +427,15 @@ mod tests {
         let owner = Owner { clientid: 1, owner: Opaque(b"o".to_vec()) };
         let lock = CbOp::NotifyLock(CbNotifyLockArgs { file: handle(), owner });
         assert_eq!(test.run(vec![sequence(0, 1), any(0), any(1), lock]), (NfsStat::Ok, 4));
-        assert_eq!(test.noted(), ["keep 5", "lock"]);
+        assert_eq!(test.noted(), ["keep 5", "keep 5", "lock"]);
         let attrs = CbOp::GetAttr(CbGetAttrArgs { file: handle(), attrs: Bitmap::default() });
         assert_eq!(test.run(vec![sequence(0, 2), attrs]), (NfsStat::Badhandle, 2));
+        let asked = Bitmap::of([attr::CHANGE, attr::SIZE]);
+        let written = CbGetAttrArgs { file: Opaque(b"written".to_vec()), attrs: asked };
+        let res = test.results(&call(&arguments(2, vec![sequence(1, 1), CbOp::GetAttr(written)])));
+        let Some(CbResult::GetAttr(Ok(fattr))) = res.results.0.last() else { panic!("{res:?}") };
+        let attrs = Attrs::decode(fattr).unwrap();
+        assert_eq!((attrs.change, attrs.size), (Some(7), Some(9)));
         assert_eq!(test.run(vec![sequence(0, 3), sequence(0, 3)]), (NfsStat::SequencePos, 2));
         assert_eq!(test.run(vec![recall(STATEID)]), (NfsStat::OpNotInSession, 1));
         let many = std::iter::once(sequence(0, 4)).chain((0..BACK_OPERATIONS).map(|_| recall(STATEID)));

@@ -229,6 +229,13 @@ impl Client {
         self.started.elapsed().saturating_sub(Duration::from_millis(self.last_answer_ms.load(Relaxed)))
     }
 
+    /// Returns for how many files a request can have two operations. Waits for no session.
+    pub(crate) fn pairs_max(&self) -> usize {
+        let link = self.link.lock();
+        let operations = link.session.as_ref().map_or(0, |session| session.operations_max);
+        (operations.saturating_sub(1) / 2).max(1)
+    }
+
     /// Returns the minor version of NFSv4 in use.
     pub fn minor_version(&self) -> u32 {
         self.exchange.minor.load(Relaxed)

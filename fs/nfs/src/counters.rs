@@ -63,6 +63,14 @@ pub struct Counters {
     pub recalls: AtomicU64,
     /// Opens under a delegation, without a request.
     pub local_opens: AtomicU64,
+    /// Requests that no program waited for.
+    pub background: AtomicU64,
+    /// Requests that carried the data of several files.
+    pub together: AtomicU64,
+    /// Closes that left a file to be sent or closed later.
+    pub deferred_closes: AtomicU64,
+    /// Names that a directory certainly lacks, known without a request.
+    pub absent_names: AtomicU64,
     operations: [AtomicU64; OPERATIONS.len()],
 }
 
@@ -98,6 +106,10 @@ impl Counters {
             ("server_delegations", &self.delegations),
             ("server_recalls", &self.recalls),
             ("server_local_opens", &self.local_opens),
+            ("server_background_requests", &self.background),
+            ("server_shared_requests", &self.together),
+            ("server_deferred_closes", &self.deferred_closes),
+            ("server_absent_names", &self.absent_names),
         ];
         let operations = OPERATIONS.iter().map(|(_, name)| *name).zip(&self.operations);
         all.into_iter().chain(operations).map(|(name, count)| (name, count.load(Relaxed))).collect()

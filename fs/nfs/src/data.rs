@@ -3,10 +3,12 @@
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{CommitArgs, WriteArgs, share};
 use ivers_nfs4::rpc::AuthSys;
-use ivers_nfs4::types::StableHow;
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{StableHow, StateId};
 use ivers_vfs::*;
 
 use crate::attributes;
+use crate::deferred::Deferred;
 use crate::driver::{Nfs, REPLY_OVERHEAD};
 use crate::nodes::Node;
 use crate::opens::is_lost;
@@ -45,7 +47,7 @@ impl Nfs {
             let stateid = self.unlost_stateid(node, access)?;
             let mut all = vec![Op::PutFh(node.handle.clone())];
             all.extend(ops(stateid));
-            let outcome = self.client.call(caller, &all)?;
+            let outcome = self.client.call_in_manner(caller, all)?;
             if !is_lost(outcome.status) {
                 return Ok(outcome);
             }
@@ -63,7 +65,7 @@ impl Nfs {
     }
 
     /// Sends bytes. Returns whether the server made all of them durable.
-    fn send(&self, node: &Node, offset: u64, data: &[u8]) -> Result<Written> {
+    fn send(&self, node: &Node, offset: u64, data: &[u8], size: u64) -> Result<Written> {
         let session = self.client.session()?;
         let most = session.request_bytes_max.saturating_sub(REQUEST_OVERHEAD);
         let most = most.min(usize::try_from(self.facts.write_bytes_max).unwrap_or(usize::MAX)).max(1);
@@ -72,22 +74,37 @@ impl Nfs {
         while done < data.len() {
             let part = &data[done..data.len().min(done + most)];
             let at = offset + done as u64;
+            // All of a closed file: the same request makes it durable.
+            let whole = at == 0 && part.len() as u64 >= size && !node.open.is_used();
+            let identity = self.client.identity();
+            let is_writers = |it: &Deferred| identity.auth(&it.caller) == identity.auth(&writer);
+            let deferred = node.open.deferred().filter(|it| whole && is_writers(it));
             let ops = |stateid| {
                 let (stable, data) = (StableHow::Unstable, part.to_vec());
-                let write = WriteArgs { stateid, offset: at, stable, data };
-                vec![Op::Write(write), Op::GetAttr(attributes::of_file())]
+                let mut ops = vec![Op::Write(WriteArgs { stateid, offset: at, stable, data })];
+                ops.extend(deferred.as_ref().map(|it| it.op(StateId::ANONYMOUS)));
+                ops.extend(whole.then_some(Op::Commit(CommitArgs { offset: 0, count: 0 })));
+                ops.push(Op::GetAttr(attributes::of_file()));
+                ops
             };
             let changing = self.changing(node);
             let outcome = self.with_stateid(&writer, node, share::WRITE, ops)?;
             let (mut results, sent) = outcome.up_to(2, &place)?;
             results.skip();
             let ok = take!(results, Write)?;
+            if let Some(deferred) = &deferred
+                && results.0.next().is_some_and(|it| it.status() == NfsStat::Ok)
+            {
+                node.open.no_longer_deferred(deferred);
+            }
+            let committed = if whole { take!(results, Commit).ok() } else { None };
             let count = ok.count as usize;
             if count == 0 || count > part.len() {
                 log::error!("{place}: the server wrote {count} of {} bytes", part.len());
                 return Err(ServerError::Failed.into());
             }
-            let verifier = (ok.committed == StableHow::Unstable).then_some(ok.verifier);
+            let is_durable = ok.committed != StableHow::Unstable || committed == Some(ok.verifier);
+            let verifier = (!is_durable).then_some(ok.verifier);
             if verifier.is_some() {
                 written = Written::Unstable;
             }
@@ -153,7 +170,7 @@ impl FileOps for Nfs {
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
         let node = self.node(inode);
-        let sent = self.send(node, offset, data);
+        let sent = self.send(node, offset, data, inode.size());
         node.open.note_unsent(sent.is_err());
         match sent {
             // A refusal is final: these bytes would wait for ever.

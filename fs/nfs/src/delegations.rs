@@ -1,4 +1,4 @@
-//! Read delegations (RFC 8881, 10.2 to 10.4): grant, recall, return, loss.
+//! Delegations (RFC 8881, 10.2 to 10.4): grant, recall, return, loss.
 //!
 //! Callbacks only mark a delegation and queue its file; the return thread returns it. This thread must not
 //! wait for other threads: one may wait for an OPEN of the file, which the server answers only after the
@@ -8,25 +8,27 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ivers_nfs4::ops::v40::{OpenDelegation, ReadDelegation};
+use ivers_nfs4::ops::v40::{OpenDelegation, share};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{FileHandle, StateId};
+use ivers_nfs4::types::{FileHandle, SpaceLimit, StateId};
 use ivers_nfs4::xdr::{List, Xdr};
 use ivers_vfs::sync::thread::Builder;
 use ivers_vfs::{Cred, Error, Result};
 
+use crate::background;
 use crate::callbacks::Callee;
 use crate::counters::Counters;
 use crate::file_open::{Delegation, FileOpen, note_open};
 use crate::opens::{Opens, Pace, is_lost};
 use crate::reply::take;
 use crate::returns::{Queue, Unknown};
+use crate::together;
 
 /// The most delegations that are kept.
 const DELEGATIONS_MAX: usize = 1000;
 /// The most delegations that one request returns.
-const BATCH: usize = 5;
+const BATCH: usize = 64;
 /// The most stateids that one request tests.
 const TESTS: usize = 64;
 /// The least time limit of a request of the return thread.
@@ -42,12 +44,21 @@ fn with_stateid(file: Arc<FileOpen>) -> Option<(Arc<FileOpen>, StateId)> {
     Some((file, delegation.stateid))
 }
 
+/// Returns the largest file whose close need not send what was written.
+pub(crate) fn limit(limit: &SpaceLimit) -> u64 {
+    match limit {
+        SpaceLimit::Size(bytes) => *bytes,
+        SpaceLimit::Blocks(blocks) => u64::from(blocks.blocks).saturating_mul(blocks.block_bytes.into()),
+    }
+}
+
 impl Opens {
     /// Starts the thread that returns delegations.
     pub(crate) fn start_returns(self: &Arc<Self>) -> Result<()> {
         let (opens, table) = (Arc::downgrade(self), self.table.clone());
         let thread = Builder::new().name("ivers-nfs-delegations".into());
         let run = move || {
+            background::enter();
             while let Some(work) = table.returns.next() {
                 let Some(opens) = Weak::upgrade(&opens) else { break };
                 opens.work(work);
@@ -62,27 +73,47 @@ impl Opens {
         self.delegates && self.client.session().is_ok_and(|session| session.back.is_some())
     }
 
+    /// Returns which delegation an open with this access asks for: a `WANT_` bit of [`share`].
+    pub(crate) fn wanted(&self, access: u32) -> u32 {
+        if !self.takes_delegations() {
+            share::WANT_NO_DELEG
+        } else if access & share::WRITE == 0 {
+            share::WANT_READ_DELEG
+        } else if self.delegates_writes {
+            share::WANT_WRITE_DELEG
+        } else {
+            share::WANT_NO_DELEG
+        }
+    }
+
     /// Returns the time limit of a request of the return thread. It is longer than the time after which other
     /// requests on the same connection count the server as too slow.
     fn patience(&self) -> Duration {
         PATIENCE.max(self.client.patience.reply * 2)
     }
 
-    /// Stores the delegation that the reply to an OPEN granted. `sent` is the number of its request, and
-    /// `run` is [`Outcome::run`](crate::requests::Outcome::run). Returns the delegation to the server if this
-    /// client did not ask for it.
+    /// Stores the delegation that the reply to an OPEN granted. `wanted` is the `WANT_` bit of the OPEN,
+    /// `sent` the number of its request, and `run` its [`Outcome::run`](crate::requests::Outcome::run).
+    /// Returns the delegation to the server if this client did not ask for it.
     pub(crate) fn granted(
         &self,
         file: &Arc<FileOpen>,
         granted: &OpenDelegation,
-        asked: bool,
+        wanted: u32,
         (sent, run): (u64, u64),
     ) {
         let held = file.state.lock().delegation.map(|it| it.stateid);
-        let ReadDelegation { stateid, recall, .. } = match granted {
-            OpenDelegation::Read(read) if asked => read,
+        let repeats = |stateid: &StateId| held.is_some_and(|held| held.other == stateid.other);
+        let (stateid, recall, write) = match granted {
+            OpenDelegation::Read(read) if wanted == share::WANT_READ_DELEG => {
+                (&read.stateid, &read.recall, None)
+            }
+            OpenDelegation::Write(write) if wanted == share::WANT_WRITE_DELEG => {
+                (&write.stateid, &write.recall, Some(limit(&write.space_limit)))
+            }
             // The server repeats the one that this client has.
-            OpenDelegation::Read(read) if held.is_some_and(|held| held.other == read.stateid.other) => return,
+            OpenDelegation::Read(read) if repeats(&read.stateid) => return,
+            OpenDelegation::Write(write) if repeats(&write.stateid) => return,
             OpenDelegation::None | OpenDelegation::NoneExt(_) => return,
             OpenDelegation::Read(read) | OpenDelegation::ReadAttrs(read) => {
                 return self.give_back(file, read.stateid);
@@ -95,6 +126,7 @@ impl Opens {
         let returns = &self.table.returns;
         let delegation = Delegation {
             stateid: *stateid,
+            write,
             // The reply has arrived, so the server executes later requests under the delegation.
             since: self.client.requests() + 1,
             granted_by: sent,
@@ -196,7 +228,7 @@ impl Opens {
     fn return_files(&self, files: Vec<Arc<FileOpen>>, until: Instant) -> Vec<Arc<FileOpen>> {
         let (mut ready, mut left, mut opened) = (Vec::new(), Vec::new(), Vec::new());
         for file in files {
-            match self.open_for_readers(&file, until) {
+            match self.send_cached(&file, until).and_then(|()| self.open_for_readers(&file, until)) {
                 Ok(is_opened) => {
                     opened.extend(is_opened.then(|| file.clone()));
                     ready.push(file);
@@ -208,7 +240,8 @@ impl Opens {
             }
         }
         while !ready.is_empty() {
-            let some = ready.split_off(ready.len().saturating_sub(BATCH));
+            let most = self.client.pairs_max().min(BATCH);
+            let some = ready.split_off(ready.len().saturating_sub(most));
             if let Err((error, unsent)) = self.return_some(some, until) {
                 log::info!("{}: DELEGRETURN: {error}", self.client.name());
                 left.extend(unsent);
@@ -219,6 +252,36 @@ impl Opens {
         let time = until.saturating_duration_since(Instant::now());
         opened.iter().for_each(|file| self.settle_at(file, Pace::Urgent(time)));
         left
+    }
+
+    /// Returns the write delegations of files that nobody uses and that are sent: a server that asks for
+    /// their attributes takes each change since the grant for one that is not sent, and moves their times.
+    pub(crate) fn return_unused(&self, files: &[Arc<FileOpen>]) {
+        let is_unused = |file: &&Arc<FileOpen>| {
+            let mut state = file.state.lock();
+            let is_idle = state.is_idle();
+            let written = state.delegation.as_mut().filter(|it| it.write.is_some() && is_idle);
+            written.is_some_and(|it| !std::mem::replace(&mut it.returning, true))
+        };
+        let unused: Vec<_> = files.iter().filter(is_unused).cloned().collect();
+        let left = self.return_files(unused, Instant::now() + self.patience());
+        left.iter().for_each(|file| self.table.returns.push(file));
+    }
+
+    /// Sends what programs changed under a write delegation (D9).
+    fn send_cached(&self, file: &Arc<FileOpen>, until: Instant) -> Result<()> {
+        let writes = file.state.lock().delegation.is_some_and(|it| it.write.is_some());
+        let Some(cached) = self.cached.get().filter(|_| writes) else { return Ok(()) };
+        let _urgently = together::urgently(until);
+        match cached.write_back(&file.handle) {
+            Err(error @ Error::Server(_)) => Err(error),
+            Err(error) => {
+                // The VFS reports it to the next fsync.
+                log::warn!("{}: writes before DELEGRETURN: {error}", self.client.name());
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Opens a file on the server if programs opened it under its delegation (D7). Returns whether the file
@@ -380,6 +443,13 @@ impl Callee for Opens {
                 Unknown::Invalid => NfsStat::BadStateid,
             },
         }
+    }
+
+    fn attributes(&self, file: &FileHandle) -> Option<(u64, u64)> {
+        let delegation = self.table.known(file)?.delegation()?;
+        // If the lease may have expired, the server must recall it, and not count on this answer.
+        let is_asked = delegation.write.is_some() && self.is_usable(&delegation);
+        self.cached.get().filter(|_| is_asked)?.query(file)
     }
 
     fn recall_any(&self, keep: usize) {

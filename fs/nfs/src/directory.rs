@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ivers_nfs4::ops::Op;
-use ivers_nfs4::ops::v40::ReadDirArgs;
-use ivers_nfs4::types::Verifier;
+use ivers_nfs4::ops::v40::{ReadDirArgs, ReadDirOk};
+use ivers_nfs4::types::{Bitmap, Verifier};
 use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
+use crate::counters::Counters;
 use crate::driver::{Nfs, REPLY_OVERHEAD, all_rights};
 use crate::listing::{FIRST_COOKIE, Part, shown_number};
 use crate::nodes::Node;
@@ -22,27 +23,102 @@ const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
 
 impl Nfs {
-    /// Reads the part of a listing that follows `cookie`, and where to start in it.
-    fn part(&self, caller: &Cred, node: &Node, cookie: u64) -> Result<(Arc<Part>, usize)> {
-        if let Some(kept) = self.listings.continuation(node.ino, cookie) {
-            return Ok(kept);
-        }
+    /// Returns the operation that reads the part of a listing that follows `cookie`.
+    fn read_dir_op(&self, node: &Node, cookie: u64) -> Result<Op> {
         let session = self.client.session()?;
         let maxcount = READDIR_BYTES.min((session.reply_bytes_max - REPLY_OVERHEAD) as u32);
         let starts = cookie < FIRST_COOKIE;
-        let args = ReadDirArgs {
+        Ok(Op::ReadDir(ReadDirArgs {
             cookie: if starts { 0 } else { cookie },
             verifier: if starts { Verifier::default() } else { node.verifier() },
             dircount: maxcount,
             maxcount,
             attrs: attributes::of_entry(),
-        };
-        let place = self.place(node);
-        let ops = [Op::GetAttr(attributes::of_file()), Op::ReadDir(args)];
+        }))
+    }
+
+    /// Reads the part of a listing that follows `cookie`, and where to start in it.
+    fn part(&self, caller: &Cred, node: &Node, cookie: u64) -> Result<(Arc<Part>, usize)> {
+        if let Some(kept) = self.listings.confirmed(node.ino, cookie, node.change()) {
+            return Ok(kept);
+        }
+        if let Some(kept) = self.listings.continuation(node.ino, cookie) {
+            return Ok(kept);
+        }
+        if cookie < FIRST_COOKIE
+            && let Some(first) = self.listings.take_first(node.ino, caller.uid, node.change())
+        {
+            return Ok((first, 0));
+        }
+        let ops = [Op::GetAttr(attributes::of_file()), self.read_dir_op(node, cookie)?];
         let (mut results, sent) = self.on_file(caller, node, &ops)?;
-        let dir = FileAttributes::take(&take!(results, GetAttr)?, &place)?;
+        let dir = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         let reply = take!(results, ReadDir)?;
         self.learn(node, &dir, sent);
+        Ok((self.listed(node, cookie, reply, dir.change, sent)?, 0))
+    }
+
+    /// Asks for everything that a program needs that opens a directory to list it, in one request: what it
+    /// may do, and the start of the listing. If the listing is known, asks instead whether it is current, and
+    /// for the attributes of the files in it.
+    pub(crate) fn open_directory(&self, caller: &Cred, node: &Arc<Node>) -> Result<()> {
+        if self.attribute_timeout.is_zero() {
+            return Ok(());
+        }
+        if self.listings.whole(node.ino, node.change()).is_some() {
+            return self.ask_for_tree(caller, node);
+        }
+        let auth = self.client.identity().auth(caller);
+        if node.access_of(&auth, None).is_some() && node.is_fresh() {
+            return Ok(());
+        }
+        let ops = [Op::Access(all_rights()), Op::GetAttr(attributes::of_file()), self.read_dir_op(node, 0)?];
+        // If the caller may not list it, READDIR fails.
+        let (mut results, sent) = self.on_file_up_to(caller, node, &ops, 2)?;
+        let ok = take!(results, Access)?;
+        let file = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
+        self.learn(node, &file, sent);
+        self.granted(node, auth, &ok, (file.change, sent));
+        if let Ok(reply) = take!(results, ReadDir) {
+            let first = self.listed(node, 0, reply, file.change, sent)?;
+            self.listings.keep_first(node.ino, &first, caller.uid, file.change, self.attribute_timeout);
+        }
+        Ok(())
+    }
+
+    /// Finds out whether a new directory is empty: another client may have made a name in it at once. The
+    /// request that makes the directory cannot do that: the access time marks it, and a listing moves that.
+    fn look_inside(&self, caller: &Cred, node: &Node) -> Result<()> {
+        let list = ReadDirArgs {
+            cookie: 0,
+            verifier: Verifier::default(),
+            dircount: 512,
+            maxcount: 1024,
+            attrs: Bitmap::default(),
+        };
+        let ops = [Op::GetAttr(attributes::of_file()), Op::ReadDir(list)];
+        let (mut results, sent) = self.on_file_up_to(caller, node, &ops, 1)?;
+        let dir = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
+        self.learn(node, &dir, sent);
+        // Some servers list these names although they must not.
+        let is_dot = |name: &[u8]| matches!(name, b"." | b"..");
+        if take!(results, ReadDir).is_ok_and(|it| it.eof && it.entries.iter().all(|it| is_dot(&it.name))) {
+            // Listed after the attributes were read: the directory was empty then, or has changed since.
+            node.note_empty(dir.change);
+        }
+        Ok(())
+    }
+
+    /// Checks and keeps a part of a listing. `change` is the change attribute that the directory had before.
+    fn listed(
+        &self,
+        node: &Node,
+        cookie: u64,
+        reply: ReadDirOk,
+        change: u64,
+        sent: u64,
+    ) -> Result<Arc<Part>> {
+        let place = self.place(node);
         node.note_verifier(reply.verifier);
         let part = Part::check(reply, cookie, self.facts.name_max() as usize, &place)?;
         self.listings.count(node.ino, cookie, &part, &place)?;
@@ -54,8 +130,9 @@ impl Nfs {
             }
         }
         let part = Arc::new(part);
-        self.listings.keep(node.ino, &part, sent, dir.change, self.attribute_timeout);
-        Ok((part, 0))
+        self.listings.keep(node.ino, &part, sent, change, self.attribute_timeout);
+        self.listings.add_to_whole(node.ino, cookie, &part, change);
+        Ok(part)
     }
 }
 
@@ -67,6 +144,13 @@ impl DirectoryOps for Nfs {
             self.note_name(&held.node, node, name);
             held.node.parent.store(node.ino.0, Relaxed);
             return Ok(Some(Child::Inode(self.loaded(held, known.file))));
+        }
+        if node.take_new() {
+            self.look_inside(caller, node)?;
+        }
+        if node.lacks(name) {
+            Counters::count(&self.client.counters().absent_names);
+            return Ok(None);
         }
         let auth = self.client.identity().auth(caller);
         let ops = [
@@ -96,6 +180,11 @@ impl DirectoryOps for Nfs {
         let node = self.node(dir);
         if node.ino == self.info.root {
             return Ok(node.ino);
+        }
+        // As with other names: within the attribute timeout.
+        let known = Ino(node.parent.load(Relaxed));
+        if known.0 != 0 && node.is_fresh() && self.nodes.hold_number(known).is_some() {
+            return Ok(known);
         }
         let ops = [Op::LookupP(()), Op::GetFh(()), Op::GetAttr(attributes::of_file())];
         let (mut results, sent) = self.on_file(caller, node, &ops)?;

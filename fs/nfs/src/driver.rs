@@ -1,7 +1,7 @@
 //! The interface to the VFS.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::attr::{self, Fattr};
@@ -15,6 +15,7 @@ use ivers_vfs::*;
 use crate::attributes::{self, FileAttributes};
 use crate::client::{Client, Dial};
 use crate::counters::Counters;
+use crate::deferred;
 use crate::file_open::Delegation;
 use crate::kept::Contents;
 use crate::lease::Lease;
@@ -24,6 +25,7 @@ use crate::open::{Facts, NfsOptions, find_root};
 use crate::opens::Opens;
 use crate::owners::Owners;
 use crate::reply::{Results, take};
+use crate::unsent::{CacheOf, Sender};
 
 /// Bytes of a reply beside its data or entries.
 pub(crate) const REPLY_OVERHEAD: usize = 2048;
@@ -55,6 +57,8 @@ pub struct Nfs {
     pub(crate) missing: Missing,
     pub(crate) owners: Owners,
     cache: OnceLock<CacheHandle>,
+    pub(crate) sender: Arc<Sender>,
+    me: Weak<Self>,
     lease: RankedMutex<rank::Driver<0>, Option<Lease>>,
     /// The persistent cache.
     pub(crate) contents: Option<Contents>,
@@ -76,9 +80,11 @@ impl Nfs {
         let held = nodes.hold(&root.handle, root.fileid);
         client.set_lease(Some(root.facts.lease_seconds));
         let lease = Lease::keep(&client)?;
-        let opens = Opens::new(client.clone(), nodes.opens.clone(), options.delegations);
+        let opens =
+            Opens::new(client.clone(), nodes.opens.clone(), (options.delegations, options.write_delegations));
         opens.start_returns()?;
-        Ok(Arc::new(Self {
+        let sender = Arc::new(Sender::new(root.facts.space_avail));
+        let nfs = Arc::new_cyclic(|me| Self {
             info: root.facts.info(held.node.ino, name),
             opens,
             client,
@@ -90,9 +96,19 @@ impl Nfs {
             missing: Missing::default(),
             owners: options.owners.clone(),
             cache: OnceLock::new(),
+            sender,
+            me: me.clone(),
             lease: RankedMutex::new(Some(lease)),
             contents: options.contents.clone().map(Contents::new),
-        }))
+        });
+        if options.write_delegations {
+            nfs.start_sender()?;
+        }
+        Ok(nfs)
+    }
+
+    pub(crate) fn root(&self) -> &Node {
+        &self.root.node
     }
 
     /// Returns the number of requests so far, repeated ones counted once.
@@ -220,6 +236,7 @@ impl Nfs {
 
     /// Returns what ACCESS grants a caller.
     pub(crate) fn access(&self, caller: &Cred, node: &Node) -> Result<u32> {
+        self.send_mode(node)?;
         let auth = self.client.identity().auth(caller);
         if let Some(granted) = node.access_of(&auth, self.covered_by(node).as_ref()) {
             Counters::count(&self.client.counters().access_hits);
@@ -271,6 +288,7 @@ impl Drop for Nfs {
     fn drop(&mut self) {
         self.client.stop();
         self.nodes.opens.returns.stop();
+        self.sender.stop();
     }
 }
 
@@ -359,6 +377,9 @@ impl FileSystem for Nfs {
             lease.end();
         }
         let until = Instant::now() + LEAVE_TIMEOUT;
+        if self.opens.delegates_writes {
+            self.stop_sender(until);
+        }
         self.opens.close_all(until);
         self.opens.return_all(until);
         // After the time limit, an answer is unlikely: the rest gets little time.
@@ -404,6 +425,11 @@ impl FileSystem for Nfs {
                 handle.lock_available(node.ino);
             }
         }));
+        let (nodes, nfs) = (Arc::downgrade(&self.nodes), self.me.clone());
+        let send_deferred =
+            Box::new(move |node: &Node| nfs.upgrade().map_or(Ok(()), |nfs| nfs.send_deferred(node)));
+        let of_vfs = CacheOf { nodes, cache: cache.clone(), send_deferred };
+        let _ = self.opens.cached.set(Box::new(of_vfs));
         let _ = self.cache.set(cache);
     }
 }
@@ -476,6 +502,9 @@ impl ServerOps for Nfs {
 
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         let needed = needed(mask, inode.kind);
+        if inode.kind == FileType::Directory && mask & ivers_vfs::access::READ != 0 {
+            self.open_directory(caller, self.node(inode))?;
+        }
         let granted = self.access(caller, self.node(inode))?;
         if needed & !granted == 0 { Ok(()) } else { Err(NameError::Access.into()) }
     }
@@ -491,6 +520,7 @@ impl ServerOps for Nfs {
         if !caller.access_checked && self.client.identity().as_caller {
             node.note_opener(self.client.identity().auth(caller));
         }
+        self.send_mode(node)?;
         let was_created = node.open.is_unclaimed() && node.is_fresh();
         match self.open_on_server(caller, node, mode)? {
             Some((file, sent)) => self.learn(node, &file, sent),
@@ -516,6 +546,40 @@ impl ServerOps for Nfs {
         {
             log::info!("{}: stays open: {error}", self.place(node));
         }
-        self.opens.close(&node.open);
+        self.opens.close(&node.open, |_| self.leave_to_sender(node, inode));
+    }
+
+    fn changed(&self, inode: &Inode, touch: Touch) -> bool {
+        let node = self.node(inode);
+        inode.kind == FileType::Regular
+            && self.covered_by(node).is_some_and(|it| it.write.is_some())
+            && node.open.note_cached(touch == Touch::Data)
+            // A file that is not open has no close that would leave it to the sender.
+            && (node.open.is_used() || self.leave_to_sender(node, inode))
+    }
+
+    fn catch_up(&self, inode: &Inode, value: u64) -> Result<()> {
+        self.raise_change(inode, value)
+    }
+
+    fn keep_attributes(&self, caller: &Cred, inode: &Inode, set: &SetAttr) -> bool {
+        let node = self.node(inode);
+        inode.kind == FileType::Regular
+            && inode.with_attr(|attr| deferred::can_wait(set, attr))
+            && self.covered_by(node).is_some_and(|it| it.write.is_some())
+            && node.open.defer(caller, &self.client.identity().auth(caller), set)
+            && (node.open.is_used() || self.leave_to_sender(node, inode))
+    }
+
+    fn send_attributes(&self, inode: &Inode) -> Result<()> {
+        self.change(self.send_deferred(self.node(inode)))
+    }
+
+    fn defers_close(&self, inode: &Inode) -> bool {
+        inode.kind == FileType::Regular && self.may_defer_close(self.node(inode), inode)
+    }
+
+    fn send_all(&self) {
+        self.send_everything();
     }
 }

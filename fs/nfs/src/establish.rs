@@ -25,7 +25,7 @@ pub const RPC_REPLY_BYTES: usize = 1024;
 /// Longest request: a MiB of data, and what stands before it.
 pub const REQUEST_BYTES_MAX: u32 = (1 << 20) + 4096;
 /// Longest reply to a change, which the server keeps for a retry.
-const KEPT_REPLY_BYTES: u32 = 4096;
+const KEPT_REPLY_BYTES: u32 = 8192;
 /// Requests in flight.
 pub const SLOTS: u32 = 32;
 /// The operations in a request that this client asks for: enough for SEQUENCE, and PUTFH and GETATTR for 255
@@ -192,6 +192,7 @@ fn create_session(
         (fore.max_response as usize).min(REPLY_BYTES_MAX),
         fore.max_operations.min(OPERATIONS) as usize,
     );
+    session.kept_bytes_max = fore.max_response_cached.min(KEPT_REPLY_BYTES) as usize;
     let has_back_channel = granted.flags & session_flags::CONN_BACK_CHAN != 0;
     session.back = has_back_channel.then(|| Arc::new(BackSlots::default()));
     Ok(session)

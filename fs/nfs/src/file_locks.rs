@@ -75,6 +75,11 @@ pub struct OwnerLocks {
 pub struct FileLocks(Vec<OwnerLocks>);
 
 impl FileLocks {
+    /// Returns whether there are any.
+    pub fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Returns the locks of an owner.
     pub fn of(&self, owner: LockOwner) -> Option<&OwnerLocks> {
         self.0.iter().find(|locks| locks.owner == owner)

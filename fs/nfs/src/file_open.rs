@@ -3,20 +3,24 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use ivers_nfs4::ops::v40::Opened;
+use ivers_nfs4::ops::v40::{Opened, share};
+use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::types::{FileHandle, StateId};
-use ivers_vfs::Cred;
 use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
+use ivers_vfs::{Attr, Cred, SetAttr};
 
+use crate::deferred::Deferred;
 use crate::file_locks::FileLocks;
 use crate::file_names::FileNames;
 use crate::unstable::Unstable;
 
-/// A read delegation.
+/// A delegation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delegation {
     /// Its stateid.
     pub stateid: StateId,
+    /// For writing: up to this file size in bytes, a close need not send what was written.
+    pub write: Option<u64>,
     /// The first number of requests that began after it was granted. Their replies are current under it.
     pub since: u64,
     /// The number of the OPEN that granted it. The reply to this OPEN is current, too. Replies to other
@@ -29,6 +33,11 @@ pub struct Delegation {
 }
 
 impl Delegation {
+    /// Returns whether programs may open the file for `access` without asking the server.
+    pub fn permits(&self, access: u32) -> bool {
+        self.write.is_some() || access == share::READ
+    }
+
     /// Returns whether the server executed the request `sent` under this delegation.
     pub fn covers(&self, sent: u64) -> bool {
         sent >= self.since || sent == self.granted_by
@@ -69,6 +78,15 @@ pub(crate) struct State {
     /// The last write-back failed, and the bytes are still cached.
     pub(crate) unsent: bool,
     pub(crate) hidden: Vec<Hidden>,
+    /// Bytes or attributes changed in the cache under a write delegation, and may not be sent yet.
+    pub(crate) cached: bool,
+    /// A close has left the file to the thread that sends it.
+    pub(crate) queued: bool,
+    /// That thread is at work, and will close the file on the server.
+    pub(crate) sending: bool,
+    pub(crate) deferred: Option<Deferred>,
+    /// Whose credentials created the file. `None`: unknown, or the owner may have changed.
+    pub(crate) creator: Option<AuthSys>,
     pub(crate) locks: FileLocks,
     /// A thread sends LOCK or LOCKU.
     pub(crate) locking: bool,
@@ -78,6 +96,7 @@ impl State {
     /// Marks the open as unused, and forgets the writes that are not committed.
     pub(crate) fn abandon(&mut self) {
         (self.users, self.local, self.unclaimed, self.unsent) = (0, 0, false, false);
+        (self.cached, self.queued, self.sending, self.deferred) = (false, false, false, None);
         self.unstable = Unstable::default();
     }
 
@@ -94,7 +113,12 @@ impl State {
 
     /// Returns whether nothing needs the open.
     pub(crate) fn is_idle(&self) -> bool {
-        self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty()
+        self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty() && !self.owes()
+    }
+
+    /// Returns whether something is not sent that a close has left for later.
+    pub(crate) fn owes(&self) -> bool {
+        self.cached || self.queued || self.sending || self.deferred.is_some()
     }
 
     pub(crate) fn permits(&self, access: u32) -> bool {
@@ -204,11 +228,17 @@ impl FileOpen {
     }
 
     /// Replaces the delegation by the one that the server granted after a restart. Drops it if there is none.
-    pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, u64)>) {
+    pub fn delegation_reclaimed(&self, old: StateId, new: Option<(StateId, Option<u64>, u64)>) {
         let mut state = self.state.lock();
         if let Some(delegation) = state.delegation.take_if(|it| it.stateid == old) {
             // Attributes that were read before the restart may be out of date.
-            let renewed = |(stateid, since)| Delegation { stateid, since, granted_by: since, ..delegation };
+            let renewed = |(stateid, write, since)| Delegation {
+                stateid,
+                write,
+                since,
+                granted_by: since,
+                ..delegation
+            };
             state.delegation = new.map(renewed);
         }
     }
@@ -237,6 +267,91 @@ impl FileOpen {
     /// Notes whether the newest write-back left bytes in the cache.
     pub fn note_unsent(&self, unsent: bool) {
         self.state.lock().unsent = unsent;
+    }
+
+    /// Notes a change in the cache. Returns whether it may stay there: the file has a write delegation.
+    pub fn note_cached(&self, is_data: bool) -> bool {
+        let mut state = self.state.lock();
+        let may_stay = state.delegation.is_some_and(|it| it.write.is_some() && !it.returning);
+        if may_stay {
+            state.cached = true;
+            if is_data {
+                state.deferred.take_if(|deferred| !deferred.written());
+            }
+        }
+        may_stay
+    }
+
+    /// Defers attributes that the creator of the file sets under a write delegation. Returns whether it did.
+    pub fn defer(&self, caller: &Cred, auth: &AuthSys, set: &SetAttr) -> bool {
+        let mut state = self.state.lock();
+        let may_stay = state.delegation.is_some_and(|it| it.write.is_some() && !it.returning);
+        if !may_stay || state.creator.as_ref() != Some(auth) {
+            return false;
+        }
+        state.cached = true;
+        if set.perm.is_some() || set.atime.is_some() || set.mtime.is_some() {
+            state.deferred = Some(Deferred::add(state.deferred.take(), set, caller));
+        }
+        true
+    }
+
+    /// Returns the deferred attributes.
+    pub fn deferred(&self) -> Option<Deferred> {
+        self.state.lock().deferred.clone()
+    }
+
+    /// These deferred attributes need not be sent any longer. Newer ones stay.
+    pub fn no_longer_deferred(&self, sent: &Deferred) {
+        self.state.lock().deferred.take_if(|now| now == sent);
+    }
+
+    /// The mode among these deferred attributes need not be sent any longer.
+    pub fn mode_is_sent(&self, sent: &Deferred) {
+        self.state.lock().deferred.take_if(|now| !now.mode_is_sent(sent));
+    }
+
+    /// Returns whether a close may leave what is cached for later: no lock or hidden name depends on it.
+    pub fn may_wait(&self) -> bool {
+        let state = self.state.lock();
+        state.hidden.is_empty() && !state.locks.any() && !state.unsent
+    }
+
+    /// Attributes are set by a request of their own.
+    pub fn set_by_request(&self, set: &SetAttr) {
+        let mut state = self.state.lock();
+        state.deferred.take_if(|deferred| !deferred.forget(set));
+        if set.uid.is_some() || set.gid.is_some() {
+            state.creator = None;
+        }
+    }
+
+    /// Puts deferred attributes over those that the server sent.
+    pub fn show_deferred(&self, attr: &mut Attr) {
+        if let Some(deferred) = &self.state.lock().deferred {
+            deferred.show_in(attr);
+        }
+    }
+
+    /// Leaves the file to the thread that sends it, unless that is done. Returns whether it is new there.
+    pub fn queue(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().queued, true)
+    }
+
+    /// The thread that sends files begins with this one: what is cached later is sent later.
+    pub fn begin_sending(&self) {
+        let mut state = self.state.lock();
+        (state.queued, state.cached, state.sending) = (false, false, true);
+    }
+
+    /// What was cached could not be sent.
+    pub fn not_sent(&self) {
+        self.state.lock().cached = true;
+    }
+
+    /// Returns whether a close has left something that is not sent.
+    pub fn owes(&self) -> bool {
+        self.state.lock().owes()
     }
 
     /// Notes a hidden name, which the file keeps until it is closed.

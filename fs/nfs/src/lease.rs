@@ -26,6 +26,7 @@ impl Lease {
 }
 
 fn renew(renewal: &Renewal, client: &Weak<Client>) {
+    crate::background::enter();
     while let Some(period) = renewal.wait() {
         let Some(client) = client.upgrade() else { return };
         if client.is_stopped() {

@@ -25,15 +25,20 @@
 //! | `back_channel` | running callbacks; whether the server still keeps the client's state |
 //! | `requests` | requests, repeated until there is an answer |
 //! | `requests40` | NFSv4.0: one request |
+//! | `background` | threads whose requests no program waits for |
+//! | `together` | requests of several threads in one COMPOUND |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |
+//! | `all_names` | all names of a directory that this client has made |
 //! | `own_changes` | which attributes include the changes of this client |
 //! | `unstable` | writes that the server may lose |
 //! | `file_locks` | byte-range locks of a file |
 //! | `file_names` | NFSv4.0: names by which a file can be opened |
+//! | `deferred` | attributes that are not sent yet |
 //! | `file_open` | the state of a file on the server |
 //! | `returns` | what must be done with delegations |
 //! | `opens`, `delegations`, `reclaim` | opens on the server; delegations; reclaiming after a restart |
+//! | `closing` | closing several files in one request |
 //! | `opens_by_name` | NFSv4.0: opens by name |
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
@@ -44,24 +49,30 @@
 //! | `space`, `copies` | space of files, copies on the server |
 //! | `batches` | attributes of many files in few requests |
 //! | `kept`, `contents` | the persistent cache of contents |
+//! | `unsent` | the files that closes have deferred |
+//! | `sender` | sending what closes have deferred |
 //! | `driver` | the interface to the VFS |
 //!
 //! Each reply is hostile: its size is bounded, and it is decoded against the request.
 
 #![forbid(unsafe_code)]
 
+mod all_names;
 mod attributes;
 mod back_channel;
+mod background;
 mod batches;
 pub mod callbacks;
 mod client;
 mod client_id;
 mod clock;
+mod closing;
 mod connection;
 mod contents;
 mod copies;
 mod counters;
 mod data;
+mod deferred;
 mod delegations;
 mod directory;
 mod driver;
@@ -90,6 +101,7 @@ mod reply;
 mod requests;
 mod requests40;
 mod returns;
+mod sender;
 mod session;
 mod settings;
 mod space;
@@ -97,7 +109,9 @@ mod spares;
 mod status;
 pub mod target;
 pub mod tls;
+mod together;
 mod unfinished;
+mod unsent;
 mod unstable;
 mod wire;
 mod xattrs;

@@ -106,6 +106,32 @@ pub struct Prefetched {
     until: Instant,
 }
 
+/// The start of a listing that came with the reply to ACCESS, when a program opened the directory.
+struct First {
+    part: Arc<Part>,
+    uid: u32,
+    /// The change attribute of the directory in the same reply.
+    change: u64,
+    until: Instant,
+}
+
+/// All parts of a listing.
+#[derive(Default)]
+struct Whole {
+    parts: Vec<Arc<Part>>,
+    entries: usize,
+    /// The change attribute that the directory had before each part.
+    change: u64,
+    /// The directory has it until then, by the attribute timeout.
+    until: Option<Instant>,
+}
+
+impl Whole {
+    fn is_complete(&self) -> bool {
+        self.parts.last().is_some_and(|part| part.eof)
+    }
+}
+
 /// How far a directory was listed since the last start of a listing.
 #[derive(Default)]
 struct Pass {
@@ -123,6 +149,20 @@ struct Inner {
     prefetched: HashMap<(Ino, Vec<u8>), Prefetched>,
     order: VecDeque<(Ino, Vec<u8>)>,
     passes: HashMap<Ino, Pass>,
+    firsts: HashMap<Ino, First>,
+    wholes: HashMap<Ino, Whole>,
+    /// The directories of `wholes`, the newest last. Some may be gone, or be there twice.
+    whole_order: VecDeque<Ino>,
+    /// The entries of `wholes`.
+    whole_entries: usize,
+}
+
+impl Inner {
+    fn forget_whole(&mut self, dir: Ino) {
+        if let Some(whole) = self.wholes.remove(&dir) {
+            self.whole_entries -= whole.entries;
+        }
+    }
 }
 
 /// What is kept of listings.
@@ -160,6 +200,89 @@ impl Listings {
         inner.kept.iter().filter(|kept| kept.dir == dir && now < kept.until).find_map(|kept| {
             let at = kept.part.items.iter().position(|item| item.cookie == cookie)? + 1;
             (at < kept.part.items.len() || kept.part.eof).then(|| (kept.part.clone(), at))
+        })
+    }
+
+    /// Keeps the start of a listing for the program of this user that opens the directory.
+    pub fn keep_first(&self, dir: Ino, part: &Arc<Part>, uid: u32, change: u64, timeout: Duration) {
+        let Some(until) = Instant::now().checked_add(timeout) else { return };
+        let mut inner = self.0.lock();
+        if inner.firsts.len() >= REPLIES_MAX {
+            inner.firsts.clear();
+        }
+        inner.firsts.insert(dir, First { part: part.clone(), uid, change, until });
+    }
+
+    /// Takes the start of a listing that was kept for this user, if the directory is still as it was.
+    pub fn take_first(&self, dir: Ino, uid: u32, change: u64) -> Option<Arc<Part>> {
+        let found = self.0.lock().firsts.remove(&dir)?;
+        let counts = found.uid == uid && found.change == change && Instant::now() < found.until;
+        counts.then_some(found.part)
+    }
+
+    /// Adds a part, which begins after `cookie`, to the whole listing of a directory. `change` is the change
+    /// attribute that the directory had before.
+    pub fn add_to_whole(&self, dir: Ino, cookie: u64, part: &Arc<Part>, change: u64) {
+        let mut inner = self.0.lock();
+        if cookie < FIRST_COOKIE {
+            inner.forget_whole(dir);
+            inner.wholes.insert(dir, Whole { change, ..Whole::default() });
+            inner.whole_order.push_back(dir);
+        }
+        let Some(whole) = inner.wholes.get_mut(&dir) else { return };
+        let end = whole.parts.last().and_then(|part| part.items.last()).map_or(0, |item| item.cookie);
+        let continues = cookie < FIRST_COOKIE && whole.parts.is_empty() || cookie == end && cookie != 0;
+        if !continues || whole.change != change || whole.is_complete() {
+            return inner.forget_whole(dir);
+        }
+        whole.entries += part.items.len();
+        whole.parts.push(part.clone());
+        inner.whole_entries += part.items.len();
+        while inner.whole_entries > PREFETCHED_MAX || inner.whole_order.len() > PREFETCHED_MAX {
+            let Some(oldest) = inner.whole_order.pop_front() else { break };
+            inner.forget_whole(oldest);
+        }
+    }
+
+    /// Returns the whole listing of a directory with this change attribute.
+    pub fn whole(&self, dir: Ino, change: u64) -> Option<Vec<Arc<Part>>> {
+        let inner = self.0.lock();
+        let whole = inner.wholes.get(&dir)?;
+        (whole.is_complete() && whole.change == change).then(|| whole.parts.clone())
+    }
+
+    /// The directory has just had this change attribute.
+    pub fn confirm_whole(&self, dir: Ino, change: u64, timeout: Duration) {
+        let mut inner = self.0.lock();
+        match inner.wholes.get_mut(&dir) {
+            Some(whole) if whole.change == change => whole.until = Instant::now().checked_add(timeout),
+            _ => inner.forget_whole(dir),
+        }
+    }
+
+    /// Returns whether the whole listing of a directory was confirmed within the attribute timeout.
+    pub fn is_confirmed(&self, dir: Ino) -> bool {
+        let until = self.0.lock().wholes.get(&dir).and_then(|whole| whole.until);
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns the entries after `cookie` in a whole listing that was confirmed within the attribute timeout.
+    pub fn confirmed(&self, dir: Ino, cookie: u64, change: u64) -> Option<(Arc<Part>, usize)> {
+        let inner = self.0.lock();
+        let whole = inner.wholes.get(&dir)?;
+        let is_confirmed = whole.until.is_some_and(|until| Instant::now() < until);
+        if !is_confirmed || !whole.is_complete() || whole.change != change {
+            return None;
+        }
+        if cookie < FIRST_COOKIE {
+            return whole.parts.first().map(|part| (part.clone(), 0));
+        }
+        whole.parts.iter().enumerate().find_map(|(nth, part)| {
+            let at = part.items.iter().position(|item| item.cookie == cookie)? + 1;
+            match whole.parts.get(nth + 1) {
+                Some(next) if at == part.items.len() => Some((next.clone(), 0)),
+                _ => Some((part.clone(), at)),
+            }
         })
     }
 
@@ -201,6 +324,8 @@ impl Listings {
         let mut inner = self.0.lock();
         inner.kept.retain(|kept| kept.dir != dir);
         inner.passes.remove(&dir);
+        inner.firsts.remove(&dir);
+        inner.forget_whole(dir);
     }
 }
 
@@ -275,6 +400,48 @@ mod tests {
             }
         }
         assert!(listings.0.lock().passes.is_empty());
+    }
+
+    #[test]
+    fn a_whole_listing_counts_while_the_directory_is_confirmed() {
+        let (listings, dir, long) = (Listings::default(), Ino(1), Duration::from_secs(100));
+        let parts = [(0, vec![entry(10, b"a"), entry(11, b"b")], false), (11, vec![entry(12, b"c")], true)];
+        let parts = parts.map(|(cookie, entries, eof)| (cookie, Arc::new(part(entries, eof).unwrap())));
+        listings.add_to_whole(dir, 0, &parts[0].1, 5);
+        listings.confirm_whole(dir, 5, long);
+        assert!(listings.whole(dir, 5).is_none() && listings.confirmed(dir, 0, 5).is_none(), "not complete");
+        listings.add_to_whole(dir, 11, &parts[1].1, 5);
+        assert_eq!(listings.whole(dir, 5).map(|parts| parts.len()), Some(2));
+        let first = |cookie| {
+            let (part, at) = listings.confirmed(dir, cookie, 5)?;
+            Some(part.items.get(at).map_or(0, |item| item.cookie))
+        };
+        assert_eq!([0, 10, 11, 12, 99].map(first), [Some(10), Some(11), Some(12), Some(0), None]);
+        assert!(listings.confirmed(dir, 0, 6).is_none() && listings.whole(dir, 6).is_none());
+        listings.confirm_whole(dir, 5, Duration::ZERO);
+        assert!(first(0).is_none(), "too long ago");
+        listings.confirm_whole(dir, 6, long);
+        assert!(listings.whole(dir, 5).is_none(), "the directory has changed");
+        // A part that does not continue the one before, or is of a changed directory.
+        for (cookie, change) in [(10, 5), (11, 6)] {
+            listings.add_to_whole(dir, 0, &parts[0].1, 5);
+            listings.add_to_whole(dir, cookie, &parts[1].1, change);
+            assert!(listings.whole(dir, 5).is_none());
+        }
+        assert_eq!(listings.0.lock().whole_entries, 0);
+    }
+
+    #[test]
+    fn the_start_that_came_with_an_open_counts_once_and_for_its_user() {
+        let (listings, dir, long) = (Listings::default(), Ino(1), Duration::from_secs(100));
+        let start = Arc::new(part(vec![entry(10, b"a")], true).unwrap());
+        let keep = |timeout| listings.keep_first(dir, &start, 7, 5, timeout);
+        keep(long);
+        assert!(listings.take_first(dir, 7, 5).is_some() && listings.take_first(dir, 7, 5).is_none());
+        for (uid, change, timeout) in [(8, 5, long), (7, 6, long), (7, 5, Duration::ZERO)] {
+            keep(timeout);
+            assert!(listings.take_first(dir, uid, change).is_none());
+        }
     }
 
     #[test]

@@ -12,11 +12,12 @@ use ivers_nfs4::ops::v40::{CreateArgs, OpenClaim, Opened, RenameArgs, share};
 use ivers_nfs4::types::{ChangeInfo, CreateHow, CreateType, FileHandle, NfsTime, OpenHow, SetTime, SpecData};
 use ivers_vfs::*;
 
+use crate::all_names::Edit;
 use crate::attributes::{self, FileAttributes};
-use crate::driver::{Changing, Nfs};
+use crate::driver::{Changing, Nfs, all_rights};
 use crate::file_open::Hidden;
 use crate::nodes::Node;
-use crate::opens::open_op;
+use crate::opens::open_op_wanting;
 use crate::reply::{Results, take};
 
 /// A file under a name.
@@ -86,22 +87,28 @@ fn new_attributes(caller: &Cred, new: &NewInode, mark: NfsTime) -> Attrs {
 
 impl Nfs {
     /// What a request of this client did to the names of a directory.
-    fn names_changed(&self, dir: &Node, info: ChangeInfo, file: Option<&FileAttributes>, sent: u64) {
+    fn names_changed(
+        &self,
+        dir: &Node,
+        change: (ChangeInfo, &[Edit<'_>]),
+        file: Option<&FileAttributes>,
+        sent: u64,
+    ) {
         self.listings.forget(dir.ino);
         let file = file.map(|file| file.with_owners(&self.owners));
-        dir.names_changed(info, file.as_deref(), sent, self.attribute_timeout, self.cache());
+        dir.names_changed(change, file.as_deref(), sent, self.attribute_timeout, self.cache());
     }
 
     /// Takes the attributes of a directory whose names a request changed.
     fn take_directory(
         &self,
         dir: &Node,
-        info: ChangeInfo,
+        change: (ChangeInfo, &[Edit<'_>]),
         results: &mut Results,
         sent: u64,
     ) -> Result<Option<FileAttributes>> {
         let file = results.attributes(&self.place(dir))?;
-        self.names_changed(dir, info, file.as_ref(), sent);
+        self.names_changed(dir, change, file.as_ref(), sent);
         Ok(file)
     }
 
@@ -146,25 +153,25 @@ impl Nfs {
         let node = self.node(dir);
         let mark = mark();
         let attrs = new_attributes(caller, new, mark).encode();
+        let wanted = self.opens.wanted(share::BOTH);
         let create = match create_type(new) {
             Some(kind) => Op::Create(CreateArgs { kind, name: name.to_vec(), attrs }),
             None => {
                 let how = OpenHow::Create(CreateHow::Guarded(attrs));
-                open_op(share::BOTH, how, OpenClaim::Null(name.to_vec()))
+                open_op_wanting(wanted, share::BOTH, how, OpenClaim::Null(name.to_vec()))
             }
         };
-        let ops = [
-            Op::PutFh(node.handle.clone()),
-            create,
-            Op::GetFh(()),
-            Op::GetAttr(attributes::of_file()),
-            Op::PutFh(node.handle.clone()),
-            Op::GetAttr(attributes::of_file()),
-        ];
+        let _asking = self.opens.table.returns.ask();
+        let mut ops =
+            vec![Op::PutFh(node.handle.clone()), create, Op::GetFh(()), Op::GetAttr(attributes::of_file())];
+        // Names are made in it soon.
+        ops.extend((new.kind == FileType::Directory).then_some(Op::Access(all_rights())));
+        ops.extend([Op::PutFh(node.handle.clone()), Op::GetAttr(attributes::of_file())]);
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
+                let run = outcome.run;
                 let (results, sent) = outcome.up_to(2, self.client.name())?;
-                return self.created(caller, node, name, (new, results, sent));
+                return self.created(caller, (node, name), (new, wanted), results, (sent, run));
             }
             let Some(found) = self.look(caller, node, name)? else { continue };
             let atime = attributes::wire_time(found.file.attr.atime);
@@ -181,9 +188,10 @@ impl Nfs {
     fn created(
         &self,
         caller: &Cred,
-        dir: &Node,
-        name: &[u8],
-        (new, mut results, sent): (&NewInode, Results, u64),
+        (dir, name): (&Node, &[u8]),
+        (new, wanted): (&NewInode, u32),
+        mut results: Results,
+        (sent, run): (u64, u64),
     ) -> Result<LoadedInode> {
         results.skip();
         let mut opened: Option<Opened> = None;
@@ -194,18 +202,28 @@ impl Nfs {
         };
         let reply = take!(results, GetFh).ok();
         let file = results.attributes(&self.place(dir))?;
+        let is_directory = new.kind == FileType::Directory;
+        let granted = if is_directory { take!(results, Access).ok() } else { None };
         results.skip();
-        self.take_directory(dir, info, &mut results, sent)?;
+        let edits = [Edit::Added(name)];
+        self.take_directory(dir, (info, &edits), &mut results, sent)?;
         let (found, opened) = match (reply, file) {
             (Some(handle), Some(file)) => (Found { handle, file, sent }, opened),
             // The name can be another file's: then the open is not that file's.
             _ => (self.look(caller, dir, name)?.ok_or(NameError::Stale)?, None),
         };
+        let change = found.file.change;
         let loaded = self.loaded_new(dir, name, found)?;
+        if is_directory && let Some(held) = loaded.private.downcast_ref::<crate::nodes::Held>() {
+            held.node.note_new_directory();
+            if let Some(ok) = granted {
+                self.granted(&held.node, self.client.identity().auth(caller), &ok, (change, sent));
+            }
+        }
         if let Some(opened) = opened
             && let Some(held) = loaded.private.downcast_ref::<crate::nodes::Held>()
         {
-            self.opens.created(&held.node.open, &opened, caller);
+            self.opens.created(&held.node.open, &opened, caller, wanted, (sent, run));
         }
         Ok(loaded)
     }
@@ -238,7 +256,7 @@ impl Nfs {
                 let (mut results, sent) = outcome.up_to(4, self.client.name())?;
                 (0..3).for_each(|_| results.skip());
                 let info = take!(results, Link)?;
-                self.take_directory(dir, info, &mut results, sent)?;
+                self.take_directory(dir, (info, &[Edit::Added(name)]), &mut results, sent)?;
                 self.note_name(node, dir, name);
                 results.skip();
                 return changing.learn_or_expire(&mut results, sent);
@@ -302,7 +320,7 @@ impl Nfs {
                 let info = take!(results, Remove)?;
                 self.forget_name(node, dir, name);
                 self.name_was_expected(known, &info);
-                self.take_directory(dir, info, &mut results, sent)?;
+                self.take_directory(dir, (info, &[Edit::Removed(name)]), &mut results, sent)?;
                 results.skip();
                 let file = results.attributes(&self.place(node))?;
                 self.lost_name((inode, changing), file, sent);
@@ -371,10 +389,12 @@ impl Nfs {
                 if crosses {
                     self.name_was_expected(known.1, &infos.target);
                 }
-                self.take_directory(new_dir, infos.target, &mut results, sent)?;
+                let (removed, added) = (Edit::Removed(old), Edit::Added(new));
+                let in_new = if crosses { &[added][..] } else { &[removed, added][..] };
+                self.take_directory(new_dir, (infos.target, in_new), &mut results, sent)?;
                 if crosses {
                     results.skip();
-                    self.take_directory(old_dir, infos.source, &mut results, sent)?;
+                    self.take_directory(old_dir, (infos.source, &[removed]), &mut results, sent)?;
                 }
                 results.skip();
                 changing.learn_or_expire(&mut results, sent)?;

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::types::{ChangeInfo, FileHandle, Fsid, Verifier};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
-use ivers_vfs::{CacheHandle, Cause, Ino};
+use ivers_vfs::{CacheHandle, Cause, FileType, Ino};
 
+use crate::all_names::{AllNames, Edit};
 use crate::attributes::FileAttributes;
 use crate::file_open::{Delegation, FileOpen};
 use crate::opens::OpenTable;
@@ -54,6 +55,10 @@ struct Known {
     openers: Vec<AuthSys>,
     /// The cookie verifier of the newest READDIR.
     verifier: Verifier,
+    /// This client has made the directory, and nobody has looked into it.
+    is_new: bool,
+    /// All names of a directory that this client has made.
+    names: Option<AllNames>,
 }
 
 /// A file of the server.
@@ -224,6 +229,10 @@ impl Node {
         let moved = known.sent != 0 && known.change != file.change;
         if moved {
             known.access.clear();
+            if file.attr.kind == FileType::Directory {
+                // It may have another parent now.
+                self.parent.store(0, Relaxed);
+            }
         }
         (known.sent, known.change, known.applying) = (sent, file.change, true);
         known.place = file.fsid.zip(file.fileid);
@@ -234,6 +243,7 @@ impl Node {
             if hidden > 0 {
                 attr.nlink = file.names.saturating_sub(hidden);
             }
+            self.open.show_deferred(&mut attr);
             cache.update(self.ino, attr, file.change, Cause::Unknown);
         }
         let mut known = self.known.lock();
@@ -244,11 +254,32 @@ impl Node {
         moved
     }
 
-    /// A request of this client changed the names of this directory. `info` is from its reply, and so are the
-    /// attributes of the directory, unless the server did not get that far.
+    /// This client has just made this directory.
+    pub fn note_new_directory(&self) {
+        self.known.lock().is_new = true;
+    }
+
+    /// Returns whether this client has made this directory, and nobody has looked into it. Only once.
+    pub fn take_new(&self) -> bool {
+        std::mem::take(&mut self.known.lock().is_new)
+    }
+
+    /// The directory was empty when it had this change attribute, or it has another one since.
+    pub fn note_empty(&self, change: u64) {
+        self.known.lock().names = Some(AllNames::of_new(change));
+    }
+
+    /// Returns whether the directory certainly lacks a name, if its attributes are current.
+    pub fn lacks(&self, name: &[u8]) -> bool {
+        let known = self.known.lock();
+        known.names.as_ref().is_some_and(|names| names.lack(name, known.change))
+    }
+
+    /// A request of this client changed the names of this directory by `edits`. `info` is from its reply, and
+    /// so are the attributes of the directory, unless the server did not get that far.
     pub fn names_changed(
         &self,
-        info: ChangeInfo,
+        (info, edits): (ChangeInfo, &[Edit<'_>]),
         file: Option<&FileAttributes>,
         sent: u64,
         timeout: Duration,
@@ -258,6 +289,8 @@ impl Node {
         while known.applying {
             known.wait(&self.applied);
         }
+        let after = file.map(|file| file.change);
+        known.names = known.names.take().and_then(|names| names.edited(&info, after, edits));
         // What is known is from a later request: nobody can say which names it includes.
         if sent <= known.sent {
             drop(known);
@@ -395,7 +428,7 @@ mod tests {
     use super::*;
     use crate::identity::Identity;
     use ivers_nfs4::types::StateId;
-    use ivers_vfs::{Cred, FileType, NewInode, Timestamp};
+    use ivers_vfs::{Cred, NewInode, Timestamp};
 
     fn handle(name: &str) -> FileHandle {
         ivers_nfs4::types::Opaque(name.as_bytes().to_vec())
@@ -463,7 +496,7 @@ mod tests {
 
     fn delegation(since: u64, granted_by: u64) -> Delegation {
         let stateid = StateId { seqid: 1, other: [7; 12] };
-        Delegation { stateid, since, granted_by, returning: false, used: 0 }
+        Delegation { stateid, write: None, since, granted_by, returning: false, used: 0 }
     }
 
     /// [`D2`]

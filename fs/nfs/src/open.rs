@@ -39,6 +39,8 @@ pub struct NfsOptions {
     pub owners: Owners,
     /// Whether opens for reading ask for delegations.
     pub delegations: bool,
+    /// Whether opens for writing do, too.
+    pub write_delegations: bool,
     /// The directory that becomes the root, from the root of the server.
     pub root: Vec<u8>,
     /// A path from the root whose filesystem decides what [`FsInfo`] says: the root of a server is often a
@@ -60,6 +62,7 @@ impl NfsOptions {
             transfer_bytes_max: (u64::MAX, u64::MAX),
             owners: Owners::default(),
             delegations: false,
+            write_delegations: false,
             root: b"/".to_vec(),
             facts_of: Vec::new(),
         }
@@ -95,13 +98,15 @@ pub struct Facts {
     case_insensitive: bool,
     xattr_support: bool,
     lasting_handles: bool,
+    /// The free space in bytes, when the filesystem was mounted.
+    pub space_avail: Option<u64>,
 }
 
 /// The `fh_expire_type` of persistent filehandles (RFC 8881, 5.8.1.7).
 const FH4_PERSISTENT: u32 = 0;
 
 /// The attributes that [`Facts`] are made of.
-const FACTS: [u32; 13] = [
+const FACTS: [u32; 14] = [
     attr::FH_EXPIRE_TYPE,
     attr::FSID,
     attr::LEASE_TIME,
@@ -112,6 +117,7 @@ const FACTS: [u32; 13] = [
     attr::MAXNAME,
     attr::MAXREAD,
     attr::MAXWRITE,
+    attr::SPACE_AVAIL,
     attr::TIME_DELTA,
     attr::CHANGE_ATTR_TYPE,
     attr::XATTR_SUPPORT,
@@ -148,6 +154,7 @@ impl Facts {
             case_insensitive: attrs.case_insensitive.unwrap_or(false),
             xattr_support: attrs.xattr_support.unwrap_or(false),
             lasting_handles: attrs.fh_expire_type == Some(FH4_PERSISTENT),
+            space_avail: attrs.space_avail,
         }
     }
 

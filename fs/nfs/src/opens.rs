@@ -33,6 +33,14 @@ const UNCLAIMED_MAX: usize = 32;
 /// Files that nobody here has open and that stay open on the server until their writes are committed.
 const CROWD: usize = 4096;
 
+/// What the cache has of files with write delegations.
+pub trait CachedFiles: Send + Sync {
+    /// Sends what is cached of a file: its bytes, then its attributes. Waits for locks of the VFS.
+    fn write_back(&self, file: &FileHandle) -> Result<()>;
+    /// Returns the change attribute and the size that programs of this client see. Does not block.
+    fn query(&self, file: &FileHandle) -> Option<(u64, u64)>;
+}
+
 /// Is called with a file of which a lock may be free. Must not block.
 pub type LockListener = Box<dyn Fn(&FileHandle) + Send + Sync>;
 
@@ -109,7 +117,7 @@ impl OpenTable {
     pub fn leave(&self, file: &Arc<FileOpen>) {
         let idle = {
             let mut state = file.state.lock();
-            (state.unclaimed, state.unsent) = (false, false);
+            (state.unclaimed, state.unsent, state.cached) = (false, false, false);
             state.unstable = Unstable::default();
             state.access == 0 && state.hidden.is_empty()
         };
@@ -142,7 +150,10 @@ pub struct Opens {
     pub(crate) table: Arc<OpenTable>,
     /// Whether opens for reading ask for delegations.
     pub(crate) delegates: bool,
+    /// Whether opens for writing do, too.
+    pub(crate) delegates_writes: bool,
     pub(crate) lock_listener: OnceLock<LockListener>,
+    pub(crate) cached: OnceLock<Box<dyn CachedFiles>>,
 }
 
 /// Returns the operation that opens a file and asks for no delegation.
@@ -178,8 +189,19 @@ pub fn is_lost(status: NfsStat) -> bool {
 
 impl Opens {
     /// Nothing is open yet.
-    pub fn new(client: Arc<Client>, table: Arc<OpenTable>, delegates: bool) -> Arc<Self> {
-        let opens = Arc::new(Self { client, table, delegates, lock_listener: OnceLock::new() });
+    pub fn new(
+        client: Arc<Client>,
+        table: Arc<OpenTable>,
+        (delegates, delegates_writes): (bool, bool),
+    ) -> Arc<Self> {
+        let opens = Arc::new(Self {
+            client,
+            table,
+            delegates,
+            delegates_writes,
+            lock_listener: OnceLock::new(),
+            cached: OnceLock::new(),
+        });
         let reclaim: Arc<dyn Reclaim> = opens.clone();
         opens.client.set_reclaim(Arc::downgrade(&reclaim));
         let callee: Arc<dyn Callee> = opens.clone();
@@ -206,7 +228,7 @@ impl Opens {
                 state.unclaimed = false;
                 return Ok(None);
             }
-            if access == share::READ && state.delegation.is_some_and(|it| self.is_usable(&it)) {
+            if state.delegation.is_some_and(|it| it.permits(access) && self.is_usable(&it)) {
                 Counters::count(&self.client.counters().local_opens);
                 state.users += 1;
                 state.local |= access;
@@ -232,15 +254,17 @@ impl Opens {
         Ok(attributes)
     }
 
-    /// A file was created, and is open for reading and writing.
-    pub fn created(&self, file: &Arc<FileOpen>, opened: &Opened, caller: &Cred) {
+    /// A file was created, and is open for reading and writing. `wanted` and `of` are those of
+    /// [`Opens::granted`].
+    pub fn created(&self, file: &Arc<FileOpen>, opened: &Opened, caller: &Cred, wanted: u32, of: (u64, u64)) {
         {
             let mut state = file.state.lock();
             note_open(&mut state, opened, share::BOTH, caller);
             state.writer = Some(caller.clone());
             state.unclaimed = true;
+            state.creator = Some(self.client.identity().auth(caller));
         }
-        self.granted(file, &opened.delegation, false, (0, 0));
+        self.granted(file, &opened.delegation, wanted, of);
         self.table.add(file);
         let oldest = {
             let mut table = self.table.files.lock();
@@ -275,12 +299,11 @@ impl Opens {
         }
         let place = self.client.name();
         let asking = self.table.returns.ask();
-        let reads = access == share::READ;
-        let (outcome, wants_one) = loop {
-            let delegation = file.state.lock().delegation.filter(|_| reads).map(|it| it.stateid);
-            let is_asked = reads && delegation.is_none() && matches!(pace, Pace::Usual);
-            let wants_one = is_asked && self.takes_delegations();
-            let wants = if wants_one { share::WANT_READ_DELEG } else { share::WANT_NO_DELEG };
+        let (outcome, wants) = loop {
+            let held = file.state.lock().delegation;
+            let delegation = held.filter(|it| it.permits(access)).map(|it| it.stateid);
+            let is_asked = held.is_none() && matches!(pace, Pace::Usual);
+            let wants = if is_asked { self.wanted(access) } else { share::WANT_NO_DELEG };
             let claim = delegation.map_or(OpenClaim::Fh, OpenClaim::DelegCurFh);
             let ops = [
                 Op::PutFh(file.handle.clone()),
@@ -290,14 +313,14 @@ impl Opens {
             let outcome = self.call(caller, &ops, pace)?;
             match delegation {
                 Some(stateid) if is_lost(outcome.status) => self.lost(file, stateid, outcome.status),
-                _ => break (outcome, wants_one),
+                _ => break (outcome, wants),
             }
         };
         let run = outcome.run;
         let (mut results, sent) = outcome.up_to(2, place)?;
         results.skip();
         let opened = take!(results, Open)?;
-        self.granted(file, &opened.delegation, wants_one, (sent, run));
+        self.granted(file, &opened.delegation, wants, (sent, run));
         drop(asking);
         let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
         Ok((opened, attributes))
@@ -311,7 +334,10 @@ impl Opens {
             let state = file.state.lock();
             let of_locks = state.locks.only_stateid().filter(|_| state.permits(access));
             of_locks.or_else(|| {
-                let delegation = state.delegation.filter(|it| access == share::READ && !it.returning)?;
+                // While the delegation is returned, the cached writes still need it.
+                let delegation = state
+                    .delegation
+                    .filter(|it| it.permits(access) && (!it.returning || it.write.is_some()))?;
                 (!state.permits(access)).then_some(delegation.stateid)
             })
         };
@@ -380,8 +406,8 @@ impl Opens {
         self.free(used, status);
     }
 
-    /// One user closes the file.
-    pub fn close(&self, file: &Arc<FileOpen>) {
+    /// One user closes the file. If `is_left` to another thread, that one closes it on the server.
+    pub fn close(&self, file: &Arc<FileOpen>, is_left: impl Fn(&Arc<FileOpen>) -> bool) {
         {
             let mut state = file.state.lock();
             state.users = state.users.saturating_sub(1);
@@ -389,7 +415,9 @@ impl Opens {
                 state.local = 0;
             }
         }
-        self.settle(file);
+        if !is_left(file) {
+            self.settle(file);
+        }
         self.close_left();
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ivers_nfs4::ops::Op;
-use ivers_nfs4::ops::v40::{OpenClaim, Opened, SeqState};
+use ivers_nfs4::ops::v40::{OpenClaim, Opened, SeqState, share};
 use ivers_nfs4::types::{FileHandle, OpenHow, StateId};
 use ivers_vfs::{Cred, Error, NameError, Result};
 
@@ -76,7 +76,7 @@ impl Opens {
             self.close_another(&handle, opened.stateid, caller, pace);
             return Ok(None);
         }
-        self.granted(file, &opened.delegation, false, (sent, 0));
+        self.granted(file, &opened.delegation, share::WANT_NO_DELEG, (sent, 0));
         let attributes = results.attributes(place)?.map(|attributes| (attributes, sent));
         Ok(Some((opened, attributes)))
     }

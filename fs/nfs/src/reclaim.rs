@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ivers_nfs4::ops::v40::{Locked, OpenClaim, OpenDelegation};
+use ivers_nfs4::ops::v40::{Locked, OpenClaim, OpenDelegation, share};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{OpenHow, StateId};
 use ivers_vfs::{Cred, LockRequest};
 
 use crate::client::Reclaim;
+use crate::delegations::limit;
 use crate::exchange::{SendOnce, Tried};
 use crate::file_locks::lock_op;
 use crate::file_open::{Delegation, FileOpen, note_open};
@@ -22,6 +23,7 @@ const DELAYS: (u32, Duration) = (50, Duration::from_millis(100));
 /// Values of `open_delegation_type4`.
 const NO_DELEGATION: u32 = 0;
 const READ_DELEGATION: u32 = 1;
+const WRITE_DELEGATION: u32 = 2;
 
 impl Reclaim for Opens {
     fn reclaim(&self, send: &SendOnce<'_>) -> Tried<()> {
@@ -31,12 +33,18 @@ impl Reclaim for Opens {
             let delegation = file.state.lock().delegation;
             let local = || file.opened_locally().map(|(access, caller)| (None, access, caller));
             let held = file.held().map(|(old, access, caller)| (Some(old), access, caller));
-            let Some((old, access, caller)) = held.or_else(local) else {
+            // A close has left something to send, and only the delegation permits it.
+            let owed = || file.owes().then(|| (None, share::BOTH, file.writer()));
+            let Some((old, access, caller)) = held.or_else(local).or_else(owed) else {
                 // No program has it open: the delegation is not worth a request.
                 self.reclaimed_delegation(&file, delegation, None);
                 continue;
             };
-            let kind = delegation.map_or(NO_DELEGATION, |_| READ_DELEGATION);
+            let kind = match delegation {
+                None => NO_DELEGATION,
+                Some(Delegation { write: None, .. }) => READ_DELEGATION,
+                Some(Delegation { write: Some(_), .. }) => WRITE_DELEGATION,
+            };
             let (claim, how) = (OpenClaim::Previous(kind), OpenHow::NoCreate);
             let ops = [Op::PutFh(file.handle.clone()), open_op_wanting(0, access, how, claim)];
             let mut compound = self.patiently(send, &caller, &ops)?;
@@ -73,20 +81,25 @@ impl Opens {
         new: Option<&OpenDelegation>,
     ) {
         let Some(old) = old else { return };
-        let read = match new {
-            Some(OpenDelegation::Read(read)) => Some(read),
+        let new = match new {
+            Some(OpenDelegation::Read(read)) if old.write.is_none() => {
+                Some((read.stateid, None, read.recall))
+            }
+            Some(OpenDelegation::Write(write)) if old.write.is_some() => {
+                Some((write.stateid, Some(limit(&write.space_limit)), write.recall))
+            }
             _ => None,
         };
         // Attributes from before the restart may be out of date.
         let since = self.client.requests() + 1;
         file.void_before(since);
-        file.delegation_reclaimed(old.stateid, read.map(|read| (read.stateid, since)));
-        match read {
+        file.delegation_reclaimed(old.stateid, new.map(|(stateid, write, _)| (stateid, write, since)));
+        match new {
             None => {
                 self.table.returns.lost_one();
                 self.table.remove_if_closed(file);
             }
-            Some(read) => self.heed_early(file, read.stateid, read.recall),
+            Some((stateid, _, recall)) => self.heed_early(file, stateid, recall),
         }
     }
 

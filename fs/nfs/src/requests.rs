@@ -14,6 +14,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::OpenHow;
 use ivers_vfs::{Cred, Error, Result, ServerError};
 
+use crate::background;
 use crate::client::{Client, Limit, PAUSES, SLICE};
 use crate::clock::now_ms;
 use crate::connection::Broken;
@@ -173,6 +174,9 @@ impl Client {
     ) -> Result<Option<Outcome>> {
         let auth = self.identity().auth(caller);
         Counters::count(&self.counters.requests);
+        if !background::has_caller() {
+            Counters::count(&self.counters.background);
+        }
         self.counters.operations(ops, self.is_version_40());
         let mut pause = PAUSES.0;
         loop {

@@ -28,6 +28,8 @@ pub struct Session {
     pub request_bytes_max: usize,
     /// The longest reply in bytes.
     pub reply_bytes_max: usize,
+    /// The longest reply that the server keeps, in bytes.
+    pub kept_bytes_max: usize,
     /// The most operations in a request, SEQUENCE included.
     pub operations_max: usize,
     /// The slots for callbacks, if there is a back channel.
@@ -76,6 +78,7 @@ impl Session {
             id,
             request_bytes_max,
             reply_bytes_max,
+            kept_bytes_max: 0,
             operations_max,
             back: None,
             run: 0,

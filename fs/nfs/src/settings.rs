@@ -12,6 +12,9 @@ use crate::attributes::{self, FileAttributes};
 use crate::driver::Nfs;
 use crate::nodes::Node;
 
+/// How often a file is changed to raise its change attribute.
+const RAISES_MAX: usize = 40;
+
 fn wire(time: TimeSet) -> SetTime {
     match time {
         TimeSet::Now => SetTime::Server,
@@ -54,6 +57,7 @@ impl Nfs {
         if attrs.mask.is_empty() {
             return Ok(());
         }
+        node.open.set_by_request(set);
         if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
             // Programs that opened the file under a delegation may still read it after this change.
             self.opens.open_for_programs(&node.open);
@@ -77,6 +81,37 @@ impl Nfs {
             node.open.with_unstable(|unstable| unstable.forget(size..u64::MAX));
         }
         changing.learn_or_expire(&mut results, sent)
+    }
+
+    /// Changes a file, without changing its contents, until its change attribute is at least `value`.
+    pub(crate) fn raise_change(&self, inode: &Inode, value: u64) -> Result<()> {
+        let (node, writer) = (self.node(inode), self.node(inode).open.writer());
+        let perm = inode.with_attr(|attr| attr.perm & 0o7777);
+        let mode = Attrs { mode: Some(perm), ..Attrs::default() };
+        // Who may write may set the times to now. That is what a write does.
+        let server = Some(SetTime::Server);
+        let times = Attrs { time_access_set: server.clone(), time_modify_set: server, ..Attrs::default() };
+        let mut attrs = mode.encode();
+        for _ in 0..RAISES_MAX {
+            if node.change().wrapping_sub(value) as i64 >= 0 {
+                return Ok(());
+            }
+            let changing = self.changing(node);
+            let set = SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: attrs.clone() };
+            let ops =
+                vec![Op::PutFh(node.handle.clone()), Op::SetAttr(set), Op::GetAttr(attributes::of_file())];
+            let outcome = self.client.call_in_manner(&writer, ops)?;
+            match outcome.up_to(3, &self.place(node)) {
+                Ok((mut results, sent)) => {
+                    (0..2).for_each(|_| results.skip());
+                    changing.learn_or_expire(&mut results, sent)?;
+                }
+                Err(Error::Name(NameError::Access | NameError::NotPermitted)) => attrs = times.encode(),
+                Err(error) => return Err(error),
+            }
+        }
+        log::error!("{}: the change attribute does not reach {value}", self.place(node));
+        Err(ServerError::Failed.into())
     }
 
     /// Opens a file on the server for one more user.

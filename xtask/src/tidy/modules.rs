@@ -241,11 +241,12 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
         "fs/nfs/src",
         &[(
             "",
-            "target identity owners counters clock status attributes reply own_changes unstable file_locks \
-             file_names callbacks wire connection tls owner_seqids session exchange establish unfinished \
-             client_id spares client linking back_channel requests requests40 lease file_open returns opens \
-             opens_by_name delegations reclaim nodes listing open kept driver batches contents directory \
-             names data settings xattrs holes locks space copies",
+            "target identity owners counters clock background status attributes reply own_changes all_names \
+             unstable file_locks file_names deferred callbacks wire connection tls owner_seqids session \
+             exchange establish unfinished client_id spares client linking back_channel requests requests40 \
+             together lease file_open returns opens opens_by_name closing delegations reclaim nodes listing \
+             open kept unsent driver batches contents directory names data settings xattrs holes locks space \
+             copies sender",
         )],
     ),
     (

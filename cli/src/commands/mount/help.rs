@@ -127,6 +127,10 @@ that is removed while it is open stays as .nfs* until it is closed. Options for 
   nodelegations    open files without delegations. With a delegation, an
                    unchanged file is opened, read and queried without a
                    request until the server reports a writer
+  nowritedelegations
+                   a close waits until the server has what was written. With
+                   a write delegation, a close of a file of up to 1 MiB does
+                   not wait; fsync does. Soft mounts have none
   timeo=N          after this time without a reply a request is sent again
                    over a new connection, in tenths of a second
                    (default: 600)

@@ -2,6 +2,7 @@
 //! and one that lies.
 
 mod callbacks;
+mod deferred_closes;
 mod delegations;
 mod faults;
 mod hostile;
