@@ -129,7 +129,8 @@ fn of_the_server(setup: &Setup) -> Result<String> {
     ensure!(mount.unmount() && other.unmount(), "the unmount fails");
     server.stop(Kind::Ivers)?;
     Ok(format!(
-        "{KILLS} kills, {WRITERS} writers, {rounds} rounds of 11 changes: each done once, all bytes there"
+        "{KILLS} kills. {WRITERS} writers made {rounds} rounds of 11 changes: each change was made once, and \
+         no byte is missing"
     ))
 }
 
@@ -189,5 +190,5 @@ fn of_the_client(setup: &Setup) -> Result<String> {
     }
     ensure!(plain.unmount(), "the unmount fails");
     server.stop(Kind::Ivers)?;
-    Ok(format!("{CLIENT_KILLS} kills, {compared} files compared: no old bytes"))
+    Ok(format!("{CLIENT_KILLS} kills. {compared} files were read afterwards: none has old bytes"))
 }

@@ -80,5 +80,5 @@ pub(super) fn locks(place: &Place<'_>, dir: &str) -> Result<String> {
     guest.run("umount /mnt")?;
     guest.off()?;
     end(mount)?;
-    Ok(format!("each is refused what the other has; {counted} counted under locks by both"))
+    Ok(format!("each is refused a lock that the other has; both count to {counted} under locks"))
 }

@@ -48,6 +48,19 @@ fn private_dir() -> std::io::Result<TempDir> {
     tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir()
 }
 
+/// Returns the commit that is tested, and the date.
+fn tested() -> Result<String> {
+    let text = |program: &str, words: &[&str]| -> Result<String> {
+        let said = ivers_oracle::run(program, words)?;
+        Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    };
+    let commit = text("git", &["log", "-1", "--format=%h"])?;
+    // Without the pages that these tests write.
+    let changed = text("git", &["status", "--porcelain", "--", ".", ":!docs/results"])?;
+    let changes = if changed.is_empty() { "" } else { " and changes" };
+    Ok(format!("{commit}{changes}, {}", text("date", &["+%F"])?))
+}
+
 /// Where results go: the console, and the page.
 struct Report {
     /// What is tested, and when.
@@ -57,10 +70,7 @@ struct Report {
 
 impl Report {
     fn new() -> Result<Self> {
-        let git = ivers_oracle::run("git", ["log", "-1", "--format=%h"])?;
-        let date = ivers_oracle::run("date", ["+%F"])?;
-        let [commit, date] = [git, date].map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned());
-        Ok(Self { when: format!("child of {commit}, {date}"), passed: true })
+        Ok(Self { when: tested()?, passed: true })
     }
 
     /// Adds the result of a part, which began at `begin`.

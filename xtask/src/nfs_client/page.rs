@@ -7,12 +7,21 @@ use std::fmt::Write;
 const HEAD: &str = "\
 # The NFS client
 
-For people who mount servers with ivers, and for maintainers: what was run on mounts of other projects'
-servers and of ours, and what was seen, with NFSv4.2, 4.1 and 4.0. `cargo xtask soak nfs_client` writes this
-page. [limits.md](../limits.md#files-of-a-server) has what the client does not do, [nfs.md](../nfs.md) how it
-works.
+For people who mount servers with ivers, and for maintainers: tests of the client on servers of other projects
+and on ours. `cargo xtask soak nfs_client` runs the tests and writes this page.
+[limits.md](../limits.md#files-of-a-server) has what the client does not do, [nfs.md](../nfs.md) how it works.
+
+- A table for each server, a row for each test. A test runs with NFSv4.2, 4.1 and 4.0; a version that is
+  missing in its row was not run. If the results differ, each has a line of its own, which begins with the
+  version.
+- The last column has the commit that was tested, and the date. \"And changes\": with changes that were not
+  committed yet.
+- A test that fails is a result that begins with FAILED.
 
 ";
+
+/// Stands before a result that is the same with all versions.
+const ALL: &str = "4.2, 4.1, 4.0: ";
 
 /// The result of a part of the work on a server.
 pub(super) struct Row {
@@ -46,7 +55,7 @@ impl Cell {
         };
         let mut seen: Vec<_> = seen.split("<br>").flat_map(result).collect();
         if let [(None, text)] = &seen[..]
-            && let Some(text) = text.strip_prefix("all: ")
+            && let Some(text) = text.strip_prefix(ALL)
         {
             seen = VERSIONS.iter().map(|vers| (Some((*vers).to_owned()), text.to_owned())).collect();
         }
@@ -78,7 +87,7 @@ impl Cell {
         let is_one =
             self.seen.len() == VERSIONS.len() && self.seen.windows(2).all(|two| two[0].1 == two[1].1);
         let seen = if is_one {
-            format!("all: {}", self.seen[0].1)
+            format!("{ALL}{}", self.seen[0].1)
         } else {
             let shown = |(vers, text): &(Option<String>, String)| {
                 vers.as_ref().map_or_else(|| text.clone(), |vers| format!("{vers}: {text}"))
@@ -93,7 +102,7 @@ impl Cell {
 /// has another name is removed. `when` says what was tested, and when.
 pub(super) fn page(old: &str, row: &Row, order: &[(String, Vec<&str>)], when: &str) -> String {
     let mut text = HEAD.to_owned();
-    text += "Each row has the commit and the date of its newest run. \"all\": the same with all versions.\n";
+    text.truncate(text.trim_end().len() + 1);
     for (server, parts) in order {
         let section = old.split("\n## ").find_map(|section| section.strip_prefix(server)?.strip_prefix('\n'));
         let mut cells: Vec<Cell> = section.unwrap_or_default().lines().filter_map(Cell::read).collect();
@@ -110,7 +119,7 @@ pub(super) fn page(old: &str, row: &Row, order: &[(String, Vec<&str>)], when: &s
         if cells.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "\n## {server}\n\n| part | seen | run |\n|---|---|---|");
+        let _ = writeln!(text, "\n## {server}\n\n| test | result | commit |\n|---|---|---|");
         for cell in cells {
             let _ = writeln!(text, "{}", cell.line());
         }
@@ -138,10 +147,10 @@ mod tests {
         VERSIONS.into_iter().for_each(|vers| drop(add(row("one", "b", Some(vers), Ok("3 tests")), "abc")));
         add(row("one", "a", Some("4.1"), Ok("x")), "abc");
         let first = add(row("two", "c", None, Ok("clean")), "abc");
-        let expected = "\n## one\n\n| part | seen | run |\n|---|---|---|\n| a | 4.1: x | abc |\n\
-            | b | all: 3 tests | abc |\n\n## two\n\n| part | seen | run |\n|---|---|---|\n\
+        let expected = "\n## one\n\n| test | result | commit |\n|---|---|---|\n| a | 4.1: x | abc |\n\
+            | b | 4.2, 4.1, 4.0: 3 tests | abc |\n\n## two\n\n| test | result | commit |\n|---|---|---|\n\
             | c | clean | abc |\n";
-        assert!(first.starts_with(HEAD) && first.ends_with(expected), "{first}");
+        assert!(first.starts_with(HEAD.trim_end()) && first.ends_with(expected), "{first}");
         add(row("one", "b", Some("4.0"), Err("why\nmore")), "def");
         let second = add(row("one", "a", Some("4.2"), Ok("y")), "def");
         assert!(second.contains("\n| a | 4.2: y<br>4.1: x | def |\n"), "{second}");

@@ -54,22 +54,23 @@ const REQUESTS: &str = "\
 
 WHEN
 
-Counted by a proxy that delays each direction by 10 ms. Each request is a round trip. The client is ivers
-unless another one is named.
+Counted by a proxy that delays each direction by 10 ms. The client is ivers unless another one is named.
+*Waited for*: without the requests that the mount sends while no program waits for them, as the mount counts
+them. Requests that an unmount sends are counted, too. A dash: not counted.
 
-| work | requests |
-|---|---|
+| work | names | requests | a name | waited for | a name |
+|---|---|---|---|---|---|
 ";
 
 /// The programs of others, and how long to measure.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Options {
-    /// fio with the engine "nfs" of libnfs
+    /// fio with the engine "nfs" of libnfs, for the part "speed"
     #[arg(long, value_name = "PROGRAM")]
-    fio: PathBuf,
-    /// fuse-nfs, also of libnfs
+    fio: Option<PathBuf>,
+    /// fuse-nfs, also of libnfs, for the part "speed", and for a row of "requests"
     #[arg(long, value_name = "PROGRAM")]
-    fuse_nfs: PathBuf,
+    fuse_nfs: Option<PathBuf>,
     /// How often each row is measured
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -116,7 +117,7 @@ impl Drop for FuseNfs {
 /// Runs fio and returns its operations a second.
 fn fio(options: &Options, target: &[String], row: (&str, &str, &str, u32)) -> Result<f64> {
     let (_, pattern, size, _) = row;
-    let output = Command::new(&options.fio)
+    let output = Command::new(options.fio.as_ref().context("no --fio")?)
         .args(["--name=row", "--output-format=json", "--size=64m", "--time_based", "--group_reporting"])
         .args([format!("--rw={pattern}"), format!("--bs={size}"), format!("--runtime={}", options.seconds)])
         .args(target)
@@ -198,6 +199,7 @@ const CONTENDERS: [&str; 3] = ["ivers", "fuse-nfs", "libnfs"];
 fn measure(setup: &Setup, options: &Options) -> Result<Vec<(String, Rates)>> {
     let server = Kind::Ivers.start(&setup.ivers, &crate::target_dir())?;
     let port = server.port();
+    let fuse_nfs = options.fuse_nfs.as_ref().context("no --fuse-nfs")?;
     let (tree, names) = archive(setup, TREE)?;
     let mut rows: Vec<(String, Rates)> = Vec::new();
     let mut note = |row: &str, who: &'static str, rate: f64| {
@@ -230,7 +232,7 @@ fn measure(setup: &Setup, options: &Options) -> Result<Vec<(String, Rates)>> {
                         let mount = Mount::with(&setup.ivers, &[], &url, dir.clone(), &options_of_ours);
                         (Some(mount.context("the mount fails")?), None)
                     }
-                    "fuse-nfs" => (None, Some(FuseNfs::new(&options.fuse_nfs, port, dir.clone(), theirs)?)),
+                    "fuse-nfs" => (None, Some(FuseNfs::new(fuse_nfs, port, dir.clone(), theirs)?)),
                     _ => (None, None),
                 })
             };
@@ -269,71 +271,119 @@ fn measure(setup: &Setup, options: &Options) -> Result<Vec<(String, Rates)>> {
     Ok(rows)
 }
 
-/// What is counted, and how often.
-type Count = (&'static str, String);
+/// What is counted.
+struct Count {
+    what: &'static str,
+    names: usize,
+    requests: u64,
+    /// The requests that no program waited for.
+    background: Option<u64>,
+}
+
+impl Count {
+    fn line(&self) -> String {
+        let Self { what, names, requests, background } = self;
+        let each = |count: u64| format!("{count} | {:.2}", count as f64 / *names as f64);
+        let waited = background.map_or("- | -".to_owned(), |background| each(requests - background));
+        format!("| {what} | {names} | {} | {waited} |", each(*requests))
+    }
+}
 
 /// Counts requests, with a network that takes 10 ms each way.
 fn count(setup: &Setup, options: &Options) -> Result<Vec<Count>> {
     let server = Kind::Ivers.start(&setup.ivers, &crate::target_dir())?;
     let proxy = Proxy::start(server.port(), DELAY)?;
-    let (tree, names) = archive(setup, FEWER)?;
+    let (tree, names) = archive(setup, TREE)?;
+    let (small_tree, few) = archive(setup, FEWER)?;
     let url = format!("nfs://127.0.0.1:{}/data", proxy.port);
+    let dir = setup.scratch.join("ivers");
+    let counter = |name: &str| -> Result<u64> {
+        let words = [Path::new("stats"), Path::new("--json"), &dir];
+        let stats = ivers_oracle::run(&setup.ivers.to_string_lossy(), words)?;
+        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout)?;
+        stats[name].as_u64().with_context(|| format!("no counter {name}"))
+    };
+    let mut counts: Vec<Count> = Vec::new();
+    let mut note = |what, names, requests, background| {
+        let count = Count { what, names, requests, background };
+        println!("{}", count.line());
+        counts.push(count);
+    };
     let counted = |work: &dyn Fn() -> Result<()>| -> Result<u64> {
         let before = proxy.requests();
         work()?;
         Ok(proxy.requests() - before)
     };
-    let each =
-        |requests: u64| format!("{:.2} a name ({requests} for {names})", requests as f64 / names as f64);
-    let mut counts: Vec<Count> = Vec::new();
-    let mut note = |what: &'static str, result: String| {
-        println!("{what}: {result}");
-        counts.push((what, result));
+    // On a mount.
+    let watched = |work: &dyn Fn() -> Result<()>| -> Result<(u64, Option<u64>)> {
+        let background = counter("server_background_requests")?;
+        let requests = counted(work)?;
+        Ok((requests, Some(counter("server_background_requests")? - background)))
     };
-    let dir = setup.scratch.join("ivers");
     let mount = |options: &str| {
         let options = format!("allow_other{options}");
         Mount::with(&setup.ivers, &[], Path::new(&url), dir.clone(), &options).context("the mount fails")
     };
     let mounted = mount("")?;
-    note("untar on a mount", each(counted(&|| untar(&tree, &dir.join("mounted")))?));
+    // All that tar has left to the mount is sent before the end: by a sync of the filesystem.
+    let (requests, background) = watched(&|| {
+        untar(&tree, &dir.join("mounted"))?;
+        rustix::fs::syncfs(File::open(&dir)?)?;
+        // The kernel does not hand every sync over: an idle mount sends what is left within a second.
+        sleep(Duration::from_millis(3000));
+        Ok(())
+    })?;
+    let before = proxy.requests();
+    ensure!(mounted.unmount(), "the unmount fails");
+    note("untar on a mount", names, requests + proxy.requests() - before, background);
+    let mounted = mount("")?;
+    untar(&small_tree, &dir.join("small"))?;
     ensure!(mounted.unmount(), "the unmount fails");
     let ivers = |words: &[&str]| -> Result<()> {
         let status = Command::new(&setup.ivers).args(words).status()?;
         ensure!(status.success(), "ivers {words:?}: {status}");
         Ok(())
     };
-    let (place, tree_text) = (format!("{url}/command"), tree.to_string_lossy().into_owned());
+    let (place, tree_text) = (format!("{url}/command"), small_tree.to_string_lossy().into_owned());
     ivers(&["mkdir", &place])?;
-    note("`ivers tar -x`", each(counted(&|| ivers(&["tar", "-x", "-f", &tree_text, &place]))?));
-    {
-        let _mounted = FuseNfs::new(&options.fuse_nfs, proxy.port, setup.scratch.join("fuse-nfs"), &[])?;
+    let unpacked = counted(&|| ivers(&["tar", "-x", "-f", &tree_text, &place]))?;
+    note("`ivers tar -x`", few, unpacked, None);
+    if let Some(fuse_nfs) = &options.fuse_nfs {
+        let _mounted = FuseNfs::new(fuse_nfs, proxy.port, setup.scratch.join("fuse-nfs"), &[])?;
         let root = setup.scratch.join("fuse-nfs/mounted");
-        note("walk after a mount, fuse-nfs", each(counted(&|| walk(&root).map(drop))?));
+        note("walk after a mount, fuse-nfs", names, counted(&|| walk(&root).map(drop))?, None);
     }
     let kept = super::private_dir()?;
     let cached = format!(",cache-dir={}", kept.path().display());
     let mounted = mount(&cached)?;
     let root = dir.join("mounted");
-    note("walk after a mount", each(counted(&|| walk(&root).map(drop))?));
-    note("walk again at once", each(counted(&|| walk(&root).map(drop))?));
+    for what in ["walk after a mount", "walk again at once"] {
+        let (requests, background) = watched(&|| walk(&root).map(drop))?;
+        note(what, names, requests, background);
+    }
     sleep(Duration::from_millis(3200));
-    note("walk again after the attribute timeout", each(counted(&|| walk(&root).map(drop))?));
-    let read = || read_all(&root).map(drop);
-    note("first read of all files", each(counted(&read)?));
-    note("second read of all files", each(counted(&read)?));
+    let (requests, background) = watched(&|| walk(&root).map(drop))?;
+    note("walk again after the attribute timeout", names, requests, background);
+    let small = dir.join("small");
+    let read = || read_all(&small).map(drop);
+    for what in ["first read of all files", "second read of all files"] {
+        let (requests, background) = watched(&read)?;
+        note(what, few, requests, background);
+    }
     ensure!(mounted.unmount(), "the unmount fails");
     let mounted = mount(&cached)?;
-    note("read of all files after a remount, cache on disk", each(counted(&read)?));
-    let stats =
-        ivers_oracle::run(&setup.ivers.to_string_lossy(), [Path::new("stats"), Path::new("--json"), &dir])?;
-    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout)?;
-    note("READ among them", stats["server_read"].as_u64().context("no counter")?.to_string());
+    let (requests, background) = watched(&read)?;
+    note("read of all files after a remount, cache on disk", few, requests, background);
+    note("READ among them", few, counter("server_read")?, None);
+    let (requests, background) = watched(&|| walk(&root).map(drop))?;
+    note("walk of the large tree on this mount", names, requests, background);
     ensure!(mounted.unmount(), "the unmount fails");
     let state = setup.scratch.join("state").to_string_lossy().into_owned();
     let place = format!("{url}/mounted");
-    note("`ivers changed --save`", each(counted(&|| ivers(&["changed", &place, "--save", &state]))?));
-    note("`ivers changed --since`", each(counted(&|| ivers(&["changed", &place, "--since", &state]))?));
+    let saved = counted(&|| ivers(&["changed", &place, "--save", &state]))?;
+    note("`ivers changed --save`", names, saved, None);
+    let since = counted(&|| ivers(&["changed", &place, "--since", &state]))?;
+    note("`ivers changed --since`", names, since, None);
     server.stop(Kind::Ivers)?;
     Ok(counts)
 }
@@ -360,16 +410,10 @@ fn quartiles(values: &[f64]) -> [f64; 3] {
     [1, 2, 3].map(|nth| sorted[(sorted.len() - 1) * nth / 4])
 }
 
-/// Returns when and what is measured.
-fn when() -> Result<String> {
-    let git = ivers_oracle::run("git", ["log", "-1", "--format=%h"])?;
-    let date = ivers_oracle::run("date", ["+%F"])?;
-    let [commit, date] = [git, date].map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned());
-    Ok(format!("Child of {commit}, {date}, release build."))
-}
-
 fn speed_section(rows: &[(String, Rates)], options: &Options) -> Result<String> {
-    let mut text = SPEED.replace("WHEN", &when()?).replace("ROUNDS", &options.rounds.to_string());
+    let mut text = SPEED
+        .replace("WHEN", &format!("Commit {}, release build.", super::tested()?))
+        .replace("ROUNDS", &options.rounds.to_string());
     for (row, rates) in rows {
         let median =
             |who: &str| rates.get(who).map_or("-".to_owned(), |of| format!("{:.0}", quartiles(of)[1]));
@@ -389,9 +433,9 @@ fn speed_section(rows: &[(String, Rates)], options: &Options) -> Result<String> 
 }
 
 fn requests_section(counts: &[Count]) -> Result<String> {
-    let mut text = REQUESTS.replace("WHEN", &when()?);
-    for (what, result) in counts {
-        writeln!(text, "| {what} | {result} |")?;
+    let mut text = REQUESTS.replace("WHEN", &format!("Commit {}, release build.", super::tested()?));
+    for count in counts {
+        writeln!(text, "{}", count.line())?;
     }
     Ok(text)
 }

@@ -85,7 +85,7 @@ def count(one, other, rounds=100):
     with open(os.path.join(other, "counted"), "rb") as file:
         counted = int(file.read())
     assert counted == 2 * rounds, counted
-    print(f"{counted} counted under locks by two processes")
+    print(f"two processes, one on each client, count to {counted} under locks")
 
 
 def mapped(one, other):
@@ -108,7 +108,7 @@ def mapped(one, other):
             bytes_[100:105] = b"other"
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as bytes_:
         assert bytes_[100:105] == b"other"
-    print(f"{size} bytes, mapped by both")
+    print(f"each client maps {size} bytes and sees what the other has written")
 
 
 def with_other(place, rounds):

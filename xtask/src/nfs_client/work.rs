@@ -140,10 +140,12 @@ fn pjdfstest(place: &Place<'_>, dir: &str) -> Result<String> {
     end(other)?;
     ensure!(passed.len() > 100, "{} tests passed: {said}", passed.len());
     ensure!(wrong.is_empty(), "{} tests passed, failed: {wrong:?}", passed.len());
-    let mut seen = format!("{} tests", passed.len());
+    let mut seen = format!("{} tests pass", passed.len());
     for &(reason, _) in allowed {
         let count = failed.iter().filter(|test| excluded(test, allowed) == Some(reason)).count();
-        seen += &format!("; {count} not: {reason}");
+        if count > 0 {
+            seen += &format!("; {count} cannot pass: {reason}");
+        }
     }
     Ok(seen)
 }
@@ -170,7 +172,7 @@ fn fsx(place: &Place<'_>, dir: &str) -> Result<String> {
         ensure!(output.status.success(), "seed {seed}: {}", ivers_oracle::said(&output));
     }
     end(mount)?;
-    Ok(format!("{} runs of {operations} operations", FSX_SEEDS.len()))
+    Ok(format!("{} runs of {operations} operations pass", FSX_SEEDS.len()))
 }
 
 fn untar(place: &Place<'_>, dir: &str) -> Result<String> {
@@ -196,7 +198,7 @@ fn untar(place: &Place<'_>, dir: &str) -> Result<String> {
     ensure!(differs.is_none() && before.len() == after.len(), "after a remount: {differs:?}");
     end(mount)?;
     let _ = fs::remove_file(archive);
-    Ok(format!("{count} files, as many renames, the same tree after a remount"))
+    Ok(format!("{count} files unpacked and renamed; the same tree after a remount"))
 }
 
 fn python(place: &Place<'_>, dir: &str, what: &str) -> Result<String> {
@@ -220,7 +222,7 @@ fn attributes(place: &Place<'_>, dir: &str) -> Result<String> {
         ensure!(is_refused && (!place.has_42() || place.kind == Kind::Ganesha), "{error}");
         end(one)?;
         end(other)?;
-        return Ok("refused: the server has none".to_owned());
+        return Ok("the server has none, and the client says so".to_owned());
     }
     for len in VALUES {
         xattr::set(&file, format!("user.of{len}"), &vec![len as u8; len])?;
@@ -290,10 +292,12 @@ fn sparse(place: &Place<'_>, dir: &str) -> Result<String> {
     }
     let blocks = |name: &str| fs::metadata(mount.dir.join(name)).map(|meta| meta.blocks() * 512);
     ensure!(blocks("holes")? < LEN / 2, "a copy with holes: {} bytes", blocks("holes")?);
-    for (name, shown) in [("server_copy", "COPY"), ("server_clone", "CLONE")] {
+    for (name, shown) in
+        [("server_copy", "requests to copy on the server (COPY)"), ("server_clone", "to clone (CLONE)")]
+    {
         let count = place.counter(&mount, name)?;
         if count > 0 {
-            seen.push(format!("{shown} {count} times"));
+            seen.push(format!("{count} {shown}"));
         }
     }
     end(mount)?;
@@ -326,7 +330,7 @@ fn connections(place: &Place<'_>, dir: &str) -> Result<String> {
     ensure!((2..=4).contains(&made), "{made} connections");
     end(one)?;
     end(other)?;
-    Ok(format!("{made} connections, 80 files of 700,000 bytes"))
+    Ok(format!("80 files of 700,000 bytes written and read over {made} connections"))
 }
 
 fn cache(place: &Place<'_>, dir: &str) -> Result<String> {
@@ -356,11 +360,14 @@ fn cache(place: &Place<'_>, dir: &str) -> Result<String> {
         let said = ivers_oracle::said(&output);
         end(plain)?;
         let whys = [
-            "does not promise that each change raises the change attribute",
-            "filehandles are not persistent",
+            " does not promise that each change raises the change attribute",
+            "'s filehandles are not persistent",
         ];
         let why = whys.into_iter().find(|why| said.contains(*why));
-        return Ok(format!("refused: {}", why.with_context(|| said.clone())?));
+        return Ok(format!(
+            "the mount is refused, as it must be: the server{}",
+            why.with_context(|| said.clone())?
+        ));
     };
     is_right(&first.dir, None)?;
     end(first)?;
@@ -380,7 +387,9 @@ fn cache(place: &Place<'_>, dir: &str) -> Result<String> {
     is_right(&third.dir, Some(7))?;
     end(third)?;
     end(plain)?;
-    Ok(format!("{hits} hits and no READ after a remount; a change is seen"))
+    Ok(format!(
+        "after a remount, {hits} blocks come from the cache and none from the server; a change is seen"
+    ))
 }
 
 fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
@@ -404,5 +413,5 @@ fn directory(place: &Place<'_>, dir: &str) -> Result<String> {
     ensure!(listed(&one.dir)? == 0, "names are left for the other client");
     end(one)?;
     end(other)?;
-    Ok(format!("{files} names, removed while listed"))
+    Ok(format!("{files} names are listed, and removed while they are listed"))
 }
