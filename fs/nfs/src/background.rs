@@ -1,4 +1,4 @@
-//! Threads whose requests no program waits for.
+//! Which threads work in the background. No program waits for their requests.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ pub fn has_caller() -> bool {
     !IN_BACKGROUND.get()
 }
 
-/// From now on no program waits for the requests of this thread.
+/// This thread works in the background from now on.
 pub fn enter() {
     IN_BACKGROUND.set(true);
 }

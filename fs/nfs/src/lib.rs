@@ -25,7 +25,7 @@
 //! | `back_channel` | running callbacks; whether the server still keeps the client's state |
 //! | `requests` | requests, repeated until there is an answer |
 //! | `requests40` | NFSv4.0: one request |
-//! | `background` | threads whose requests no program waits for |
+//! | `background` | which threads work in the background |
 //! | `together` | requests of several threads in one COMPOUND |
 //! | `lease` | the thread that renews the lease |
 //! | `attributes` | attributes of files |

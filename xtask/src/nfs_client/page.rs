@@ -17,7 +17,6 @@ and on ours. `cargo xtask soak nfs_client` runs the tests and writes this page.
 - The last column has the commit that was tested, and the date. \"And changes\": with changes that were not
   committed yet.
 - A test that fails is a result that begins with FAILED.
-
 ";
 
 /// Stands before a result that is the same with all versions.
@@ -102,7 +101,6 @@ impl Cell {
 /// has another name is removed. `when` says what was tested, and when.
 pub(super) fn page(old: &str, row: &Row, order: &[(String, Vec<&str>)], when: &str) -> String {
     let mut text = HEAD.to_owned();
-    text.truncate(text.trim_end().len() + 1);
     for (server, parts) in order {
         let section = old.split("\n## ").find_map(|section| section.strip_prefix(server)?.strip_prefix('\n'));
         let mut cells: Vec<Cell> = section.unwrap_or_default().lines().filter_map(Cell::read).collect();

@@ -111,9 +111,10 @@ pub(super) fn end(mount: Mount<'_>) -> Result<()> {
 fn exclusions(kind: Kind) -> &'static Exclusions {
     match kind {
         Kind::Ganesha => &[("the server ignores times of symbolic links", &["^utimensat::follow_symlink"])],
-        Kind::Linux(_) => {
-            &[("the time of the server, in a machine whose clock differs", &["^utimensat::utime_now"])]
-        }
+        Kind::Linux(_) => &[(
+            "it compares times, and the clock of the server's machine differs",
+            &["^utimensat::utime_now"],
+        )],
         Kind::Ivers => &[],
     }
 }
@@ -297,7 +298,7 @@ fn sparse(place: &Place<'_>, dir: &str) -> Result<String> {
     {
         let count = place.counter(&mount, name)?;
         if count > 0 {
-            seen.push(format!("{count} {shown}"));
+            seen.push(format!("{shown}: {count}"));
         }
     }
     end(mount)?;

@@ -161,8 +161,8 @@ pub(crate) struct FoundName<'a> {
     pub range: std::ops::Range<usize>,
 }
 
-/// Decodes the names of an INODE_REF, whose key has their parent, or of an INODE_EXTREF, where the parent is
-/// before each name.
+/// Decodes the names of an INODE_REF or an INODE_EXTREF. The parent of the names is in the key of an
+/// INODE_REF, and before each name in an INODE_EXTREF.
 pub(crate) fn decode_names(key: Key, data: &[u8]) -> Result<Vec<FoundName<'_>>, String> {
     let head = if key.kind == kind::INODE_EXTREF { size_of::<u64>() } else { 0 };
     let mut names = Vec::new();
