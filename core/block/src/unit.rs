@@ -40,7 +40,7 @@ impl Unit {
         match count {
             0 => panic!("a unit has at least one block"),
             1 => Self(Blocks::One(first)),
-            _ => Self(Blocks::Several((first.0..first.0 + count).map(BlockNo).collect())),
+            _ => Self(Blocks::Several(first.run(count).collect())),
         }
     }
 

@@ -34,17 +34,17 @@ fn files_max(session: &Session) -> usize {
     operations.min(request).min(reply).max(1)
 }
 
-/// A file of a tree whose attributes are asked for.
+/// A file to ask for.
 struct Asked {
     node: Arc<Node>,
-    /// Its listing is known.
+    /// It is a directory whose listing is known.
     listed: bool,
 }
 
 impl Nfs {
-    /// Returns the files to ask for when a program opens a directory: those of this directory and of the ones
-    /// below it whose attributes are not current, as far as listings are known and as much as one request can
-    /// ask for. None if the directory and the files in it are current.
+    /// Returns the files to ask for when a program opens a directory: the files below it whose attributes are
+    /// not current, and the directory itself. It finds them in the listings that are known. There are as many
+    /// as one request can ask for, and none if the directory and the files in it are current.
     fn known_tree(&self, caller: &Cred, dir: &Arc<Node>, session: &Session) -> Vec<Asked> {
         let auth = self.client.identity().auth(caller);
         let is_current = |Asked { node, listed }: &Asked| {
@@ -67,7 +67,7 @@ impl Nfs {
             for item in parts.iter().flatten().flat_map(|part| &part.items) {
                 let handle = item.attributes.file.as_ref().map(|(handle, _)| handle);
                 if let Some(node) = handle.and_then(|handle| self.nodes.find(handle)) {
-                    let listed = self.listings.whole(node.ino, node.change()).is_some();
+                    let listed = self.listings.has_whole(node.ino, node.change());
                     below.push_back((Asked { node, listed }, depth + 1));
                 }
             }
@@ -81,7 +81,8 @@ impl Nfs {
     /// Asks in one request whether a directory and those below it are as their known listings say, what the
     /// caller may do with them, and for the attributes of the files in them.
     pub(crate) fn ask_for_tree(&self, caller: &Cred, dir: &Arc<Node>) -> Result<()> {
-        let tree = self.known_tree(caller, dir, &*self.client.session()?);
+        let session = self.client.session()?;
+        let tree = self.known_tree(caller, dir, &session);
         if tree.is_empty() {
             return Ok(());
         }

@@ -78,7 +78,7 @@ impl Nfs {
             let whole = at == 0 && part.len() as u64 >= size && !node.open.is_used();
             let identity = self.client.identity();
             let is_writers = |it: &Deferred| identity.auth(&it.caller) == identity.auth(&writer);
-            let deferred = node.open.deferred().filter(|it| whole && is_writers(it));
+            let deferred = if whole { node.open.deferred().filter(is_writers) } else { None };
             let ops = |stateid| {
                 let (stable, data) = (StableHow::Unstable, part.to_vec());
                 let mut ops = vec![Op::Write(WriteArgs { stateid, offset: at, stable, data })];

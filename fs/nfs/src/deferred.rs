@@ -64,12 +64,11 @@ impl Deferred {
     /// Forgets those that a request of its own sets. Returns whether any are left.
     pub fn forget(&mut self, set: &SetAttr) -> bool {
         self.version += 1;
-        let keeps = |is_set: bool| !is_set;
-        self.perm = self.perm.filter(|_| keeps(set.perm.is_some()));
-        self.atime = self.atime.filter(|_| keeps(set.atime.is_some()));
+        self.perm = self.perm.filter(|_| set.perm.is_none());
+        self.atime = self.atime.filter(|_| set.atime.is_none());
         // A change of the size sets the modification time.
-        self.mtime = self.mtime.filter(|_| keeps(set.mtime.is_some() || set.size.is_some()));
-        self.perm.is_some() || self.atime.is_some() || self.mtime.is_some()
+        self.mtime = self.mtime.filter(|_| set.mtime.is_none() && set.size.is_none());
+        self.has_any()
     }
 
     /// Bytes were written later: the server sets the modification time when it gets them. Returns whether any
@@ -77,7 +76,11 @@ impl Deferred {
     pub fn written(&mut self) -> bool {
         self.version += 1;
         self.mtime = None;
-        self.perm.is_some() || self.atime.is_some()
+        self.has_any()
+    }
+
+    fn has_any(&self) -> bool {
+        self.perm.is_some() || self.atime.is_some() || self.mtime.is_some()
     }
 
     fn attrs(&self) -> Attrs {
@@ -95,21 +98,16 @@ impl Deferred {
         Op::SetAttr(SetAttrArgs { stateid, attrs: self.attrs().encode() })
     }
 
-    /// Returns the mode among them alone.
-    pub fn only_mode(&self) -> Self {
-        Self { atime: None, mtime: None, ..self.clone() }
+    /// Returns the mode alone, if it is among them: until it is sent, the server decides by the old one.
+    pub fn only_mode(&self) -> Option<Self> {
+        self.perm.map(|_| Self { atime: None, mtime: None, ..self.clone() })
     }
 
     /// The mode of `sent` need not be sent any longer. Returns whether any are left.
     pub fn mode_is_sent(&mut self, sent: &Self) -> bool {
         self.version += 1;
         self.perm = self.perm.filter(|perm| Some(*perm) != sent.perm);
-        self.perm.is_some() || self.atime.is_some() || self.mtime.is_some()
-    }
-
-    /// Returns whether the mode is among them: until it is sent, the server decides by the old one.
-    pub fn has_mode(&self) -> bool {
-        self.perm.is_some()
+        self.has_any()
     }
 
     /// Puts them over attributes that the server sent.
@@ -157,6 +155,6 @@ mod tests {
         assert!(both.written() && both.attrs().time_modify_set.is_none());
         assert!(!both.forget(&SetAttr { atime: at(3), ..SetAttr::default() }));
         let mut mode = Deferred::add(None, &SetAttr { perm: Some(0o640), ..SetAttr::default() }, &caller);
-        assert!(mode.has_mode() && mode.forget(&SetAttr { size: Some(0), ..SetAttr::default() }));
+        assert!(mode.only_mode().is_some() && mode.forget(&SetAttr { size: Some(0), ..SetAttr::default() }));
     }
 }

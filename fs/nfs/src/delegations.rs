@@ -75,14 +75,13 @@ impl Opens {
 
     /// Returns which delegation an open with this access asks for: a `WANT_` bit of [`share`].
     pub(crate) fn wanted(&self, access: u32) -> u32 {
-        if !self.takes_delegations() {
+        let writes = access & share::WRITE != 0;
+        if !self.takes_delegations() || writes && !self.delegates_writes {
             share::WANT_NO_DELEG
-        } else if access & share::WRITE == 0 {
-            share::WANT_READ_DELEG
-        } else if self.delegates_writes {
+        } else if writes {
             share::WANT_WRITE_DELEG
         } else {
-            share::WANT_NO_DELEG
+            share::WANT_READ_DELEG
         }
     }
 

@@ -58,14 +58,14 @@ impl Nfs {
         Ok((self.listed(node, cookie, reply, dir.change, sent)?, 0))
     }
 
-    /// Asks for everything that a program needs that opens a directory to list it, in one request: what it
-    /// may do, and the start of the listing. If the listing is known, asks instead whether it is current, and
-    /// for the attributes of the files in it.
+    /// A program opens a directory to list it: asks in one request what the program may do, and for the start
+    /// of the listing. If the listing is known, asks instead whether it is current, and for the attributes of
+    /// the files in it.
     pub(crate) fn open_directory(&self, caller: &Cred, node: &Arc<Node>) -> Result<()> {
         if self.attribute_timeout.is_zero() {
             return Ok(());
         }
-        if self.listings.whole(node.ino, node.change()).is_some() {
+        if self.listings.has_whole(node.ino, node.change()) {
             return self.ask_for_tree(caller, node);
         }
         let auth = self.client.identity().auth(caller);
@@ -86,8 +86,9 @@ impl Nfs {
         Ok(())
     }
 
-    /// Finds out whether a new directory is empty: another client may have made a name in it at once. The
-    /// request that makes the directory cannot do that: the access time marks it, and a listing moves that.
+    /// Finds out whether a new directory is empty: another client may have made a name in it at once. This
+    /// takes a request of its own. A listing moves the access time, and the request that makes the directory
+    /// stores its mark there.
     fn look_inside(&self, caller: &Cred, node: &Node) -> Result<()> {
         let list = ReadDirArgs {
             cookie: 0,

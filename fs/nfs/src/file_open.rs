@@ -116,6 +116,11 @@ impl State {
         self.users == 0 && !self.unclaimed && !self.unsent && self.unstable.is_empty() && !self.owes()
     }
 
+    /// Returns whether changes may stay in the cache: the file has a write delegation.
+    fn keeps_changes(&self) -> bool {
+        self.delegation.is_some_and(|it| it.write.is_some() && !it.returning)
+    }
+
     /// Returns whether something is not sent that a close has left for later.
     pub(crate) fn owes(&self) -> bool {
         self.cached || self.queued || self.sending || self.deferred.is_some()
@@ -269,10 +274,10 @@ impl FileOpen {
         self.state.lock().unsent = unsent;
     }
 
-    /// Notes a change in the cache. Returns whether it may stay there: the file has a write delegation.
+    /// Notes a change in the cache. Returns whether it may stay there.
     pub fn note_cached(&self, is_data: bool) -> bool {
         let mut state = self.state.lock();
-        let may_stay = state.delegation.is_some_and(|it| it.write.is_some() && !it.returning);
+        let may_stay = state.keeps_changes();
         if may_stay {
             state.cached = true;
             if is_data {
@@ -285,8 +290,7 @@ impl FileOpen {
     /// Defers attributes that the creator of the file sets under a write delegation. Returns whether it did.
     pub fn defer(&self, caller: &Cred, auth: &AuthSys, set: &SetAttr) -> bool {
         let mut state = self.state.lock();
-        let may_stay = state.delegation.is_some_and(|it| it.write.is_some() && !it.returning);
-        if !may_stay || state.creator.as_ref() != Some(auth) {
+        if !state.keeps_changes() || state.creator.as_ref() != Some(auth) {
             return false;
         }
         state.cached = true;
@@ -294,6 +298,11 @@ impl FileOpen {
             state.deferred = Some(Deferred::add(state.deferred.take(), set, caller));
         }
         true
+    }
+
+    /// Returns the deferred mode.
+    pub fn deferred_mode(&self) -> Option<Deferred> {
+        self.state.lock().deferred.as_ref().and_then(Deferred::only_mode)
     }
 
     /// Returns the deferred attributes.

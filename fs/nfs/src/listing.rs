@@ -130,6 +130,10 @@ impl Whole {
     fn is_complete(&self) -> bool {
         self.parts.last().is_some_and(|part| part.eof)
     }
+
+    fn is_confirmed(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
 }
 
 /// How far a directory was listed since the last start of a listing.
@@ -158,6 +162,11 @@ struct Inner {
 }
 
 impl Inner {
+    /// The whole listing of a directory with this change attribute.
+    fn whole(&self, dir: Ino, change: u64) -> Option<&Whole> {
+        self.wholes.get(&dir).filter(|whole| whole.is_complete() && whole.change == change)
+    }
+
     fn forget_whole(&mut self, dir: Ino) {
         if let Some(whole) = self.wholes.remove(&dir) {
             self.whole_entries -= whole.entries;
@@ -246,9 +255,12 @@ impl Listings {
 
     /// Returns the whole listing of a directory with this change attribute.
     pub fn whole(&self, dir: Ino, change: u64) -> Option<Vec<Arc<Part>>> {
-        let inner = self.0.lock();
-        let whole = inner.wholes.get(&dir)?;
-        (whole.is_complete() && whole.change == change).then(|| whole.parts.clone())
+        self.0.lock().whole(dir, change).map(|whole| whole.parts.clone())
+    }
+
+    /// Returns whether the whole listing of a directory with this change attribute is known.
+    pub fn has_whole(&self, dir: Ino, change: u64) -> bool {
+        self.0.lock().whole(dir, change).is_some()
     }
 
     /// The directory has just had this change attribute.
@@ -262,18 +274,13 @@ impl Listings {
 
     /// Returns whether the whole listing of a directory was confirmed within the attribute timeout.
     pub fn is_confirmed(&self, dir: Ino) -> bool {
-        let until = self.0.lock().wholes.get(&dir).and_then(|whole| whole.until);
-        until.is_some_and(|until| Instant::now() < until)
+        self.0.lock().wholes.get(&dir).is_some_and(Whole::is_confirmed)
     }
 
     /// Returns the entries after `cookie` in a whole listing that was confirmed within the attribute timeout.
     pub fn confirmed(&self, dir: Ino, cookie: u64, change: u64) -> Option<(Arc<Part>, usize)> {
         let inner = self.0.lock();
-        let whole = inner.wholes.get(&dir)?;
-        let is_confirmed = whole.until.is_some_and(|until| Instant::now() < until);
-        if !is_confirmed || !whole.is_complete() || whole.change != change {
-            return None;
-        }
+        let whole = inner.whole(dir, change).filter(|whole| whole.is_confirmed())?;
         if cookie < FIRST_COOKIE {
             return whole.parts.first().map(|part| (part.clone(), 0));
         }

@@ -20,6 +20,7 @@ use crate::driver::Nfs;
 use crate::file_open::FileOpen;
 use crate::nodes::Node;
 use crate::reply::take;
+use crate::settings::setting;
 use crate::together::Group;
 use crate::unsent::{BYTES_MAX, DELAY, FILE_BYTES_MAX, GROUP, SPACE_SHARE};
 
@@ -159,11 +160,7 @@ impl Nfs {
     pub(crate) fn send_deferred(&self, node: &Node) -> Result<()> {
         let Some(deferred) = node.open.deferred() else { return Ok(()) };
         let changing = self.changing(node);
-        let ops = vec![
-            Op::PutFh(node.handle.clone()),
-            deferred.op(StateId::ANONYMOUS),
-            Op::GetAttr(attributes::of_file()),
-        ];
+        let ops = setting(node, deferred.op(StateId::ANONYMOUS));
         let outcome = self.client.call_in_manner(&deferred.caller, ops)?;
         match outcome.up_to(2, &self.place(node)) {
             Ok((mut results, sent)) => {
@@ -182,12 +179,10 @@ impl Nfs {
 
     /// Sends a deferred mode, before the server is asked what it permits.
     pub(crate) fn send_mode(&self, node: &Node) -> Result<()> {
-        let Some(mode) = node.open.deferred().filter(|it| it.has_mode()) else { return Ok(()) };
-        let set = mode.only_mode();
+        let Some(mode) = node.open.deferred_mode() else { return Ok(()) };
         let changing = self.changing(node);
-        let ops =
-            [Op::PutFh(node.handle.clone()), set.op(StateId::ANONYMOUS), Op::GetAttr(attributes::of_file())];
-        let (mut results, sent) = self.client.call(&set.caller, &ops)?.up_to(2, &self.place(node))?;
+        let ops = setting(node, mode.op(StateId::ANONYMOUS));
+        let (mut results, sent) = self.client.call(&mode.caller, &ops)?.up_to(2, &self.place(node))?;
         (0..2).for_each(|_| results.skip());
         node.open.mode_is_sent(&mode);
         changing.learn_or_expire(&mut results, sent)

@@ -35,6 +35,11 @@ fn attributes_of(set: &SetAttr, old_perm: u32) -> Attrs {
     }
 }
 
+/// Returns the operations that set attributes of a file by `set`, and ask for all of them.
+pub(crate) fn setting(node: &Node, set: Op) -> Vec<Op> {
+    vec![Op::PutFh(node.handle.clone()), set, Op::GetAttr(attributes::of_file())]
+}
+
 /// Returns the share access that an open needs.
 fn access_of(mode: OpenMode) -> u32 {
     let mut access = 0;
@@ -63,17 +68,14 @@ impl Nfs {
             self.opens.open_for_programs(&node.open);
         }
         let caller = if set.opened { node.open.writer() } else { caller.clone() };
-        let ops = |stateid| {
-            let set = SetAttrArgs { stateid, attrs: attrs.clone() };
-            vec![Op::SetAttr(set), Op::GetAttr(attributes::of_file())]
-        };
+        let op = |stateid| Op::SetAttr(SetAttrArgs { stateid, attrs: attrs.clone() });
         let changing = self.changing(node);
         let outcome = match set.size {
-            Some(_) => self.with_stateid(&caller, node, share::WRITE, ops)?,
-            None => {
-                let put = std::iter::once(Op::PutFh(node.handle.clone()));
-                self.client.call(&caller, &put.chain(ops(StateId::ANONYMOUS)).collect::<Vec<_>>())?
+            Some(_) => {
+                let ops = |stateid| vec![op(stateid), Op::GetAttr(attributes::of_file())];
+                self.with_stateid(&caller, node, share::WRITE, ops)?
             }
+            None => self.client.call(&caller, &setting(node, op(StateId::ANONYMOUS)))?,
         };
         let (mut results, sent) = outcome.up_to(2, &self.place(node))?;
         (0..2).for_each(|_| results.skip());
@@ -98,9 +100,7 @@ impl Nfs {
             }
             let changing = self.changing(node);
             let set = SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: attrs.clone() };
-            let ops =
-                vec![Op::PutFh(node.handle.clone()), Op::SetAttr(set), Op::GetAttr(attributes::of_file())];
-            let outcome = self.client.call_in_manner(&writer, ops)?;
+            let outcome = self.client.call_in_manner(&writer, setting(node, Op::SetAttr(set)))?;
             match outcome.up_to(3, &self.place(node)) {
                 Ok((mut results, sent)) => {
                     (0..2).for_each(|_| results.skip());

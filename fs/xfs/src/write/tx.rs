@@ -160,7 +160,7 @@ impl<'s> Tx<'s> {
             Some(changed) => unit::Unit::Changed(changed.bytes.clone()),
             None => unit::Unit::Cached(match self.find_recent(blocks, |_, contents| contents.clone()) {
                 Some(contents) => contents,
-                None => self.load(blocks, kind, whose)?.1,
+                None => self.load_new(blocks, kind, whose)?.1,
             }),
         };
         self.check_place(blocks, &bytes, kind, whose)?;
@@ -304,16 +304,26 @@ impl<'s> Tx<'s> {
         self.find_recent(&[block], |_, _| ()).is_some()
     }
 
-    /// Loads a unit from the cache, and checks its checksum once.
+    /// A unit that the transaction has not changed.
     fn load(
         &self,
         blocks: &[BlockNo],
         kind: Option<&SelfDescription>,
         whose: Whose,
     ) -> Result<(Arc<Buffer>, BufferRead)> {
-        if let Some(found) = self.find_recent(blocks, |buffer, contents| (buffer.clone(), contents.clone())) {
-            return Ok(found);
+        match self.find_recent(blocks, |buffer, contents| (buffer.clone(), contents.clone())) {
+            Some(found) => Ok(found),
+            None => self.load_new(blocks, kind, whose),
         }
+    }
+
+    /// Loads a unit from the cache that is none of the recent ones, and checks its checksum once.
+    fn load_new(
+        &self,
+        blocks: &[BlockNo],
+        kind: Option<&SelfDescription>,
+        whose: Whose,
+    ) -> Result<(Arc<Buffer>, BufferRead)> {
         let buffer = self.space.cache.get_unit(blocks)?;
         let bytes = buffer.read();
         if let Some(kind) = kind.filter(|_| !buffer.is_verified()) {
