@@ -33,6 +33,11 @@ impl Callee for Counting {
         if stateid.seqid == 1 { NfsStat::Ok } else { NfsStat::BadStateid }
     }
 
+    fn attributes(&self, file: &FileHandle) -> Option<(u64, u64)> {
+        self.count();
+        (file.0 == b"written").then_some((7, 9))
+    }
+
     fn recall_any(&self, _: usize) {
         self.count();
     }
@@ -107,6 +112,7 @@ pub fn inputs() -> Vec<Vec<u8>> {
         CbOp::RecallSlot(3),
         CbOp::NotifyLock(CbNotifyLockArgs { file: file.clone(), owner }),
         CbOp::GetAttr(CbGetAttrArgs { file: file.clone(), attrs: Bitmap::of([3, 4]) }),
+        CbOp::GetAttr(CbGetAttrArgs { file: Opaque(b"written".to_vec()), attrs: Bitmap::of([3, 4]) }),
         sequence(1, 1),
     ];
     let mut inputs: Vec<Vec<u8>> =
