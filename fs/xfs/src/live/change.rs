@@ -9,8 +9,8 @@ use super::vnode::{XfsInode, private_of};
 use super::volume::Xfs;
 use crate::inode::Dinode;
 use crate::layout::superblock::Superblock;
-use crate::write::tx::{Publish, Tx};
-use ivers_journal::{Changes, LogObject, Tid};
+use crate::write::tx::{LoggedInodes, Publish, Tx};
+use ivers_journal::{Changes, Tid};
 use ivers_vfs::sync::{RankedMutexGuard, RankedWriteGuard};
 use ivers_vfs::{FileType, Inode, Logged, Result, Timestamp, Touch};
 use std::sync::Arc;
@@ -119,8 +119,8 @@ impl Publish for Publisher<'_, '_> {
         self.guards = self.privates.iter().map(|private| private.core.write()).collect();
     }
 
-    fn end(&mut self, tid: Tid) -> Vec<Arc<dyn LogObject>> {
-        let mut inodes = Vec::new();
+    fn end(&mut self, tid: Tid) -> LoggedInodes {
+        let mut inodes = LoggedInodes::new();
         for (edited, guard) in self.edited.drain(..).zip(&mut self.guards) {
             if edited.publish(guard, self.sb) {
                 inodes.extend(guard.image(self.sb));

@@ -6,7 +6,7 @@ use crate::inode::Dinode;
 use crate::layout::owner::Owner;
 use crate::write::alloc::{AllocRequest, Run};
 use crate::write::fork::MapRequest;
-use ivers_block::FileBlock;
+use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
 use std::ops::Range;
 
@@ -22,6 +22,20 @@ impl Change<'_> {
     ) -> Result<Option<u64>> {
         let request = MapRequest { at, min: 1, max: most, goal: None, unwritten: true, ahead };
         Ok(self.tx.map_extent(core, Which::Data, request)?.map(|extent| extent.len))
+    }
+
+    /// Gives one extent to a whole hole. The caller writes its data before the change becomes visible.
+    /// Returns the first block; `None` if there is no such extent.
+    pub(super) fn allocate_written(
+        &mut self,
+        core: &mut Dinode,
+        at: FileBlock,
+        len: u32,
+        ahead: u32,
+    ) -> Result<Option<BlockNo>> {
+        let request = MapRequest { at, min: len, max: len, goal: None, unwritten: false, ahead };
+        let extent = self.tx.map_extent(core, Which::Data, request)?;
+        Ok(extent.and_then(|extent| self.tx.space().sb.run(extent.start, extent.len)))
     }
 
     /// Marks blocks as written.

@@ -1,4 +1,6 @@
-//! Write-back: space as unwritten blocks, then the data, then the map says that it is written.
+//! Write-back: space as unwritten blocks, then the data, then the map says that it is written. A short write
+//! to a hole does all in one transaction: the data is on the device before the map is visible, and a commit
+//! flushes the device before it writes to the log.
 
 use super::change::Edited;
 use super::reservations::PAGE_BYTES;
@@ -9,6 +11,9 @@ use crate::layout::dinode::EXTENT_MAX;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use std::ops::Range;
+
+/// Data of at most so many bytes is written inside of a transaction. Other changes wait meanwhile.
+const SHORT_WRITE_BYTES: usize = 64 << 10;
 
 impl Xfs {
     /// What a file has at a block. The write-back lock keeps it so.
@@ -33,8 +38,11 @@ impl Xfs {
         let data_end = offset + data.len() as u64;
         self.zero_stale_tail(inode, offset)?;
         let range = FileBlock(offset >> bits)..FileBlock(data_end.div_ceil(1 << bits));
-        self.allocate_delayed(inode, range.clone())?;
         let mut at = range.start;
+        if self.write_to_hole(inode, range.clone(), offset, data)? {
+            at = range.end;
+        }
+        self.allocate_delayed(inode, at..range.end)?;
         while at < range.end {
             let (mut unwritten, first) = (Vec::new(), at);
             while at < range.end && unwritten.len() < ranges_a_change {
@@ -62,6 +70,41 @@ impl Xfs {
             self.release_range(inode, range.end..page_end.max(range.end));
         }
         Ok(())
+    }
+
+    /// Allocates, writes and maps a short hole in one transaction. Returns false, and does nothing, if the
+    /// range is not such a hole, is a part of a longer one that is delayed, or gets no single extent.
+    fn write_to_hole(
+        &self,
+        inode: &Inode,
+        range: Range<FileBlock>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool> {
+        let (bits, len) = (self.sb.block_bits, range.end - range.start);
+        if data.len() > SHORT_WRITE_BYTES || range.start.0 << bits != offset {
+            return Ok(false);
+        }
+        // Space is reserved for whole pages.
+        let page_end = FileBlock((range.end.0 << bits).next_multiple_of(PAGE_BYTES) >> bits);
+        let delayed = private_of(inode).delayed.lock().holes.around(range.start);
+        let mapping = self.mapping_at(inode, range.start)?;
+        let is_hole = mapping.block.is_none() && mapping.len >= len;
+        if !is_hole || delayed.is_some_and(|delayed| delayed.end > page_end) {
+            return Ok(false);
+        }
+        let ahead = self.session()?.window_blocks(range.start);
+        let mut change = self.change()?;
+        let mut edited = Edited::new(inode);
+        let Some(start) = change.allocate_written(&mut edited.core, range.start, len as u32, ahead)? else {
+            return Ok(false);
+        };
+        self.put_data(inode, start, range.clone(), offset, data)?;
+        let size = (offset + data.len() as u64).min(inode.size());
+        edited.core.set_size(size.max(edited.core.size()));
+        change.finish(vec![edited])?;
+        self.release_range(inode, range);
+        Ok(true)
     }
 
     /// Gives space to all holes of a range, and to what else is delayed around them: a file that is written

@@ -31,7 +31,11 @@ impl Superblock {
 
     /// What the AGF and AGI in a block say, if they are in it.
     pub(super) fn counts_in_heads(&self, block: BlockNo, bytes: &[u8]) -> Counts {
-        let ag = (block.0 / u64::from(self.ag_blocks)) as u32;
+        let (ag, index) = (block.0 / u64::from(self.ag_blocks), block.0 % u64::from(self.ag_blocks));
+        if index > u64::from(AGI_SECTOR * self.sector_size) >> self.block_bits {
+            return Counts::default();
+        }
+        let ag = ag as u32;
         let at = |sector| self.head_place(ag, sector).filter(|(place, _)| *place == block);
         let agf: Option<RawAgf> = at(AGF_SECTOR).and_then(|(_, at)| read(bytes, at));
         let agi: Option<RawAgi> = at(AGI_SECTOR).and_then(|(_, at)| read(bytes, at));

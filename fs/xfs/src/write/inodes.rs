@@ -23,6 +23,15 @@ const fn free_chunks(ag: u32) -> Tree {
     Tree::new(TreeKind::FreeInodes, ag)
 }
 
+/// A chunk, and where its records are.
+struct PlacedChunk {
+    chunk: InodeChunk,
+    /// In the inode B-tree.
+    place: Cursor,
+    /// In the B-tree of free inodes, if it was looked for there.
+    free_place: Option<Cursor>,
+}
+
 impl Tx<'_> {
     fn is_sparse(&self) -> bool {
         self.space().sb.incompat.contains(Incompat::SPARSE)
@@ -75,9 +84,10 @@ impl Tx<'_> {
             if is_full && !self.allocate_chunk(ag)? {
                 continue;
             }
-            let (cursor, chunk) = self.free_chunk_near(ag, near)?;
-            let agino = chunk.first + (chunk.free & !chunk.holes).trailing_zeros();
-            self.mark_inodes(ag, (cursor, chunk), 1 << (agino - chunk.first), false)?;
+            let placed = self.free_chunk_near(ag, near)?;
+            let (first, free) = (placed.chunk.first, placed.chunk.free & !placed.chunk.holes);
+            let agino = first + free.trailing_zeros();
+            self.mark_inodes(ag, placed, 1 << (agino - first), false)?;
             return Ok(Some(sb.ino(ag, agino)));
         }
         Ok(None)
@@ -106,7 +116,7 @@ impl Tx<'_> {
                 bits |= 1 << index;
                 rest = &rest[1..];
             }
-            self.mark_inodes(ag, (cursor, chunk), bits, true)?;
+            self.mark_inodes(ag, PlacedChunk { chunk, place: cursor, free_place: None }, bits, true)?;
         }
         Ok(())
     }
@@ -115,22 +125,27 @@ impl Tx<'_> {
         self.space().corrupt("an inode is freed that is not in use", Whose::Inode(ino))
     }
 
-    /// A chunk with a free inode, and its place in the inode B-tree.
-    fn free_chunk_near(&mut self, ag: u32, near: u32) -> Result<(Cursor, InodeChunk)> {
+    /// A chunk with a free inode, and its places in the B-trees.
+    fn free_chunk_near(&mut self, ag: u32, near: u32) -> Result<PlacedChunk> {
         let contradicts = |tx: &Self| {
             let what = "the AGI has free inodes that the B-trees do not have";
             Err(tx.space().corrupt(what, Whose::Group(ag)))
         };
         let tree = if self.has_free_tree() { free_chunks(ag) } else { chunks(ag) };
-        let mut best: Option<InodeChunk> = None;
+        let distance = |chunk: &InodeChunk| chunk.first.abs_diff(near);
+        let mut best: Option<(Cursor, InodeChunk)> = None;
         for forward in [false, true] {
+            // Nothing is nearer than the chunk of the inode itself.
+            if best.as_ref().is_some_and(|(_, chunk)| u64::from(distance(chunk)) < CHUNK_INODES) {
+                break;
+            }
             let Some(mut cursor) = self.beside(tree, [near.into(), 0, 0], forward)? else { continue };
             // No group has more chunks.
             for _ in 0..self.space().sb.ag_len(ag) {
                 let chunk = self.chunk_at(tree, &cursor)?;
                 if chunk.free_count > 0 {
-                    let distance = |chunk: &InodeChunk| chunk.first.abs_diff(near);
-                    best = best.filter(|best| distance(best) <= distance(&chunk)).or(Some(chunk));
+                    let is_nearer = best.as_ref().is_none_or(|(_, best)| distance(&chunk) < distance(best));
+                    best = if is_nearer { Some((cursor, chunk)) } else { best };
                     break;
                 }
                 if !self.step(tree, &mut cursor, forward)? {
@@ -138,30 +153,32 @@ impl Tx<'_> {
                 }
             }
         }
-        let Some(best) = best else { return contradicts(self) };
+        let Some((found, best)) = best else { return contradicts(self) };
+        if !self.has_free_tree() {
+            return Ok(PlacedChunk { chunk: best, place: found, free_place: None });
+        }
         match self.chunk_of(chunks(ag), best.first)? {
-            Some((cursor, chunk)) if chunk == best => Ok((cursor, chunk)),
+            Some((place, chunk)) if chunk == best => {
+                Ok(PlacedChunk { chunk, place, free_place: Some(found) })
+            }
             _ => contradicts(self),
         }
     }
 
     /// Marks inodes of a chunk as free or in use: those whose bits are set.
-    fn mark_inodes(
-        &mut self,
-        ag: u32,
-        (cursor, chunk): (Cursor, InodeChunk),
-        bits: u64,
-        free: bool,
-    ) -> Result<()> {
+    fn mark_inodes(&mut self, ag: u32, placed: PlacedChunk, bits: u64, free: bool) -> Result<()> {
+        let PlacedChunk { chunk, place, free_place } = placed;
         let (sparse, count) = (self.is_sparse(), bits.count_ones());
         let (inodes, old) = (u64::from(count), chunk.free_count);
         let marked = match free {
             true => InodeChunk { free: chunk.free | bits, free_count: old.saturating_add(inodes), ..chunk },
             false => InodeChunk { free: chunk.free & !bits, free_count: old.saturating_sub(inodes), ..chunk },
         };
-        self.update(chunks(ag), &cursor, &marked.encode(sparse))?;
-        if self.has_free_tree() {
-            self.set_free_chunk(ag, Some(chunk), marked)?;
+        self.update(chunks(ag), &place, &marked.encode(sparse))?;
+        match free_place {
+            Some(place) => self.set_free_chunk_at(ag, place, marked)?,
+            None if self.has_free_tree() => self.set_free_chunk(ag, Some(chunk), marked)?,
+            None => {}
         }
         self.modify_agi(ag, |agi| {
             let old = agi.agi_freecount.get();
@@ -171,16 +188,25 @@ impl Tx<'_> {
 
     /// Changes the record of a chunk in the B-tree of free inodes, which has only chunks with free inodes.
     fn set_free_chunk(&mut self, ag: u32, before: Option<InodeChunk>, after: InodeChunk) -> Result<()> {
-        let (tree, record) = (free_chunks(ag), after.encode(self.is_sparse()));
+        let tree = free_chunks(ag);
         let Some(before) = before.filter(|before| before.free_count > 0) else {
-            return self.insert(tree, &record);
+            return self.insert(tree, &after.encode(self.is_sparse()));
         };
         let found = self.chunk_of(tree, before.first)?;
         let Some((cursor, _)) = found.filter(|(_, chunk)| *chunk == before) else {
             let what = "the B-tree of free inodes differs from the inode B-tree";
             return Err(self.space().corrupt(what, Whose::Group(ag)));
         };
-        if after.free_count == 0 { self.delete(tree, cursor) } else { self.update(tree, &cursor, &record) }
+        self.set_free_chunk_at(ag, cursor, after)
+    }
+
+    /// As [`Tx::set_free_chunk`], of a record that was found.
+    fn set_free_chunk_at(&mut self, ag: u32, place: Cursor, after: InodeChunk) -> Result<()> {
+        let tree = free_chunks(ag);
+        match after.free_count {
+            0 => self.delete(tree, place),
+            _ => self.update(tree, &place, &after.encode(self.is_sparse())),
+        }
     }
 
     /// Allocates a chunk, or a part of one if the group has no space for a whole one. Returns whether there

@@ -12,7 +12,13 @@ use crate::search::partition;
 use crate::unit::{Unit, Whose};
 use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
+use smallvec::SmallVec;
 use std::ops::ControlFlow;
+
+/// Levels of a cursor without memory of its own.
+const CURSOR_LEVELS: usize = 4;
+/// The bytes of the longest record: that of the reverse map.
+const RECORD_BYTES_MAX: usize = 24;
 
 /// A B-tree of a group.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +36,10 @@ struct Step {
 
 /// The place of a record: the steps from the leaf to the root.
 #[derive(Debug, Clone)]
-pub(super) struct Cursor(Vec<Step>);
+pub(super) struct Cursor(SmallVec<[Step; CURSOR_LEVELS]>);
+
+/// A record.
+pub(super) type Record = SmallVec<[u8; RECORD_BYTES_MAX]>;
 
 /// Whether an entry went into the new right half of a split block.
 type WentRight = bool;
@@ -96,7 +105,7 @@ impl Tx<'_> {
     fn descend(&mut self, tree: Tree, key: Key) -> Result<(Cursor, bool)> {
         let (root, levels) = self.root(tree.kind, tree.ag)?;
         let shape = self.shape(tree);
-        let (mut block, mut steps, mut found) = (root, Vec::with_capacity(levels as usize), false);
+        let (mut block, mut steps, mut found) = (root, SmallVec::new(), false);
         for level in (0..levels as usize).rev() {
             let bytes = self.tree_block(tree, block, level)?;
             // Entries are in order, so that those with at most this key come first.
@@ -127,7 +136,7 @@ impl Tx<'_> {
     ) -> Result<Cursor> {
         let found = self.at_most(tree, tree.kind.keys(record).0)?;
         if let Some(cursor) = found
-            && self.record(tree, &cursor)? == record
+            && *self.record(tree, &cursor)? == *record
         {
             return Ok(cursor);
         }
@@ -194,12 +203,12 @@ impl Tx<'_> {
     }
 
     /// The record at a cursor.
-    pub(super) fn record(&mut self, tree: Tree, cursor: &Cursor) -> Result<Vec<u8>> {
+    pub(super) fn record(&mut self, tree: Tree, cursor: &Cursor) -> Result<Record> {
         let Step { block, index } = cursor.0[0];
         let bytes = self.tree_block(tree, block, 0)?;
         let shape = self.shape(tree);
         if index < shape.count(&bytes) {
-            return Ok(shape.record(&bytes, index).to_vec());
+            return Ok(Record::from_slice(shape.record(&bytes, index)));
         }
         let what = format!("an empty block in {}", tree.kind.name());
         Err(self.space().corrupt_block(what, tree.whose(), self.tree_place(tree, block)?))

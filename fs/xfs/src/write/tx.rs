@@ -55,6 +55,9 @@ pub(crate) struct Tx<'s> {
     pub(super) deferred: Deferred,
 }
 
+/// The inodes that a change logs: seldom more than these.
+pub(crate) type LoggedInodes = SmallVec<[Arc<dyn LogObject>; 4]>;
+
 /// What stands between a transaction and readers of what it changes.
 pub(crate) trait Publish {
     /// The changes become visible now: keeps readers of several blocks away. It takes only locks that come
@@ -63,8 +66,8 @@ pub(crate) trait Publish {
 
     /// All blocks are visible. It returns the inodes to log in this transaction, and lets readers in. Called
     /// again, with nothing left to do, if the transaction rolls.
-    fn end(&mut self, _tid: Tid) -> Vec<Arc<dyn LogObject>> {
-        Vec::new()
+    fn end(&mut self, _tid: Tid) -> LoggedInodes {
+        LoggedInodes::new()
     }
 
     /// Whether it decides if an inode is logged.
@@ -128,8 +131,8 @@ impl<'s> Tx<'s> {
             handle,
             credits,
             units: BTreeMap::new(),
-            recent: RefCell::new(VecDeque::with_capacity(RECENT_UNITS)),
-            noted: RefCell::new(VecDeque::with_capacity(NOTED_UNITS)),
+            recent: RefCell::default(),
+            noted: RefCell::default(),
             forgotten: BTreeSet::new(),
             objects: Vec::new(),
             left_to_publisher: None,
@@ -337,6 +340,8 @@ impl<'s> Tx<'s> {
         if !is_cluster {
             let mut recent = self.recent.borrow_mut();
             recent.truncate(RECENT_UNITS - 1);
+            let room = RECENT_UNITS - recent.len();
+            recent.reserve(room);
             recent.push_front((buffer.block(), buffer.clone(), bytes.clone()));
         }
         Ok((buffer, bytes))
@@ -508,6 +513,8 @@ impl Source for Tx<'_> {
     fn note_unit(&self, place: UnitPlace, blocks: &Unit) {
         let mut noted = self.noted.borrow_mut();
         noted.truncate(NOTED_UNITS - 1);
+        let room = NOTED_UNITS - noted.len();
+        noted.reserve(room);
         noted.push_front((place, blocks.clone()));
     }
 
