@@ -25,7 +25,56 @@ pub fn is_stream(path: &Path) -> bool {
     path == Path::new(STANDARD) || std::fs::metadata(path).is_ok_and(is_special)
 }
 
-/// The name of an image: `FILE`, or `FILE@PARTITION`.
+/// Splits the name of an image into the names of its files, which [`ImageName`] parses: `FILE,FILE` names the
+/// devices of one filesystem. A name with a comma stays whole if it is that of an existing file, or if no
+/// part of it is. A part is the longest name of an existing file, so names with commas can be parts.
+pub fn split_image(name: &Path) -> Vec<PathBuf> {
+    let whole = || vec![name.to_owned()];
+    let bytes = name.as_os_str().as_bytes();
+    if !bytes.contains(&b',') || is_server(name) || is_one_file(name) {
+        return whole();
+    }
+    let (mut parts, mut rest) = (Vec::<PathBuf>::new(), bytes);
+    loop {
+        let part = |end: usize| Path::new(OsStr::from_bytes(&rest[..end]));
+        let ends = || (0..rest.len()).filter(|&at| rest[at] == b',').chain([rest.len()]);
+        let longest = ends().rfind(|&end| is_one_file(part(end)));
+        let end = longest.or(ends().next()).unwrap_or(rest.len());
+        parts.push(part(end).to_owned());
+        match rest.get(end + 1..) {
+            Some(more) => rest = more,
+            None => break,
+        }
+    }
+    let exist = || parts.iter().map(|part| is_one_file(part));
+    // The name of a partition may have a comma, too.
+    let has_partition = || ImageName::parse(name).partition.is_some();
+    if exist().all(|found| found) || (exist().any(|found| found) && !has_partition()) {
+        parts
+    } else {
+        whole()
+    }
+}
+
+/// Returns whether a name is that of one existing file, or of a partition of one without a comma in its name.
+fn is_one_file(name: &Path) -> bool {
+    let ImageName { file, partition } = ImageName::parse(name);
+    file.exists() && partition.is_none_or(|partition| !partition.contains(','))
+}
+
+/// Returns the name of an image with the canonical paths of its files.
+pub fn canonical_image(name: &Path) -> std::io::Result<PathBuf> {
+    let mut joined = OsString::new();
+    for (nth, part) in split_image(name).iter().enumerate() {
+        if nth > 0 {
+            joined.push(",");
+        }
+        joined.push(ImageName::parse(part).canonicalize()?);
+    }
+    Ok(joined.into())
+}
+
+/// The name of a file of an image: `FILE`, or `FILE@PARTITION`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageName {
     /// The image file or block device.
@@ -156,7 +205,7 @@ fn split_server(word: &Path) -> Option<(PathBuf, Vec<u8>)> {
 
 /// Returns whether a name of an image names an existing file.
 fn names_file(image: &Path) -> bool {
-    ImageName::parse(image).file.exists()
+    split_image(image).iter().any(|part| ImageName::parse(part).file.exists())
 }
 
 /// Returns `IMAGE:/path` if `word` is `IMAGE:path` without the slash, for a hint in an error.
@@ -344,6 +393,38 @@ mod tests {
         assert_eq!(with_partition(&word(""), Some("3")), word("@3"));
         assert_eq!(with_partition(&word("@3"), Some("3")), word("@3"));
         assert_eq!(with_partition(&word("@2"), None), word("@2"));
+    }
+
+    #[test]
+    fn several_images_are_split_at_commas() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c,d", "e@f"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let join = |names: &str| {
+            let names: Vec<_> = names.split('|').map(|name| dir.path().join(name)).collect();
+            let texts: Vec<_> = names.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
+            (PathBuf::from(texts.join(",")), names)
+        };
+        for names in
+            ["a", "a|b", "c,d", "c,d|a", "a|c,d|b", "a@1|b@root", "e@f|a", "e@f@2|c,d@1", "a|missing"]
+        {
+            let (image, parts) = join(names);
+            assert_eq!(split_image(&image), parts, "{names}");
+            let file = Operand::Image { image: image.clone(), path: b"/x".to_vec() };
+            assert_eq!(Operand::parse(&PathBuf::from(format!("{}:/x", image.display()))), file, "{names}");
+        }
+        // A comma in a name that is missing, and in the name of a partition.
+        for name in ["x,y", "a@my,root", "c,d@my,root"] {
+            let image = dir.path().join(name);
+            assert_eq!(split_image(&image), std::slice::from_ref(&image), "{name}");
+        }
+        assert_eq!(split_image(Path::new("nfs://h/a,b")), [PathBuf::from("nfs://h/a,b")]);
+        let (image, _) = join("a|c,d@1");
+        let canonical = dir.path().canonicalize().unwrap();
+        let parts = ["a", "c,d@1"].map(|name| canonical.join(name).to_str().unwrap().to_owned());
+        assert_eq!(canonical_image(&image).unwrap(), PathBuf::from(parts.join(",")));
+        assert!(canonical_image(&join("a|missing").0).is_err());
     }
 
     #[test]

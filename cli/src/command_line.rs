@@ -46,6 +46,7 @@ Getting started:
 /// last query. `ivers stat` shows it, `ivers changed` compares it.
 ///
 /// Files of an image that is not mounted are written IMAGE:/path. IMAGE@2 is partition 2 of IMAGE.
+/// IMAGE,IMAGE are the devices of one btrfs.
 #[derive(Debug, Parser)]
 #[command(name = "ivers", version, after_long_help = HELP, infer_long_args = true)]
 pub struct CommandLine {

@@ -51,7 +51,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// An image or a device
+    /// An image or a device; several of one btrfs: IMAGE,IMAGE
     image: PathBuf,
     /// Compare the contents of files with their checksums, too (btrfs)
     #[arg(long)]

@@ -22,11 +22,10 @@ use super::measure;
 use super::mkfs::{fill, spec};
 use crate::arguments::{image_path_bytes, is_server, last_name};
 use crate::image::channel::Channel;
+use crate::image::image_files::ImageFiles;
 use crate::image::images::Source;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::{
-    CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, adopt_device, descriptor,
-};
+use crate::image::process::{CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, descriptor};
 use crate::image::server::ServerConnection;
 use crate::image::{glob, partitions, sandbox};
 use crate::output::colours::Colours;
@@ -57,9 +56,8 @@ fn failed(error: &anyhow::Error) -> Reply {
 
 fn serve(channel: &Channel) -> Result<()> {
     let (request, fds) = channel.receive()?.context("an image process is started by other commands only")?;
-    let file = descriptor(fds)?;
     match request {
-        Request::Open { image, options, range, facts_of, quiet, json } => {
+        Request::Open { image, options, files, facts_of, quiet, json } => {
             if quiet {
                 progress::silence();
             }
@@ -68,15 +66,16 @@ fn serve(channel: &Channel) -> Result<()> {
             }
             let image = PathBuf::from(OsString::from_vec(image));
             let source = if is_server(&image) {
-                Source::Server(Box::new(ServerConnection::adopt(&image, file.into(), &options)?), facts_of)
+                let connection = descriptor(fds)?.into();
+                Source::Server(Box::new(ServerConnection::adopt(&image, connection, &options)?), facts_of)
             } else {
-                Source::Image(adopt_device(file, &image, options.open_mode(), range)?)
+                Source::Image(ImageFiles::adopt_some(&image, files, fds, options.open_mode())?)
             };
             serve_image(channel, source, image, &options)
         }
         Request::FindPartition { image, wanted, sandbox } => {
             let image = PathBuf::from(OsString::from_vec(image));
-            let device = FileDevice::adopt(file, image.clone(), OpenMode::ReadOnly)?;
+            let device = FileDevice::adopt(descriptor(fds)?, image.clone(), OpenMode::ReadOnly)?;
             sandbox::enter(sandbox);
             let (disk, at) = partitions::find(&device, &image.shown(), &wanted)?;
             let FileRange { start, len } = disk.partition(at)?.range;

@@ -1,13 +1,12 @@
 //! `label`: shows or sets the label of a filesystem.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::FileDevice;
 use ivers_vfs::MountOptions;
 use serde_json::json;
 
+use crate::image::image_files::ImageFiles;
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::{locate, open_image, open_on};
 use crate::image::open_options::ImageOptions;
@@ -45,17 +44,15 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let image = args.image.as_path();
     let name = image.shown();
     let options = ImageOptions { read_only: args.new.is_none(), ..args.options.options()? };
-    let device = open_image(image, &options)?;
+    let files = open_image(image, &options)?;
     sandbox::enter(options.sandbox);
-    let device = match &args.new {
-        None => device,
-        Some(new) => match set_unmounted(device, image, &options, new)? {
-            Some(device) => device,
-            None => return report(image, new, json),
-        },
-    };
+    if let Some(new) = &args.new
+        && set_unmounted(&files, image, &options, new)?
+    {
+        return report(image, new, json);
+    }
     let mount_options = MountOptions { background: false, ..MountOptions::default() };
-    let vfs = open_on(Some(device), image, &options, mount_options)?;
+    let vfs = open_on(Some(files), image, &options, mount_options)?;
     let Some(new) = &args.new else {
         let label = vfs.info().label.clone();
         return if json { report(image, &label, json) } else { print::line(format::name(label.as_bytes())) };
@@ -77,20 +74,12 @@ fn report(image: &Path, new: &str, json: bool) -> Result<()> {
     print::json_line(&format::with_paths(json!({ "label": new }), [("path", image)]))
 }
 
-/// Sets the label of a format whose driver does not set it. Returns the device of all other formats.
-fn set_unmounted(
-    file: FileDevice,
-    image: &Path,
-    options: &ImageOptions,
-    new: &str,
-) -> Result<Option<FileDevice>> {
-    let file = Arc::new(file);
-    let located = locate(&file, file.clone(), image, options)?;
-    if let Some(set_label) = located.format.set_label {
-        let name = located.image_name;
-        set_label(&*located.device, new, &name).with_context(|| name.clone())?;
-        return Ok(None);
-    }
-    drop(located);
-    Ok(Arc::into_inner(file))
+/// Sets the label of a format whose driver does not set it. Returns false for all other formats.
+fn set_unmounted(files: &ImageFiles, image: &Path, options: &ImageOptions, new: &str) -> Result<bool> {
+    let file = &files.first.device;
+    let located = locate(file, file.clone(), image, options)?;
+    let Some(set_label) = located.format.set_label else { return Ok(false) };
+    let name = located.image_name;
+    set_label(&*located.devices.first, new, &name).with_context(|| name.clone())?;
+    Ok(true)
 }

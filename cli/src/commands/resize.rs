@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::arguments::parse_size;
 use crate::file_info;
+use crate::image::formats::Devices;
 use crate::image::open::{Located, locate, open_image};
 use crate::image::open_options::ImageOptions;
 use crate::image::{foreign_formats, partitions, sandbox};
@@ -82,7 +83,8 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     }
     let is_file = std::fs::metadata(&args.image).is_ok_and(|found| found.is_file());
     let options = ImageOptions { read_only: false, ..ImageOptions::default() };
-    let device = Arc::new(open_image(&args.image, &options)?);
+    // Only formats with one device are resized.
+    let device = open_image(&args.image, &options)?.first.device;
     sandbox::enter(options.sandbox);
     let found = find(&device, &args.image, &options)?;
     let name = found.image_name.clone();
@@ -150,7 +152,7 @@ impl Wanted {
 fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<Located> {
     let found = match locate(file, file.clone(), image, options) {
         Ok(found) if found.format.names.contains(&"ext4") => return Ok(found),
-        Ok(found) => foreign_formats::contents(&*found.device),
+        Ok(found) => foreign_formats::contents(&*found.devices.first),
         Err(error) if partitions::read(&**file, &image.shown())?.is_some() => {
             return Err(error);
         }
@@ -165,12 +167,12 @@ fn find(file: &Arc<FileDevice>, image: &Path, options: &ImageOptions) -> Result<
 }
 
 fn resize(file: &Arc<FileDevice>, wanted: Wanted, found: Located, is_file: bool) -> Result<ResizeReport> {
-    let old_bytes = filesystem_bytes(&*found.device, &found.image_name)?;
+    let old_bytes = filesystem_bytes(&*found.devices.first, &found.image_name)?;
     match wanted.from(old_bytes, &found.image_name)? {
         Wanted::Minimum => smaller(file, Smaller::Minimum, &found, is_file),
         Wanted::Bytes(bytes) if bytes < old_bytes => smaller(file, Smaller::Bytes(bytes), &found, is_file),
         Wanted::Bytes(bytes) => larger(file, bytes, &found),
-        _ => larger(file, found.device.size_bytes(), &found),
+        _ => larger(file, found.devices.first.size_bytes(), &found),
     }
 }
 
@@ -228,7 +230,7 @@ fn options(name: &str) -> OpenOptions {
 }
 
 fn larger(file: &Arc<FileDevice>, wanted: u64, found: &Located) -> Result<ResizeReport> {
-    let Located { device, is_whole, image_name: name, .. } = found;
+    let Located { devices: Devices { first: device, .. }, is_whole, image_name: name, .. } = found;
     let old_len = device.size_bytes();
     if wanted > old_len && !is_whole {
         let why = format!("the partition has {old_len} bytes, fewer than {wanted}");
@@ -249,7 +251,7 @@ fn larger(file: &Arc<FileDevice>, wanted: u64, found: &Located) -> Result<Resize
 
 fn smaller(file: &Arc<FileDevice>, to: Smaller, found: &Located, is_file: bool) -> Result<ResizeReport> {
     let name = &found.image_name;
-    let report = shrink(&found.device, to, &options(name)).with_context(|| name.clone())?;
+    let report = shrink(&found.devices.first, to, &options(name)).with_context(|| name.clone())?;
     let end = report.blocks * u64::from(report.block_size);
     if is_file && found.is_whole && report.blocks < report.old_blocks && end < file.size_bytes() {
         file.set_len(end).with_context(|| format!("{name}: cannot be cut to {end} bytes"))?;

@@ -21,7 +21,7 @@ const OPERATIONAL: u8 = 8;
 
 const HELP: &str = "\
 Reads all copies of superblocks, blocks of trees, and data with checksums. If a copy is bad and another one \
-in the image is right (superblocks, DUP), the bad one is mended: overwritten with the right one. If all \
+is right (superblocks, DUP, RAID1, RAID10), the bad one is mended: overwritten with the right one. If all \
 copies are bad, the place is reported, with the file. Data without checksums (nodatasum, nodatacow, \
 preallocated) is not read, because it is unknown whether it is right. The image must not be mounted; a \
 writable mount mends bad copies that it reads. Format: btrfs. A scrub does not find trees that contradict \
@@ -46,7 +46,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// An image or a device
+    /// An image or a device; several of one filesystem: IMAGE,IMAGE
     image: PathBuf,
     /// Only report bad copies
     #[arg(long)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
+use ivers_btrfs::DeviceId;
 use ivers_btrfs::check::Scrubbed;
 use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{DriverOptions, Error, FileSystem, NameError, Result, Timestamp, Vfs};
@@ -32,25 +33,44 @@ pub struct Format {
     scrub: Option<Scrub>,
     /// Sets the label of an image that is not mounted; `None`: the driver sets that of a mount.
     pub set_label: Option<SetLabel>,
+    /// `None`: filesystems of this format have one device.
+    device_id: Option<ReadDeviceId>,
 }
 
-/// Opens a device. `Budget` bounds its buffers; the string names the image in errors.
-type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>;
+/// The devices of a filesystem.
+pub struct Devices {
+    /// The only one, or the first of several.
+    pub first: Arc<dyn Device>,
+    /// The others, of a format that has several.
+    pub others: Vec<Arc<dyn Device>>,
+}
 
-/// Checks a device. `Memory` bounds what the check keeps; the string names the image in errors.
-type Check = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Findings>;
+impl Devices {
+    fn all(self) -> Vec<Arc<dyn Device>> {
+        std::iter::once(self.first).chain(self.others).collect()
+    }
+}
+
+/// Opens a filesystem. `Budget` bounds its buffers; the string names the image in errors.
+type Open = fn(Devices, &ImageOptions, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>;
+
+/// Checks a filesystem. `Memory` bounds what the check keeps; the string names the image in errors.
+type Check = fn(Devices, &ImageOptions, Memory, &str) -> Result<Findings>;
 
 /// As [`Check`], and also compares the contents of files with their checksums.
 type CheckData = Check;
 
-/// Reads all copies on a device. Mends bad ones, unless the options are read-only.
-type Scrub = fn(Arc<dyn Device>, &ImageOptions, Memory, &str) -> Result<Scrubbed>;
+/// Reads all copies in a filesystem. Mends bad ones, unless the options are read-only.
+type Scrub = fn(Devices, &ImageOptions, Memory, &str) -> Result<Scrubbed>;
 
 /// Sets the label of the filesystem on a device. The last string names the image in errors.
 type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
 
+/// Reads which device of a filesystem something is, from its first bytes.
+type ReadDeviceId = fn(head: &[u8]) -> Option<DeviceId>;
+
 /// Bytes of a device that a probe sees: the superblock of btrfs lies furthest.
-const HEAD_BYTES: u64 = ivers_btrfs::PROBE_BYTES;
+pub const HEAD_BYTES: u64 = ivers_btrfs::PROBE_BYTES;
 
 impl Format {
     /// Returns the name of a filesystem of this format with its article.
@@ -71,10 +91,11 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_ext4::probe,
         open: open_ext4,
-        check: |device, _, memory, place| ivers_ext4::check::check(device, memory, place),
+        check: |devices, _, memory, place| ivers_ext4::check::check(devices.first, memory, place),
         check_data: None,
         scrub: None,
         set_label: None,
+        device_id: None,
     },
     Format {
         names: &["fat", "vfat", "msdos", "fat12", "fat16", "fat32"],
@@ -84,10 +105,11 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_fat::probe,
         open: open_fat,
-        check: |device, _, memory, place| ivers_fat::check::check(device, memory, place),
+        check: |devices, _, memory, place| ivers_fat::check::check(devices.first, memory, place),
         check_data: None,
         scrub: None,
         set_label: None,
+        device_id: None,
     },
     Format {
         names: &["affs", "ofs", "ffs"],
@@ -101,6 +123,7 @@ pub const FORMATS: &[Format] = &[
         check_data: None,
         scrub: None,
         set_label: None,
+        device_id: None,
     },
     Format {
         names: &["xfs"],
@@ -110,10 +133,11 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_xfs::probe,
         open: open_xfs,
-        check: |device, _, memory, place| ivers_xfs::check::check(device, memory, place),
+        check: |devices, _, memory, place| ivers_xfs::check::check(devices.first, memory, place),
         check_data: None,
         scrub: None,
         set_label: Some(ivers_xfs::set_label),
+        device_id: None,
     },
     Format {
         names: &["btrfs"],
@@ -123,10 +147,13 @@ pub const FORMATS: &[Format] = &[
         has_partitions: false,
         probe: ivers_btrfs::probe,
         open: open_btrfs,
-        check: |device, options, memory, place| check_btrfs(device, options, memory, place, false),
-        check_data: Some(|device, options, memory, place| check_btrfs(device, options, memory, place, true)),
+        check: |devices, options, memory, place| check_btrfs(devices, options, memory, place, false),
+        check_data: Some(|devices, options, memory, place| {
+            check_btrfs(devices, options, memory, place, true)
+        }),
         scrub: Some(scrub_btrfs),
         set_label: None,
+        device_id: Some(ivers_btrfs::device_id),
     },
 ];
 
@@ -162,6 +189,12 @@ pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
     Ok(FORMATS.iter().find(|format| (format.probe)(&head)))
 }
 
+/// Returns which device of a filesystem something is, by its first [`HEAD_BYTES`]. `None` if its format has
+/// one device.
+pub fn device_id(head: &[u8]) -> Option<DeviceId> {
+    FORMATS.iter().find_map(|format| (format.device_id?)(head))
+}
+
 /// Checks a device that [`recognise`] does not recognise because its first bytes are destroyed. Returns the
 /// format and what is wrong, or `None` if no filesystem was there.
 pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findings)>> {
@@ -170,7 +203,8 @@ pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findin
     Ok(found.or(ivers_btrfs::check::check_remains(device)?.map(|found| ("btrfs", found))))
 }
 
-fn head(device: &dyn Device) -> Result<Vec<u8>> {
+/// Reads what a probe sees of a device.
+pub fn head(device: &dyn Device) -> Result<Vec<u8>> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
     Ok(head)
@@ -182,10 +216,16 @@ impl Format {
         Ok((self.probe)(&head(device)?))
     }
 
-    /// Checks a device of this format, and the contents of files if `with_data`. `image_name` is for errors.
+    /// Returns whether filesystems of this format can have several devices.
+    pub fn has_devices(&self) -> bool {
+        self.device_id.is_some()
+    }
+
+    /// Checks a filesystem of this format, and the contents of files if `with_data`. `image_name` is for
+    /// errors.
     pub fn check(
         &self,
-        device: Arc<dyn Device>,
+        devices: Devices,
         options: &ImageOptions,
         memory: Memory,
         image_name: &str,
@@ -196,13 +236,13 @@ impl Format {
             let why = "has no checksums of data; remove --data";
             Error::Incompatible(format!("{image_name}: {} {why}", self.in_words()))
         })?;
-        check(device, options, memory, image_name)
+        check(devices, options, memory, image_name)
     }
 
-    /// Reads all copies on a device of this format. `image_name` is for errors.
+    /// Reads all copies in a filesystem of this format. `image_name` is for errors.
     pub fn scrub(
         &self,
-        device: Arc<dyn Device>,
+        devices: Devices,
         options: &ImageOptions,
         memory: Memory,
         image_name: &str,
@@ -211,18 +251,18 @@ impl Format {
             let why = "keeps no copies with checksums: there is nothing to scrub";
             Error::Incompatible(format!("{image_name}: {} {why}", self.in_words()))
         })?;
-        scrub(device, options, memory, image_name)
+        scrub(devices, options, memory, image_name)
     }
 
-    /// Opens a device of this format. `image_name` is for errors.
+    /// Opens a filesystem of this format. `image_name` is for errors.
     pub fn open(
         &self,
-        device: Arc<dyn Device>,
+        devices: Devices,
         options: &ImageOptions,
         budget: Arc<Budget>,
         image_name: String,
     ) -> Result<Arc<dyn FileSystem>> {
-        (self.open)(device, options, budget, image_name)
+        (self.open)(devices, options, budget, image_name)
     }
 }
 
@@ -236,7 +276,7 @@ fn common_options(options: &ImageOptions, budget: Arc<Budget>, place: String) ->
 }
 
 fn open_ext4(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     budget: Arc<Budget>,
     image_name: String,
@@ -250,11 +290,11 @@ fn open_ext4(
         stopped_clock: options.stopped_clock.map(|sec| Timestamp { sec, nsec: 0 }),
         ..ivers_ext4::OpenOptions::default()
     };
-    Ok(ivers_ext4::Ext4::open(device, options)?)
+    Ok(ivers_ext4::Ext4::open(devices.first, options)?)
 }
 
 fn open_fat(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     budget: Arc<Budget>,
     image_name: String,
@@ -268,11 +308,11 @@ fn open_fat(
         dmask,
         utc_offset_minutes,
     };
-    Ok(ivers_fat::Fat::open(device, options)?)
+    Ok(ivers_fat::Fat::open(devices.first, options)?)
 }
 
 fn open_affs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     budget: Arc<Budget>,
     image_name: String,
@@ -281,20 +321,20 @@ fn open_affs(
         common: common_options(options, budget, image_name),
         partition: options.partition.clone(),
     };
-    Ok(ivers_affs::Affs::open(device, options)?)
+    Ok(ivers_affs::Affs::open(devices.first, options)?)
 }
 
 fn check_affs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     memory: Memory,
     image_name: &str,
 ) -> Result<Findings> {
-    ivers_affs::check::check(device, options.partition.as_deref(), memory, image_name)
+    ivers_affs::check::check(devices.first, options.partition.as_deref(), memory, image_name)
 }
 
 fn open_xfs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     budget: Arc<Budget>,
     image_name: String,
@@ -305,11 +345,11 @@ fn open_xfs(
         trust_foreign: options.trust_foreign,
         ..ivers_xfs::OpenOptions::default()
     };
-    Ok(ivers_xfs::Xfs::open(device, options)?)
+    Ok(ivers_xfs::Xfs::open(devices.first, options)?)
 }
 
 fn open_btrfs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     budget: Arc<Budget>,
     image_name: String,
@@ -328,28 +368,28 @@ fn open_btrfs(
         trust_foreign: options.trust_foreign,
         compress: compress.as_deref().and_then(ivers_btrfs::CompressWith::parse),
     };
-    Ok(ivers_btrfs::Btrfs::open(vec![device], options)?)
+    Ok(ivers_btrfs::Btrfs::open(devices.all(), options)?)
 }
 
 fn check_btrfs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     memory: Memory,
     image_name: &str,
     data: bool,
 ) -> Result<Findings> {
     let options = ivers_btrfs::check::Options { data, degraded: options.btrfs.degraded };
-    ivers_btrfs::check::check(vec![device], &options, memory, image_name)
+    ivers_btrfs::check::check(devices.all(), &options, memory, image_name)
 }
 
 fn scrub_btrfs(
-    device: Arc<dyn Device>,
+    devices: Devices,
     options: &ImageOptions,
     memory: Memory,
     image_name: &str,
 ) -> Result<Scrubbed> {
     let (writes, degraded) = (!options.read_only, options.btrfs.degraded);
-    ivers_btrfs::check::scrub(vec![device], writes, degraded, memory, image_name)
+    ivers_btrfs::check::scrub(devices.all(), writes, degraded, memory, image_name)
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::FileDevice;
 use ivers_vfs::{MountOptions, Vfs};
 
+use super::image_files::ImageFiles;
 use super::mount_options::ImageArgs;
 use super::open::{ImagePath, open_image, open_on, parse_image_path, recognise};
 use super::open_options::ImageOptions;
@@ -20,7 +20,7 @@ use crate::output::format::Shown;
 /// An image that is open and locked, or a server that is connected. Enter the sandbox before you parse it.
 pub enum Source {
     /// An image.
-    Image(FileDevice),
+    Image(ImageFiles),
     /// A server, and a path on it. The filesystem of this path decides what the change attributes promise.
     Server(Box<ServerConnection>, Vec<u8>),
 }
@@ -43,7 +43,7 @@ impl Source {
         mount_options: MountOptions,
     ) -> Result<Arc<Vfs>> {
         match self {
-            Self::Image(device) => open_on(Some(device), image, options, mount_options),
+            Self::Image(files) => open_on(Some(files), image, options, mount_options),
             Self::Server(server, path) => server.open_for_command(&path, options, mount_options),
         }
     }
@@ -117,9 +117,10 @@ impl Images {
     /// if the user named a partition.
     pub fn disk(&self, image: &Path) -> Result<Option<Disk>> {
         let opened = self.images.iter().find(|(other, _)| other == image);
-        let Some((_, State::Opened(Some(Source::Image(file))))) = opened else { return Ok(None) };
+        let Some((_, State::Opened(Some(Source::Image(files))))) = opened else { return Ok(None) };
+        let file = &*files.first.device;
         let is_named = self.options.partition.is_some() || partition_of(image, file.path()).is_some();
-        if is_named || self.options.offset_bytes > 0 {
+        if is_named || self.options.offset_bytes > 0 || !files.others.is_empty() {
             return Ok(None);
         }
         match recognise(file, &self.options)?.1 {

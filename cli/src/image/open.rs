@@ -1,6 +1,6 @@
-//! Opening an image file and the filesystem in it.
+//! Opening the files of an image and the filesystem in it.
 //!
-//! Opening the file and parsing its contents are two steps, so that a process can enter the sandbox in
+//! Opening the files and parsing their contents are two steps, so that a process can enter the sandbox in
 //! between.
 
 use std::io::ErrorKind;
@@ -17,16 +17,19 @@ use ivers_mem::Mem;
 use ivers_vfs::check::{Findings, Memory};
 use ivers_vfs::{Clock, CoarseClock, FileSystem, MountOptions, Timestamp, Vfs};
 
-use super::formats::{self, Format};
+use super::formats::{self, Devices, Format};
+use super::image_files::{ImageFile, ImageFiles};
 use super::image_lock::{
     explain_busy, explain_kernel_use, kernel_writes, lock_when_closed, open_disk_when_closed,
     open_when_closed, unknown_user,
 };
 use super::open_options::{AUTO, BtrfsOptions, ImageOptions};
-use super::process::{ImageProcess, PartitionPlace};
+use super::process::{ImageProcess, PartitionPlace, is_same};
 use super::server::{self, ServerConnection};
-use super::{foreign_formats, partitions, sandbox};
-use crate::arguments::{ImageName, Operand, is_server, partition_of, with_missing_slash, with_partition};
+use super::{foreign_formats, other_devices, partitions, sandbox};
+use crate::arguments::{
+    ImageName, Operand, is_server, partition_of, split_image, with_missing_slash, with_partition,
+};
 use crate::output::failure::{BUSY, CORRUPT, NOT_FOUND, REFUSED, USAGE, failure, usage, warn};
 use crate::output::format::Shown;
 use crate::process::metered_budget;
@@ -46,11 +49,11 @@ pub fn start_process(
     ImageProcess::start_printing(&open_image(image, options)?, image, options, output)
 }
 
-/// Opens and locks an image file without reading it; `None` for `mem`, which has no image.
-pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<FileDevice>> {
+/// Opens and locks the files of an image without parsing them; `None` for `mem`, which has no image.
+pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Result<Option<ImageFiles>> {
     match fs_type {
         "mem" => Ok(None),
-        name if name == AUTO || formats::by_name(name).is_some() => open_file(image, options).map(Some),
+        name if name == AUTO || formats::by_name(name).is_some() => open_files(image, options).map(Some),
         other => Err(failure(
             REFUSED,
             format!("type {other:?} is not supported: choose one of {AUTO}, {}, mem", formats::all_names()),
@@ -58,10 +61,28 @@ pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Resul
     }
 }
 
-/// Opens and locks an image file, or the partition that `image` or the options name, without reading it. A
-/// process of its own reads the partition table.
-pub fn open_file(image: &Path, options: &ImageOptions) -> Result<FileDevice> {
-    open_partition(image, options).map(|(device, _)| device)
+/// Opens and locks the files of an image, or the partitions that `image` or the options name, without parsing
+/// them. A process of its own reads a partition table. If a whole file is named, and it is one device of
+/// several, opens the others too.
+fn open_files(image: &Path, options: &ImageOptions) -> Result<ImageFiles> {
+    let open = |name: PathBuf| -> Result<ImageFile> {
+        let (device, _) = open_partition(&name, options)?;
+        Ok(ImageFile { name, device: Arc::new(device) })
+    };
+    let mut names = split_image(image);
+    if let Some(twice) = (1..names.len()).find(|&at| names[..at].iter().any(|name| is_same(name, &names[at])))
+    {
+        return Err(usage(format!("{}: {} is named twice", image.shown(), names[twice].shown())));
+    }
+    let others = names.split_off(1);
+    let first = open(names.remove(0))?;
+    let others = match &first.device {
+        device if others.is_empty() && device.range().is_none() && options.offset_bytes == 0 => {
+            other_devices::find(device)?
+        }
+        _ => others,
+    };
+    Ok(ImageFiles { first, others: others.into_iter().map(open).collect::<Result<_>>()? })
 }
 
 /// Opens and locks an image file, or a partition of one, to make a filesystem in it.
@@ -123,13 +144,13 @@ fn open_error(image: &Path, file: &Path, error: BlockError) -> anyhow::Error {
     }
 }
 
-/// Opens a device as [`open_device`] does, but read-only if the image cannot be written. Returns the reason
+/// Opens files as [`open_device`] does, but read-only if the image cannot be written. Returns the reason
 /// in that case.
 pub fn open_device_or_fall_back(
     fs_type: &str,
     image: &Path,
     options: &ImageOptions,
-) -> Result<(Option<FileDevice>, Option<String>)> {
+) -> Result<(Option<ImageFiles>, Option<String>)> {
     let denied = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem];
     let error = match open_device(fs_type, image, options) {
         Ok(device) => return Ok((device, None)),
@@ -144,34 +165,34 @@ pub fn open_device_or_fall_back(
     }
 }
 
-/// Opens and locks an image of any format without reading it.
-pub fn open_image(image: &Path, options: &ImageOptions) -> Result<FileDevice> {
+/// Opens and locks an image of any format without parsing it.
+pub fn open_image(image: &Path, options: &ImageOptions) -> Result<ImageFiles> {
     open_device(AUTO, image, options)?.with_context(|| image.shown())
 }
 
-/// Opens the filesystem on a device that [`open_device`] opened. Opens no file, so it works in the sandbox.
+/// Opens the filesystem in files that [`open_device`] opened. Opens no file, so it works in the sandbox.
 pub fn open_on(
-    device: Option<FileDevice>,
+    files: Option<ImageFiles>,
     image: &Path,
     options: &ImageOptions,
     mut mount_options: MountOptions,
 ) -> Result<Arc<Vfs>> {
     let budget = mount_options.budget.take().unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
-    let (fs, image_name): (Arc<dyn FileSystem>, _) = match device {
+    let (fs, image_name): (Arc<dyn FileSystem>, _) = match files {
         None => {
             let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let fs = Mem::with_root(options.cache_bytes, owner, CoarseClock.now());
             (Arc::new(fs), image.shown())
         }
-        Some(file) => {
+        Some(files) => {
             let counts = mount_options.io_counts.get_or_insert_default().clone();
-            let file = Arc::new(file);
-            let counted = Arc::new(CountedDevice::new(file.clone(), counts));
-            let Located { device, format, partition, image_name, .. } =
-                locate(&file, counted, image, options)?;
+            let counted =
+                |file: &Arc<FileDevice>| Arc::new(CountedDevice::new(file.clone(), counts.clone())) as _;
+            let Located { devices, format, partition, image_name, .. } =
+                locate_all(&files, counted, image, options)?;
             check_options(format, options).with_context(|| image_name.clone())?;
             let options = ImageOptions { partition, ..options.clone() };
-            (format.open(device, &options, budget.clone(), image_name.clone())?, image_name)
+            (format.open(devices, &options, budget.clone(), image_name.clone())?, image_name)
         }
     };
     if let Some(sec) = options.stopped_clock {
@@ -187,23 +208,28 @@ pub fn open_on(
 
 /// An image for a check or a scrub, opened before the process entered the sandbox.
 struct OpenImage {
-    file: Arc<FileDevice>,
+    files: ImageFiles,
     memory: Memory,
+}
+
+fn uncounted(file: &Arc<FileDevice>) -> Arc<dyn Device> {
+    file.clone()
 }
 
 /// Opens an image, and enters the sandbox. Refuses an image that the kernel has mounted for writing.
 fn open_whole(image: &Path, options: &ImageOptions) -> Result<OpenImage> {
-    let ImageName { file, .. } = ImageName::parse(image);
-    if kernel_writes(image, &file).is_some()
-        && let Some(why) = explain_kernel_use(image, &file)
-    {
-        return Err(failure(BUSY, why));
+    let files = open_image(image, options)?;
+    for file in files.all() {
+        if kernel_writes(&file.name, file.device.path()).is_some()
+            && let Some(why) = explain_kernel_use(&file.name, file.device.path())
+        {
+            return Err(failure(BUSY, why));
+        }
     }
-    let file = Arc::new(open_image(image, options)?);
     let budget = metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
     let budget = budget.unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
-    Ok(OpenImage { file, memory: Memory::new(budget, "allow more with -o cache=") })
+    Ok(OpenImage { files, memory: Memory::new(budget, "allow more with -o cache=") })
 }
 
 /// Opens an image, enters the sandbox, and checks the filesystem in it, with contents of files if
@@ -213,18 +239,19 @@ pub fn check_image(
     options: &ImageOptions,
     with_data: bool,
 ) -> Result<(&'static str, Findings)> {
-    let OpenImage { file, memory } = open_whole(image, options)?;
-    let Located { device, format, partition, image_name, .. } =
-        match locate(&file, file.clone(), image, options) {
+    let OpenImage { files, memory } = open_whole(image, options)?;
+    let Located { devices, format, partition, image_name, .. } =
+        match locate_all(&files, uncounted, image, options) {
             Ok(located) => located,
+            Err(error) if !files.others.is_empty() => return Err(error),
             Err(error) => {
-                let found = check_remains(file, image, options)?;
+                let found = check_remains(files.first.device, image, options)?;
                 return found.ok_or(error);
             }
         };
     check_options(format, options).with_context(|| image_name.clone())?;
     let options = ImageOptions { partition, ..options.clone() };
-    let found = format.check(device, &options, memory, &image_name, with_data);
+    let found = format.check(devices, &options, memory, &image_name, with_data);
     let found = found.with_context(|| image_name.clone())?;
     Ok((found.fs_type().unwrap_or(format.names[0]), found))
 }
@@ -232,10 +259,10 @@ pub fn check_image(
 /// Opens an image, enters the sandbox, and reads all copies in it. Mends bad ones, unless the options are
 /// read-only.
 pub fn scrub_image(image: &Path, options: &ImageOptions) -> Result<Scrubbed> {
-    let OpenImage { file, memory } = open_whole(image, options)?;
-    let Located { device, format, image_name, .. } = locate(&file, file.clone(), image, options)?;
+    let OpenImage { files, memory } = open_whole(image, options)?;
+    let Located { devices, format, image_name, .. } = locate_all(&files, uncounted, image, options)?;
     check_options(format, options).with_context(|| image_name.clone())?;
-    format.scrub(device, options, memory, &image_name).with_context(|| image_name.clone())
+    format.scrub(devices, options, memory, &image_name).with_context(|| image_name.clone())
 }
 
 /// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if
@@ -268,7 +295,7 @@ impl Clock for StoppedClock {
 /// A filesystem in an image.
 pub struct Located {
     /// The bytes of the filesystem, or those of the disk if the driver must find the partition.
-    pub device: Arc<dyn Device>,
+    pub devices: Devices,
     /// They are all bytes of the file.
     pub is_whole: bool,
     /// Its format.
@@ -279,8 +306,44 @@ pub struct Located {
     pub image_name: String,
 }
 
-/// Finds the filesystem: at the start, at an offset, or in a partition. If no partition is named, it must
-/// be the only one with a filesystem. `device` is `file`, or counts what `file` is asked for.
+/// Finds the filesystem in all files of an image, as [`locate`] does in one. `counted` is the device that
+/// counts what a file is asked for.
+pub fn locate_all(
+    files: &ImageFiles,
+    counted: impl Fn(&Arc<FileDevice>) -> Arc<dyn Device>,
+    image: &Path,
+    options: &ImageOptions,
+) -> Result<Located> {
+    let ImageFiles { first, others } = files;
+    if others.is_empty() {
+        return locate(&first.device, counted(&first.device), image, options);
+    }
+    let mut located = locate(&first.device, counted(&first.device), &first.name, options)?;
+    let (is, format) = (located.format.in_words(), located.format);
+    if !format.has_devices() {
+        let name = &located.image_name;
+        return Err(failure(
+            REFUSED,
+            format!("{name} contains {is}, which has one device; name no other image"),
+        ));
+    }
+    for file in others {
+        let other = locate(&file.device, counted(&file.device), &file.name, options)?;
+        if other.format.names != format.names {
+            let (name, other) = (other.image_name, other.format.in_words());
+            let first = located.image_name;
+            return Err(failure(
+                REFUSED,
+                format!("{name} contains {other}, and {first} {is}: name devices of one filesystem"),
+            ));
+        }
+        located.devices.others.push(other.devices.first);
+    }
+    Ok(Located { is_whole: false, image_name: image.shown(), ..located })
+}
+
+/// Finds the filesystem in a file: at the start, at an offset, or in a partition. If no partition is named,
+/// it must be the only one with a filesystem. `device` is `file`, or counts what `file` is asked for.
 pub fn locate(
     file: &FileDevice,
     mut device: Arc<dyn Device>,
@@ -296,16 +359,16 @@ pub fn locate(
     let (requested, found) = recognise(&*device, options)?;
     if !is_whole {
         let format = found.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
-        return Ok(Located { device, is_whole, format, partition: None, image_name });
+        return Ok(Located { devices: only(device), is_whole, format, partition: None, image_name });
     }
     // A Rigid Disk Block looks like a volume to the probe.
     if let Some(format) = found.filter(|format| wanted.is_none() && !format.has_partitions) {
-        return Ok(Located { device, is_whole, format, partition: None, image_name });
+        return Ok(Located { devices: only(device), is_whole, format, partition: None, image_name });
     }
     let Some(disk) = partitions::read(&*device, &image_name)? else {
         let found = found.filter(|_| wanted.is_none());
         let format = found.ok_or_else(|| no_filesystem(&*device, &image_name, requested))?;
-        return Ok(Located { device, is_whole, format, partition: None, image_name });
+        return Ok(Located { devices: only(device), is_whole, format, partition: None, image_name });
     };
     // A partition that was named is in a Rigid Disk Block: the device is not limited to it.
     let at = match &wanted {
@@ -320,11 +383,15 @@ pub fn locate(
         None => with_partition(image, Some(&number)).shown(),
     };
     if disk.is_rdb() && format.has_partitions {
-        return Ok(Located { device, is_whole, format, partition: Some(number), image_name });
+        return Ok(Located { devices: only(device), is_whole, format, partition: Some(number), image_name });
     }
     let FileRange { start, len } = partition.range;
     let device = Arc::new(OffsetDevice::with_len(device, ByteOffset(start), len)?);
-    Ok(Located { device, is_whole: false, format, partition: None, image_name })
+    Ok(Located { devices: only(device), is_whole: false, format, partition: None, image_name })
+}
+
+fn only(first: Arc<dyn Device>) -> Devices {
+    Devices { first, others: Vec::new() }
 }
 
 /// Returns the format that the options request, and the format at the start of a device. If a format is

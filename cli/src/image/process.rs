@@ -9,20 +9,21 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail};
-use ivers_block::{BlockError, FileDevice, FileRange, OpenMode};
+use ivers_block::FileDevice;
 use ivers_vfs::raises::Raises;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::channel::Channel;
+use super::image_files::{ImageFiles, SentFile};
 use super::open_options::ImageOptions;
 use super::server::ServerConnection;
 use crate::archive::member::NewOwners;
-use crate::arguments::{ImageName, partition_of};
+use crate::arguments::{ImageName, partition_of, split_image};
 use crate::output::failure::{self, FAILED, failure_with_list};
 use crate::output::progress;
 use crate::process::{describe_exit, this_program};
@@ -36,14 +37,14 @@ const PATHS_MAX: usize = 100_000;
 /// A request to an image process. Those that read or write a stream carry its descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Open the image, or the server; with its descriptor.
+    /// Open the image; with the descriptors of its files. Or open the server; with its descriptor.
     Open {
         /// The path of the image, for errors.
         image: Vec<u8>,
         /// How to open it.
         options: Box<ImageOptions>,
-        /// The partition that the device is limited to: see [`sent_range`].
-        range: Option<(u64, u64)>,
+        /// The files of the image; none for a server.
+        files: Vec<SentFile>,
         /// A path on the server. The filesystem of this path decides what the change attributes promise.
         facts_of: Vec<u8>,
         /// Show no progress.
@@ -244,12 +245,12 @@ pub enum Reply {
     },
 }
 
-/// The request that opens an image, or a server. `range`: the part of the file that has the image.
-fn open_request(image: &Path, options: ImageOptions, range: Option<(u64, u64)>, facts_of: &[u8]) -> Request {
+/// The request that opens an image, or a server.
+fn open_request(image: &Path, options: ImageOptions, files: Vec<SentFile>, facts_of: &[u8]) -> Request {
     Request::Open {
         image: image.as_os_str().as_bytes().to_vec(),
         options: Box::new(options),
-        range,
+        files,
         facts_of: facts_of.to_vec(),
         quiet: progress::is_silent(),
         json: failure::json_operands(),
@@ -264,21 +265,25 @@ pub struct ImageProcess {
 
 impl ImageProcess {
     /// Starts a process for an image that was opened with `options`.
-    pub fn start(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
-        Self::start_printing(device, image, options, Stdio::null())
+    pub fn start(files: &ImageFiles, image: &Path, options: &ImageOptions) -> Result<Self> {
+        Self::start_printing(files, image, options, Stdio::null())
     }
 
     /// As [`ImageProcess::start`], with a standard output for what the process prints.
     pub fn start_printing(
-        device: &FileDevice,
+        files: &ImageFiles,
         image: &Path,
         options: &ImageOptions,
         output: Stdio,
     ) -> Result<Self> {
         let mut process = Self::spawn(output)?;
-        let partition = options.partition.clone().or_else(|| partition_of(image, device.path()));
+        let partition = options.partition.clone().or_else(|| match files.others[..] {
+            [] => partition_of(image, files.first.device.path()),
+            // The devices are limited to their partitions.
+            _ => None,
+        });
         let options = ImageOptions { partition, ..options.clone() };
-        process.request(&open_request(image, options, sent_range(device), &[]), device.lend())?;
+        process.request_with(&open_request(image, options, files.sent(), &[]), &files.lend())?;
         Ok(process)
     }
 
@@ -291,7 +296,7 @@ impl ImageProcess {
         facts_of: &[u8],
     ) -> Result<Self> {
         let mut process = Self::spawn(output)?;
-        process.request(&open_request(image, options.clone(), None, facts_of), connection.lend())?;
+        process.request(&open_request(image, options.clone(), Vec::new(), facts_of), connection.lend())?;
         Ok(process)
     }
 
@@ -323,8 +328,12 @@ impl ImageProcess {
 
     /// Sends a request and waits for the reply.
     pub fn request(&mut self, request: &Request, fd: BorrowedFd<'_>) -> Result<()> {
+        self.request_with(request, &[fd])
+    }
+
+    fn request_with(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<()> {
         // If the process has ended, sending fails and the reply says why.
-        let sent = self.channel.send(request, &[fd]);
+        let sent = self.channel.send(request, fds);
         match self.receive()? {
             Reply::Done => sent,
             _ => Err(protocol_error("an unexpected reply")),
@@ -433,31 +442,17 @@ pub fn descriptor(fds: Vec<std::os::fd::OwnedFd>) -> Result<File> {
     Ok(File::from(fds.into_iter().next().context("a request without a descriptor")?))
 }
 
-/// Returns the range that a device is limited to as a message carries it: the first byte and the length.
-pub fn sent_range(device: &FileDevice) -> Option<(u64, u64)> {
-    device.range().map(|range| (range.start, range.len))
-}
-
-/// Takes over a device of another process, which has sent its file and its [`sent_range`].
-pub fn adopt_device(
-    file: File,
-    image: &Path,
-    mode: OpenMode,
-    range: Option<(u64, u64)>,
-) -> Result<FileDevice, BlockError> {
-    let device = FileDevice::adopt(file, image.to_owned(), mode)?;
-    match range {
-        None => Ok(device),
-        Some((start, len)) => device.limit(FileRange { start, len }),
-    }
-}
-
-/// Returns whether two paths name one image. Its lock would prevent a second open.
+/// Returns whether two names are of one image, or of two that have a file in common. Its lock would prevent a
+/// second open.
 pub fn is_same(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let id = |path: &Path| {
-        let ImageName { file, partition } = ImageName::parse(path);
-        std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino(), partition)).ok()
+    let ids = |image: &Path| -> Vec<_> {
+        let id = |part: &PathBuf| {
+            let ImageName { file, partition } = ImageName::parse(part);
+            std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino(), partition)).ok()
+        };
+        split_image(image).iter().filter_map(id).collect()
     };
-    one == other || id(one).is_some_and(|one| id(other) == Some(one))
+    let (first, second) = (ids(one), ids(other));
+    one == other || first.iter().any(|id| second.contains(id))
 }

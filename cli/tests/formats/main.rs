@@ -1,6 +1,7 @@
 //! The command on each format, and on partitions.
 
 mod btrfs;
+mod btrfs_devices;
 mod command;
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,7 @@
 //! The devices of a filesystem: which superblock counts, and which devices are there.
 
+use crate::layout::bytes::read;
+use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, Unusable};
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, Result};
@@ -8,6 +10,25 @@ use std::sync::Arc;
 
 /// The most devices that are opened.
 const DEVICES_MAX: usize = 1024;
+
+/// Which device of which filesystem a device says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceId {
+    /// The UUID of the filesystem.
+    pub fsid: [u8; 16],
+    /// The number of the device.
+    pub devid: u64,
+    /// Devices of the filesystem.
+    pub num_devices: u64,
+}
+
+/// Reads the numbers of a device from its first [`PROBE_BYTES`](crate::PROBE_BYTES). They are at fixed places
+/// of the first superblock; nothing else is read, and nothing is checked but the magic.
+pub fn device_id(head: &[u8]) -> Option<DeviceId> {
+    let raw: RawSuperblock = read(head, SUPERBLOCK_PLACES[0] as usize)?;
+    let (devid, num_devices) = (raw.dev_item.devid.get(), raw.num_devices.get());
+    Superblock::probe(head).then_some(DeviceId { fsid: raw.fsid, devid, num_devices })
+}
 
 /// A device whose superblock names the filesystem.
 pub(crate) struct Member {
@@ -119,7 +140,8 @@ impl Devices {
             let what = format!("{missing} of {} devices are missing", newest.num_devices);
             if !degraded {
                 let stale = notes.iter().map(|note| format!("; {note}")).collect::<String>();
-                return Err(incompatible(format!("{what}; -o degraded reads what is left{stale}")));
+                let how = "name the images of all devices, or read what is left with -o degraded";
+                return Err(incompatible(format!("{what}; {how}{stale}")));
             }
             notes.push(what);
         }

@@ -49,6 +49,7 @@ mod write;
 mod xattr;
 
 pub use compressor::CompressWith;
+pub use devices::{DeviceId, device_id};
 pub use filesystem::Btrfs;
 pub use open::{OpenOptions, PROBE_BYTES, probe};
 pub use subvolume::Subvolume;

@@ -1,9 +1,10 @@
 //! Oracles of btrfs: `btrfs check`, and Linux.
 
 use crate::LoopMount;
+use crate::kernel::LoopDevice;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How the lines begin that `btrfs check` prints for a clean image.
 const USUAL: [&str; 9] = [
@@ -41,6 +42,69 @@ pub fn judge(image: &Path) -> Result<()> {
         bail!("btrfs check {}: {said}", image.display());
     }
     Ok(())
+}
+
+/// Loop devices of the images of a filesystem with several devices.
+pub struct Loops(Vec<LoopDevice>);
+
+impl Loops {
+    /// Attaches loop devices to images.
+    pub fn attach(images: &[PathBuf]) -> Result<Self> {
+        let attach = |image: &PathBuf| LoopDevice::attach(image, false);
+        Ok(Self(images.iter().map(attach).collect::<Result<_>>()?))
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().map(|device| device.name().to_owned()).collect()
+    }
+
+    /// Makes the kernel and btrfs-progs know them as one array.
+    pub fn scan(&self) -> Result<()> {
+        self.0.iter().try_for_each(|device| crate::run("btrfs", ["device", "scan", device.name()]).map(drop))
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for device in &self.0 {
+            // The kernel remembers devices of arrays by their names, which other tests use again.
+            let _ = crate::output("btrfs", ["device", "scan", "--forget", device.name()]);
+        }
+    }
+}
+
+/// As [`judge`], for the images of a filesystem with several devices.
+pub fn judge_array(images: &[PathBuf]) -> Result<()> {
+    // It looks at all devices, and misses some if loop devices of other tests come and go.
+    const TRIES: usize = 50;
+    let loops = Loops::attach(images)?;
+    loops.scan()?;
+    let first = &loops.names()[0];
+    let mut judged = judge(Path::new(first));
+    for _ in 1..TRIES {
+        match &judged {
+            Err(error) if format!("{error:#}").contains("is missing") => {}
+            _ => break,
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        judged = judge(Path::new(first));
+    }
+    judged
+}
+
+/// Runs something with a filesystem of several devices mounted by Linux.
+pub fn with_array<T>(images: &[PathBuf], options: &str, run: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let loops = Loops::attach(images)?;
+    loops.scan()?;
+    let dir = tempfile::tempdir()?;
+    crate::run(
+        "mount",
+        [OsStr::new("-o"), options.as_ref(), loops.names()[0].as_ref(), dir.path().as_ref()],
+    )?;
+    let result = run(dir.path());
+    crate::run("umount", [dir.path()])?;
+    result
 }
 
 /// What Linux does to a filesystem: new files of several sizes, names, attributes, a snapshot, removals.

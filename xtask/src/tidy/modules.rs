@@ -194,8 +194,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "image",
                 "open_options formats foreign_formats partitions mount_options sandbox unmount_status \
-                 image_lock cycle_guard sorted_names directory glob channel server process open \
-                 images inode_handle filler",
+                 image_lock image_files other_devices cycle_guard sorted_names directory glob channel server \
+                 process open images inode_handle filler",
             ),
             (
                 "commands",

@@ -31,7 +31,7 @@ use ivers_ima::signature;
 use ivers_ima::store::{Files, Store};
 use serde_json::json;
 
-use crate::arguments::{Completed, ImageName, Operand, is_server};
+use crate::arguments::{Completed, Operand, canonical_image, is_server};
 use crate::file_info;
 use crate::image::foreign_formats::contains_filesystem;
 use crate::image::mount_options::ImageArgs;
@@ -349,7 +349,7 @@ impl Run {
 fn list_name(paths: &[PathBuf]) -> String {
     let image = |word: &PathBuf| match Operand::parse_image(word) {
         Operand::Image { image, .. } if is_server(&image) => Some(image),
-        Operand::Image { image, .. } => ImageName::parse(&image).canonicalize().ok(),
+        Operand::Image { image, .. } => canonical_image(&image).ok(),
         Operand::Host(_) => None,
     };
     let images: Option<Vec<_>> = paths.iter().map(image).collect();

@@ -14,6 +14,7 @@ use super::args::FromArgs;
 use super::fill::{from_dir, read_spec};
 use super::source::Source;
 use crate::arguments::ImageName;
+use crate::image::image_files::ImageFiles;
 use crate::image::open::{open_on, open_to_format};
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{FillOptions, FillOutcome, ImageProcess, Request};
@@ -59,7 +60,7 @@ impl Filling {
         let stopped_clock = Some(self.options.time);
         let options =
             ImageOptions { read_only: false, filling: true, stopped_clock, ..ImageOptions::default() };
-        let device = open_to_format(image)?;
+        let files = ImageFiles::one(image, open_to_format(image)?);
         self.source.rewind()?;
         let spec = self.spec.as_deref().map(open_spec).transpose()?;
         let archive = match (&self.source, self.source.archive()) {
@@ -67,14 +68,14 @@ impl Filling {
                 let file = ImageName::parse(image).file;
                 let id = std::fs::metadata(file).ok().map(|meta| (meta.dev(), meta.ino()));
                 let spec = spec.map(read_spec).transpose()?.unwrap_or_default();
-                let vfs = open_on(Some(device), image, &options, MountOptions::default())?;
+                let vfs = open_on(Some(files), image, &options, MountOptions::default())?;
                 let outcome = from_dir(&vfs, dir, id, &spec, &fill_options)?;
                 return close(vfs.unmount().map_err(Into::into), outcome, image);
             }
             (Source::Archive(..), Some(archive)) => archive,
             (Source::Archive(..), None) => bail!("the archive is not open"),
         };
-        let mut process = ImageProcess::start(&device, image, &options)?;
+        let mut process = ImageProcess::start(&files, image, &options)?;
         let _interrupts = Interrupts::watch(&process)?;
         if let Some(spec) = &spec {
             process.request(&Request::Spec, spec.as_fd())?;

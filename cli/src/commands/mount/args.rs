@@ -12,8 +12,8 @@ const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = super::help::HELP)]
 pub struct Args {
-    /// The image file or block device, a partition of one: IMAGE@PARTITION, or nfs://server/path (with --type
-    /// mem: any word)
+    /// The image file or block device, a partition of one: IMAGE@PARTITION, several of one btrfs:
+    /// IMAGE,IMAGE, or nfs://server/path (with --type mem: any word)
     pub image: PathBuf,
     /// The directory to mount on
     pub dir: PathBuf,

@@ -1,9 +1,9 @@
 //! `mount`: mounts an image through FUSE.
 //!
 //! A mount is two processes. The supervisor opens the image and the FUSE device, mounts, and unmounts on a
-//! signal; it reads no byte of the image. The [`worker`] parses the image and serves requests in the sandbox.
-//! Only the supervisor keeps the rights that fusermount3 needs to unmount, and those to open mounted files
-//! and flush them.
+//! signal. Of the image it reads only [which device it is](crate::image::other_devices). The [`worker`]
+//! parses the image and serves requests in the sandbox. Only the supervisor keeps the rights that fusermount3
+//! needs to unmount, and those to open mounted files and flush them.
 //!
 //! | module | contents |
 //! |---|---|
@@ -28,18 +28,17 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::FileDevice;
 use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::arguments::{ImageName, escape_option, is_server, with_partition};
+use crate::arguments::{ImageName, canonical_image, escape_option, is_server, split_image, with_partition};
 use crate::file_info::{self, is_dead_mount};
 use crate::image::channel::Channel;
+use crate::image::image_files::ImageFiles;
 use crate::image::image_lock::kernel_writes;
 use crate::image::mount_options::{Options, parse};
 use crate::image::open::open_device_or_fall_back;
-use crate::image::process::sent_range;
 use crate::image::server::{ConnectionMaker, ServerConnection, check_options_of_image};
 use crate::image::unmount_status::{LostData, StatusServer};
 use crate::output::failure::{self, BUSY, FAILED, REFUSED, failure, line, reported, usage, warn};
@@ -68,7 +67,7 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
             "{dir}: a directory, not an image; did you mean `ivers mount {image} {dir}`?"
         )));
     }
-    let name = ImageName::parse(&args.image);
+    let names: Vec<_> = split_image(&args.image).iter().map(|part| ImageName::parse(part)).collect();
     check_options_of_image(&args.image, &options.image)?;
     if is_server(&args.image) {
         if options.measure.policy.is_some() || options.measure.appraise {
@@ -77,10 +76,12 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
         }
     } else if args.fs_type != "mem" {
         // The processes of the mount have another current directory.
-        args.image = name.canonicalize().with_context(|| format!("cannot open {}", args.image.shown()))?;
-        // The worker cannot see which part of the name is the file.
+        args.image =
+            canonical_image(&args.image).with_context(|| format!("cannot open {}", args.image.shown()))?;
+        // The worker cannot see which part of the name is the file. If there are several, their devices are
+        // limited to the partitions.
         if options.image.partition.is_none()
-            && let Some(partition) = &name.partition
+            && let [ImageName { partition: Some(partition), .. }] = &names[..]
         {
             args.options.push(escape_option(&format!("partition={partition}")));
             options.image.partition = Some(partition.clone());
@@ -93,14 +94,12 @@ pub fn run(mut args: Args, json: bool) -> Result<()> {
     let log = args.log.take().map(std::path::absolute).transpose()?;
     if let Some(log) = &log {
         let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
-        if id(log).is_some_and(|log| id(&name.file) == Some(log)) {
+        if id(log).is_some_and(|log| names.iter().any(|name| id(&name.file) == Some(log))) {
             return Err(usage(format!("--log {}: this file is the image", log.shown())));
         }
     }
-    if options.image.read_only
-        && let Some(warning) = kernel_writes(&args.image, &name.file)
-    {
-        warn(warning);
+    if options.image.read_only {
+        names.iter().filter_map(|name| kernel_writes(&args.image, &name.file)).for_each(warn);
     }
     let (pid, status) = background::start(&words(&args, "--supervisor"), log.as_deref())?;
     if let Some(why) = &status.read_only_because {
@@ -275,7 +274,7 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
     if is_server(&args.image) {
         return open_server_in_worker(args, options);
     }
-    let (device, only_readable) = open_device_or_fall_back(&args.fs_type, &args.image, &options.image)?;
+    let (files, only_readable) = open_device_or_fall_back(&args.fs_type, &args.image, &options.image)?;
     if let Some(why) = &only_readable {
         check_writable(args, options, why)?;
     }
@@ -287,11 +286,11 @@ fn open_in_worker(args: &Args, options: &Options) -> Result<(Worker, Option<Stri
     if let Some(Opened { setup, files }) = measure {
         worker.channel.send(&Request::Measure(setup), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
-    let range = device.as_ref().and_then(sent_range);
-    let request = Request::Open { read_only: only_readable.is_some(), range };
-    worker.channel.send(&request, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
-    // From here on the worker holds the lock on the image.
-    drop(device);
+    let sent = files.as_ref().map(ImageFiles::sent).unwrap_or_default();
+    let request = Request::Open { read_only: only_readable.is_some(), files: sent };
+    worker.channel.send(&request, &files.as_ref().map(ImageFiles::lend).unwrap_or_default())?;
+    // From here on the worker holds the locks on the image.
+    drop(files);
     opened_in(worker, args, options, only_readable)
 }
 

@@ -3,18 +3,19 @@
 use serde::{Deserialize, Serialize};
 
 use super::measurement::MeasureSetup;
+use crate::image::image_files::SentFile;
 
 /// A message from the supervisor to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Measure files that are opened in the mount; with the descriptors of list, policy and keys.
     Measure(MeasureSetup),
-    /// Open the image; with its descriptor.
+    /// Open the image; with the descriptors of its files.
     Open {
         /// Open it read-only, whatever the options say.
         read_only: bool,
-        /// The partition that the device is limited to: see `image::process::sent_range`.
-        range: Option<(u64, u64)>,
+        /// Its files; none for a filesystem in memory.
+        files: Vec<SentFile>,
     },
     /// Open the server; with a connection to it, and with the channel that more come from.
     OpenServer,

@@ -2,7 +2,6 @@
 //! before it reads the first byte and before it starts a thread. What it needs later comes through
 //! descriptors that the supervisor opened.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,10 +17,10 @@ use super::args::Args;
 use super::measurement;
 use super::protocol::{Event, Request};
 use crate::image::channel::Channel;
+use crate::image::image_files::ImageFiles;
 use crate::image::mount_options::Options;
 use crate::image::open::open_on;
 use crate::image::open_options::ImageOptions;
-use crate::image::process::adopt_device;
 use crate::image::server::{self, ServerConnection};
 use crate::output::format::Shown;
 use crate::output::{failure, log as output_log};
@@ -56,22 +55,20 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
         measure = Some((setup, fds));
         request = channel.receive()?;
     }
-    let (read_only, range, fds) = match request {
-        Some((Request::Open { read_only, range }, fds)) => (read_only, range, fds),
+    let (read_only, files, fds) = match request {
+        Some((Request::Open { read_only, files }, fds)) => (read_only, files, fds),
         Some((Request::OpenServer, fds)) => {
             return serve_server(args, &image_options, vfs, fuse, channel, fds);
         }
         _ => bail!("a worker is started by a supervisor only"),
     };
     image_options.read_only |= read_only;
-    let image = fds.into_iter().next();
-    let image = image.map(|fd| adopt_device(File::from(fd), &args.image, image_options.open_mode(), range));
-    let image = image.transpose()?;
+    let files = ImageFiles::adopt(&args.image, files, fds, image_options.open_mode())?;
     // Opened before the sandbox. A filesystem in memory is larger than its caches.
-    vfs.budget = image.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));
+    vfs.budget = files.as_ref().and_then(|_| process::metered_budget(image_options.cache_bytes));
     let sandbox = enter_sandbox(args, image_options.sandbox, &fuse);
     vfs.observer = measure.map(|(setup, fds)| measurement::observer(setup, fds)).transpose()?;
-    let vfs = open_on(image, &args.image, &image_options, vfs)?;
+    let vfs = open_on(files, &args.image, &image_options, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox);
     // Unmount also on error, so that earlier writes reach the image.
     let closed = vfs.unmount();

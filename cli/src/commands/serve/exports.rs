@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{Budget, FileDevice};
+use ivers_block::Budget;
 use ivers_nfsd::exports::config::{ExportConfig, Secured};
 use ivers_nfsd::server::Exported;
 use ivers_vfs::{Cred, Vfs};
 
 use super::plan::{self, ExportPlan};
-use crate::arguments::ImageName;
+use crate::arguments::canonical_image;
+use crate::image::image_files::ImageFiles;
 use crate::image::open::{open_device_or_fall_back, open_on};
 use crate::image::open_options::ImageOptions;
 use crate::output::failure::{REFUSED, failure, line, usage};
@@ -21,7 +22,7 @@ use crate::process;
 /// An image that is open and not parsed.
 pub struct Opened {
     plan: ExportPlan,
-    device: Option<FileDevice>,
+    files: Option<ImageFiles>,
     /// Why it is open for reading only, if that was not requested.
     read_only_because: Option<String>,
     image: PathBuf,
@@ -53,8 +54,8 @@ pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> 
     let mut images: Vec<Opened> = Vec::new();
     for plan in plans {
         let opened = open(plan)?;
-        let same = |other: &Opened| other.device.is_some() && device_name(other) == device_name(&opened);
-        if opened.device.is_some() && images.iter().any(same) {
+        let same = |other: &Opened| other.files.is_some() && device_name(other) == device_name(&opened);
+        if opened.files.is_some() && images.iter().any(same) {
             return Err(usage(format!("{}: exported twice; remove one export", opened.image.shown())));
         }
         images.push(opened);
@@ -67,7 +68,7 @@ pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> 
 /// before the sandbox.
 fn share_memory(images: &mut [Opened]) {
     // A filesystem in memory is larger than its caches.
-    if images.iter().any(|opened| opened.device.is_none()) {
+    if images.iter().any(|opened| opened.files.is_none()) {
         return;
     }
     let all: u64 = images.iter().map(|opened| opened.plan.image_options.cache_bytes).sum();
@@ -83,16 +84,15 @@ fn open(plan: ExportPlan) -> Result<Opened> {
     let context = || format!("export {}", plan.config.name);
     let mut image = plan.config.image.clone();
     if plan.fs_type != "mem" {
-        image = ImageName::parse(&image)
-            .canonicalize()
+        image = canonical_image(&image)
             .with_context(|| format!("{}: cannot open {}", context(), image.shown()))?;
     }
     let opened = open_device_or_fall_back(&plan.fs_type, &image, &plan.image_options);
-    let (device, read_only_because) = opened.with_context(context)?;
+    let (files, read_only_because) = opened.with_context(context)?;
     if let Some(why) = read_only_because.as_ref().filter(|_| plan.writable) {
         return Err(not_writable(&plan.config, &image, why));
     }
-    Ok(Opened { plan, device, read_only_because, image })
+    Ok(Opened { plan, files, read_only_because, image })
 }
 
 fn device_name(opened: &Opened) -> Vec<u8> {
@@ -124,13 +124,13 @@ pub fn mount_all(images: Vec<Opened>) -> Result<Vec<Mounted>> {
 }
 
 fn mount(opened: Opened) -> Result<Mounted> {
-    let name = opened.device.as_ref().map(|_| device_name(&opened));
-    let Opened { plan, device, read_only_because, image } = opened;
+    let name = opened.files.as_ref().map(|_| device_name(&opened));
+    let Opened { plan, files, read_only_because, image } = opened;
     let ExportPlan { config, image_options, vfs, writable, .. } = plan;
     let read_only = image_options.read_only || read_only_because.is_some();
     let actual_options = ImageOptions { read_only, ..image_options.clone() };
     let vfs =
-        open_on(device, &image, &actual_options, vfs).with_context(|| format!("export {}", config.name))?;
+        open_on(files, &image, &actual_options, vfs).with_context(|| format!("export {}", config.name))?;
     let because = vfs.health().read_only.filter(|_| !image_options.read_only);
     let read_only_because = read_only_because.or(because);
     if let Some(why) = &read_only_because {

@@ -11,7 +11,7 @@ pub mod trees;
 
 use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_btrfs::{Btrfs, OpenOptions};
-use ivers_oracle::kernel::LoopDevice;
+use ivers_oracle::btrfs::Loops;
 use ivers_oracle::{LoopMount, have_programs, kernel};
 use ivers_vfs::*;
 use std::path::{Path, PathBuf};
@@ -95,28 +95,6 @@ pub fn can_fill() -> bool {
         && kernel::kernel_knows("btrfs")
 }
 
-/// Loop devices of image files.
-struct Loops(Vec<LoopDevice>);
-
-impl Loops {
-    fn attach(images: &[PathBuf]) -> Self {
-        Self(images.iter().map(|image| LoopDevice::attach(image, false).unwrap()).collect())
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.0.iter().map(|device| device.name().to_owned()).collect()
-    }
-}
-
-impl Drop for Loops {
-    fn drop(&mut self) {
-        for device in &self.0 {
-            // The kernel remembers devices of arrays by their names, which other tests use again.
-            let _ = ivers_oracle::output("btrfs", ["device", "scan", "--forget", device.name()]);
-        }
-    }
-}
-
 /// Images of the devices of a filesystem.
 pub struct Images {
     pub paths: Vec<PathBuf>,
@@ -141,9 +119,9 @@ impl Images {
             args.push(paths[0].to_str().unwrap());
             ivers_oracle::run("mkfs.btrfs", args).unwrap();
         } else {
-            let loops = Loops::attach(&paths);
-            args.extend(loops.0.iter().map(LoopDevice::name));
-            ivers_oracle::run("mkfs.btrfs", args).unwrap();
+            let loops = Loops::attach(&paths).unwrap();
+            ivers_oracle::run("mkfs.btrfs", args.into_iter().map(str::to_owned).chain(loops.names()))
+                .unwrap();
         }
         Self { paths }
     }
@@ -168,12 +146,9 @@ impl Images {
 
     /// Runs something with loop devices of all images, which the kernel and btrfs-progs know as one array.
     pub fn with_loops<T>(&self, run: impl FnOnce(&[String]) -> T) -> T {
-        let loops = Loops::attach(&self.paths);
-        let names = loops.names();
-        for device in &names {
-            ivers_oracle::run("btrfs", ["device", "scan", device]).unwrap();
-        }
-        run(&names)
+        let loops = Loops::attach(&self.paths).unwrap();
+        loops.scan().unwrap();
+        run(&loops.names())
     }
 
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
