@@ -112,7 +112,7 @@ enum Command {
     /// Print, set and remove extended attributes of files of an image
     #[command(after_long_help = edit::attr::HELP)]
     Attr(edit::AttrArgs),
-    /// List, create, snapshot and delete subvolumes of a btrfs image
+    /// List, create, snapshot and delete subvolumes of a btrfs image, or on a mount
     #[command(after_long_help = edit::subvolume::HELP)]
     Subvolume(edit::SubvolumeArgs),
     /// Run many commands on an image that is opened once, typed or from a script

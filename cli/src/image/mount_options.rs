@@ -127,6 +127,11 @@ pub struct ImageArgs {
 }
 
 impl ImageArgs {
+    /// Returns whether there are options.
+    pub fn is_given(&self) -> bool {
+        !self.options.is_empty()
+    }
+
     /// Returns the options, for opening an image read-only.
     pub fn options(&self) -> Result<ImageOptions> {
         parse_for_reading(&self.options)

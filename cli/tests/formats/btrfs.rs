@@ -5,6 +5,7 @@ use crate::common::*;
 use ivers_oracle::kernel::{kernel_knows, may_loop_mount};
 use ivers_oracle::{have_programs, tree};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -246,4 +247,126 @@ fn subvolumes_are_made_and_deleted() {
     works(&["mkfs", "-q", &other, "--size", "16M"]);
     refused(&["subvolume", "list", &format!("{other}:/")], "has no subvolumes");
     refused(&["subvolume", "create", &format!("{other}:/x")], "has no subvolumes");
+}
+
+/// The same on a mount, where the kernel has caches of names and of data.
+#[test]
+fn subvolumes_of_a_mount_are_made_and_deleted() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    let place = image(&[]);
+    let dir = place.mount("rw");
+    let at = |path: &str| dir.join(path).to_str().unwrap().to_owned();
+    let refused = |words: &[&str], has: &str| {
+        let output = ivers(words);
+        assert!(!output.status.success() && said(&output).contains(has), "{words:?}: {}", said(&output));
+    };
+    // The kernel remembers that a name does not exist.
+    assert!(!dir.join("home").exists() && !dir.join("monday").exists());
+    let made = works(&["subvolume", "create", "-v", &at("home"), &at("dir/other")]);
+    assert_eq!(made, format!("created {}\ncreated {}\n", at("home"), at("dir/other")));
+    // Data of an open file that the kernel holds back is in a snapshot.
+    let mut open = fs::File::create(dir.join("home/file")).unwrap();
+    open.write_all(TEXT).unwrap();
+    works(&["subvolume", "snapshot", "-r", &at("home"), &at("monday")]);
+    open.write_all(b" and more").unwrap();
+    works(&["subvolume", "snapshot", &at("home"), &at("dir")]);
+    works(&["subvolume", "snapshot", &at("."), &at("all")]);
+    assert_eq!(fs::read(dir.join("monday/file")).unwrap(), TEXT);
+    assert_eq!(fs::read(dir.join("dir/home/file")).unwrap(), [TEXT, b" and more"].concat());
+    assert_eq!(fs::read(dir.join("all/dir/file")).unwrap(), TEXT);
+    let denied = fs::remove_file(dir.join("monday/file")).unwrap_err();
+    assert_eq!(denied.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    let lines = works(&["subvolume", "list", &at("dir")]);
+    for line in ["5 / default", "/home", "/dir/other", "/monday read-only", "/dir/home", "/all"] {
+        assert!(lines.lines().any(|found| found.ends_with(line)), "{line}: {lines}");
+    }
+    let listed = works(&["subvolume", "list", "--json", &at("")]);
+    refused(&["subvolume", "delete", &at("home")], "a file in it is open");
+    drop(open);
+    refused(&["subvolume", "delete", &at("dir")], "is not a subvolume");
+    refused(&["subvolume", "delete", &at("dir/many")], "is not a subvolume");
+    refused(&["subvolume", "snapshot", &at("dir"), &at("x")], "is not a subvolume");
+    refused(&["subvolume", "create", &at("home")], "exists");
+    refused(&["subvolume", "create", "-o", "subvolid=5", &at("x")], "a mount has its own options");
+    works(&["subvolume", "create", &at("home/below")]);
+    refused(&["subvolume", "delete", &at("home")], "contains other subvolumes");
+    let json = works(&["subvolume", "delete", "--json", &at("home/below"), &at("home")]);
+    let json: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(json.len() == 2 && json.iter().all(|one| one["changed"] == 1), "{json:?}");
+    assert!(!dir.join("home").exists());
+    // Its name is free, and what was in it is gone.
+    works(&["subvolume", "create", &at("home")]);
+    assert!(fs::read_dir(dir.join("home")).unwrap().next().is_none());
+    fs::write(dir.join("home/new"), TEXT).unwrap();
+    // Other directories are made as before.
+    fs::create_dir(dir.join("plain")).unwrap();
+    fs::remove_dir(dir.join("plain")).unwrap();
+    // On Linux, its inodes have the numbers of those in its source, and look like hard links.
+    works(&["subvolume", "delete", &at("all")]);
+    let shown = tree(&dir, PLAIN).unwrap();
+    place.unmount();
+    place.is_clean();
+    let of_image = works(&["subvolume", "list", "--json", &place.at("/")]);
+    let fields = |text: &str| -> Vec<_> {
+        let all = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        all.map(|one| (one["path"].to_string(), one["uuid"].to_string())).collect()
+    };
+    let (before, after) = (fields(&listed), fields(&of_image));
+    let is_kept = |one: &&(String, String)| !one.0.contains("/home") && !one.0.contains("/all");
+    assert!(before.iter().filter(is_kept).all(|one| after.contains(one)), "{after:?}");
+    if linux_mounts() {
+        place.linux_reads(&shown);
+        ivers_oracle::btrfs::linux_writes(&place.image).unwrap();
+    }
+    // Another subvolume as the root.
+    for options in ["subvol=home", "subvol=/dir/other", "subvol=monday"] {
+        let dir = place.mount(options);
+        let expected = usize::from(options != "subvol=/dir/other");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), expected, "{options}");
+        assert!(works(&["subvolume", "list", dir.to_str().unwrap()]).contains("/monday read-only"));
+        place.unmount();
+    }
+}
+
+#[test]
+fn subvolumes_are_made_by_who_may() {
+    if !can_mount() || !is_root() || !have_tools() || !have_programs(&["setpriv"]) {
+        return;
+    }
+    let place = image(&[]);
+    let dir = place.mount("rw,allow_other");
+    fs::create_dir(dir.join("of user")).unwrap();
+    std::os::unix::fs::chown(dir.join("of user"), Some(1234), Some(1234)).unwrap();
+    let as_user = |words: &[&str]| {
+        let ids = ["--reuid", "1234", "--regid", "1234", "--clear-groups", IVERS];
+        ivers_oracle::output("setpriv", ids.iter().chain(words)).unwrap()
+    };
+    let at = |path: &str| dir.join(path).to_str().unwrap().to_owned();
+    // The program must be in a directory that the user may enter.
+    if !as_user(&["--version"]).status.success() {
+        println!("skipped: another user cannot run {IVERS}");
+        place.unmount();
+        return;
+    }
+    let works_as_user = |words: &[&str]| {
+        let output = as_user(words);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+    };
+    let refused = |words: &[&str]| {
+        let output = as_user(words);
+        assert!(!output.status.success(), "{words:?}: {}", said(&output));
+    };
+    fs::set_permissions(place.path("."), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    works(&["subvolume", "create", &at("of root")]);
+    works_as_user(&["subvolume", "create", &at("of user/own")]);
+    works_as_user(&["subvolume", "snapshot", &at("of user/own"), &at("of user/snapshot")]);
+    refused(&["subvolume", "create", &at("other")]);
+    refused(&["subvolume", "snapshot", &at("of root"), &at("of user/x")]);
+    refused(&["subvolume", "delete", &at("of user/own")]);
+    refused(&["subvolume", "list", &at("of user")]);
+    works(&["subvolume", "delete", &at("of user/own")]);
+    place.unmount();
+    place.is_clean();
 }

@@ -3,6 +3,7 @@
 use crate::driver::{SubvolumeInfo, SubvolumeOps};
 use crate::error::{NameError, Result};
 use crate::requests::*;
+use crate::types::Ino;
 use crate::vfs::{InodeRef, Vfs};
 
 impl Vfs {
@@ -14,6 +15,11 @@ impl Vfs {
     /// All subvolumes.
     pub fn list_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         self.subvolumes()?.list()
+    }
+
+    /// Returns whether an inode is in the subvolume with the root directory `root`.
+    pub fn is_in_subvolume(&self, root: &InodeRef, ino: Ino) -> bool {
+        self.fs.subvolumes().is_some_and(|subvolumes| subvolumes.contains(root, ino))
     }
 
     /// Makes an empty subvolume, durably.

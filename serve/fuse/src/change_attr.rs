@@ -51,6 +51,12 @@ pub(crate) enum VirtualXattr {
     Resize(Option<u64>),
     /// The listing from this cursor on.
     Children(u64),
+    /// The subvolumes from this number on.
+    Subvolumes(u64),
+    /// Announces a call.
+    Subvolume,
+    /// Flushing the files in a subvolume.
+    SubvolumeFlush,
     /// The name has the prefix and is unknown.
     Unknown,
 }
@@ -69,10 +75,14 @@ pub(crate) fn asked(name: &[u8]) -> Option<VirtualXattr> {
         b"mount" => VirtualXattr::Mount,
         b"measurement" => VirtualXattr::Measurement,
         b"children" => VirtualXattr::Children(0),
+        b"subvolumes" => VirtualXattr::Subvolumes(0),
+        b"subvolume" => VirtualXattr::Subvolume,
+        b"subvolume.flush" => VirtualXattr::SubvolumeFlush,
         b"resize.fill" => VirtualXattr::Resize(None),
         rest => number_after(rest, b"resize.")
             .map(|bytes| VirtualXattr::Resize(Some(bytes)))
             .or_else(|| number_after(rest, b"children.").map(VirtualXattr::Children))
+            .or_else(|| number_after(rest, b"subvolumes.").map(VirtualXattr::Subvolumes))
             .unwrap_or(VirtualXattr::Unknown),
     })
 }

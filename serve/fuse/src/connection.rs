@@ -13,6 +13,7 @@ use crate::ops::PlusBytes;
 use crate::options::FuseOptions;
 use crate::prune::Pruning;
 use crate::session::Server;
+use crate::subvolumes::Announcements;
 use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_busy_poll::{BusyPoller, PollHistory};
 use ivers_vfs::*;
@@ -99,6 +100,7 @@ pub(crate) struct Connection {
     pub(crate) pruning: Pruning,
     pub(crate) lock_waits: LockWaits,
     pub(crate) plus_bytes: PlusBytes,
+    pub(crate) announcements: Announcements,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
     pub(crate) caller_affinity: Arc<CallerAffinity>,
@@ -147,6 +149,7 @@ impl Connection {
             pruning: Pruning::default(),
             lock_waits: LockWaits::default(),
             plus_bytes: PlusBytes::default(),
+            announcements: Announcements::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
             lost_data: Arc::default(),
@@ -433,13 +436,23 @@ impl Connection {
             return self.query_flushed(node, answer);
         }
         let connection = self.clone();
-        self.flusher.flush(node.clone(), Instant::now() + HAND_OVER, move |flushed| {
+        self.flush_in_time(node.clone(), move |flushed| {
             if flushed {
                 connection.query_flushed(node, answer);
             } else {
                 answer(connection.ahead(&node));
             }
         });
+    }
+
+    /// Makes the kernel hand over what it holds back of a file, or tells `then` that this took too long.
+    pub(crate) fn flush_in_time(&self, node: Arc<Node>, then: impl FnOnce(bool) + Send + 'static) {
+        self.flusher.flush(node, Instant::now() + HAND_OVER, then);
+    }
+
+    /// The user who mounted.
+    pub(crate) fn mounter(&self) -> u32 {
+        self.mounter
     }
 
     fn query_flushed(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
@@ -546,7 +559,7 @@ impl Connection {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let connection = self.clone();
-        self.flusher.flush(node.clone(), Instant::now() + HAND_OVER, move |flushed| {
+        self.flush_in_time(node.clone(), move |flushed| {
             if !flushed {
                 // The file is in use, has no name, or may not be opened: held-back data would arrive after
                 // the call.

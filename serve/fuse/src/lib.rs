@@ -3,7 +3,7 @@
 //! # The change attribute
 //!
 //! `getxattr` returns these attributes of every inode to any caller that may stat it. `listxattr` does not
-//! show them, and they cannot be set.
+//! show them, and only those that say so can be set.
 //!
 //! | name | value |
 //! |---|---|
@@ -15,6 +15,8 @@
 //! | `system.ivers.generation` | the generation of the inode, decimal |
 //! | `system.ivers.mount` | what is mounted and who serves it, JSON |
 //! | `system.ivers.children` | of a directory: its entries with attributes (see [`parse_children`]) |
+//! | `system.ivers.subvolumes` | all subvolumes (see [`parse_subvolumes`]) |
+//! | `system.ivers.subvolume` | setting it announces a change of a subvolume (see [`SubvolumeCall`]) |
 //!
 //! `IVERS_IOC_CHANGE` of `include/ivers.h` gives the same through an open file.
 //!
@@ -77,6 +79,7 @@ mod options;
 mod privileged_helper;
 mod prune;
 mod session;
+mod subvolumes;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use change_attr::{
@@ -88,3 +91,4 @@ pub use mountinfo::{MountEntry, all_mounts, mounts_of};
 pub use options::{FuseOptions, OptionError};
 pub use privileged_helper::MountChannels;
 pub use session::{Attached, Served, Server, Session, attach, mount, serve};
+pub use subvolumes::{SUBVOLUME, SUBVOLUME_FLUSH, SUBVOLUMES, SubvolumeCall, parse_subvolumes};

@@ -89,7 +89,7 @@ impl Node {
 
     /// Whether dropping the node loses nothing.
     fn is_idle(&self, callers: &Callers) -> bool {
-        self.handles.load(Ordering::SeqCst) == 0
+        !self.has_handles()
             && !self.has_failed_write()
             && !self.has_diverged()
             && self.changes.is_over(callers)
@@ -101,6 +101,10 @@ impl Node {
 
     pub(crate) fn handle_closes(&self) {
         self.handles.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_handles(&self) -> bool {
+        self.handles.load(Ordering::SeqCst) > 0
     }
 
     pub(crate) fn note_listed(&self) {
@@ -327,6 +331,15 @@ impl Nodes {
         let node = self.shard(id).lock().nodes.get(&id).cloned()?;
         node.recent.store(true, Ordering::Relaxed);
         Some(node)
+    }
+
+    /// Returns all nodes but the root that `is_wanted` accepts. A file without a node has no state.
+    pub(crate) fn all(&self, is_wanted: impl Fn(&Node) -> bool) -> Vec<Arc<Node>> {
+        let of_shard = |shard: &Mutex<Shard>| -> Vec<_> {
+            let shard = shard.lock();
+            shard.nodes.values().filter(|node| is_wanted(node)).cloned().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
     }
 
     /// Returns the node of a number that the kernel references, and loads its inode if it has left memory.

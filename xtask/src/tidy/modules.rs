@@ -208,7 +208,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "commands/edit",
                 "bytes hexadecimal mode owner session rm chmod mkdir mv ln chown touch attr \
-                 subvolume show job",
+                 subvolume mounted_subvolume show job",
             ),
             ("commands/shell", "input line"),
             ("commands/measure", "policy storage protocol host image"),

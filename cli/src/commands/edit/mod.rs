@@ -9,7 +9,7 @@
 //! | [`bytes`], [`mode`], [`owner`] | values of requests: paths, MODE, OWNER |
 //! | [`session`] | what all operations share: names, reports, walks, interruption |
 //! | [`rm`], [`mkdir`], [`mv`], [`ln`], [`chmod`], [`chown`], [`touch`], [`attr`] | one operation each |
-//! | [`subvolume`] | operations on subvolumes |
+//! | [`subvolume`], [`mounted_subvolume`] | operations on subvolumes: of images, and on mounts |
 //! | [`show`] | what the shell shows |
 //! | [`job`] | a request with its operation and targets |
 //!
@@ -25,6 +25,7 @@ pub mod job;
 pub mod ln;
 pub mod mkdir;
 pub mod mode;
+pub mod mounted_subvolume;
 pub mod mv;
 pub mod owner;
 pub mod rm;
@@ -95,7 +96,7 @@ pub struct SubvolumeArgs {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum SubvolumeAction {
-    /// List all subvolumes of an image, with their paths from the top level
+    /// List all subvolumes, with their paths from the top level
     List(Args<subvolume::List>),
     /// Create empty subvolumes
     Create(Args<subvolume::Create>),
@@ -159,7 +160,7 @@ options! {
     attr::Get => GetAttr: "The files that have the attribute",
     attr::Remove => RemoveAttr: "The files whose attribute is removed",
     attr::List => ListAttr: "The files whose attributes are listed",
-    subvolume::List => ListSubvolumes: "A file of the image, such as its root IMAGE:/",
+    subvolume::List => ListSubvolumes: "A file of the image, such as IMAGE:/, or a directory on a mount",
     subvolume::Delete => DeleteSubvolume: "The subvolumes to delete",
 }
 
@@ -244,10 +245,19 @@ pub fn run_attr(args: &AttrArgs, json: bool) -> Result<()> {
 /// Runs `ivers subvolume`.
 pub fn run_subvolume(args: &SubvolumeArgs, json: bool) -> Result<()> {
     match &args.action {
-        SubvolumeAction::List(args) => run(args, json),
-        SubvolumeAction::Create(args) => run(args, json),
-        SubvolumeAction::Snapshot(args) => run(args, json),
-        SubvolumeAction::Delete(args) => run(args, json),
+        SubvolumeAction::List(args) => run_subvolume_action(args, json),
+        SubvolumeAction::Create(args) => run_subvolume_action(args, json),
+        SubvolumeAction::Snapshot(args) => run_subvolume_action(args, json),
+        SubvolumeAction::Delete(args) => run_subvolume_action(args, json),
+    }
+}
+
+/// Runs a command of subvolumes on an image or, if no operand is one, on a mount.
+fn run_subvolume_action<O: Options + mounted_subvolume::OnMount>(args: &Args<O>, json: bool) -> Result<()> {
+    match mounted_subvolume::paths_on_mounts(&args.operands)? {
+        Some(_) if args.image.is_given() => Err(usage("-o: a mount has its own options")),
+        Some(paths) => mounted_subvolume::run(&args.options, &paths, json),
+        None => run(args, json),
     }
 }
 

@@ -18,11 +18,13 @@ pub const HELP: &str = "\
 A subvolume is a directory with a tree of its own. A snapshot is a subvolume that starts with the files of \
 another subvolume, its source. Both share the space of a file until one of them changes it. A snapshot does \
 not contain the subvolumes in its source: it has empty directories instead. Its files start with the change \
-attributes that they have in the source. Format: btrfs.
+attributes that they have in the source. Format: btrfs. On a mount, name the paths of the mount.
 
 Deleting a subvolume deletes all its files. A subvolume is not deleted if it contains other subvolumes, is \
-the default subvolume, or is the one that is open (-o subvol=). Each operation is durable when the command \
-returns. If a deletion is interrupted, the next command that writes to the image, or Linux, completes it.
+the default subvolume, or is the one that is open (-o subvol=). On a mount, it is also not deleted while a \
+file in it is open, and only root and the user who mounted may delete it. Each operation is durable when the \
+command returns. If a deletion is interrupted, the next command that writes to the image, or Linux, \
+completes it.
 
 JSON of list, one object per subvolume: id, parent, path (from the top level), path_bytes (only if path is \
 not exact), read_only, default, generation, created, uuid, parent_uuid, received_uuid. Of the others, one \
@@ -32,14 +34,15 @@ Examples:
   ivers subvolume list disk.img:/
   ivers subvolume create disk.img:/home
   ivers subvolume snapshot -r disk.img:/home disk.img:/home-monday
-  ivers subvolume delete disk.img:/home-monday";
+  ivers subvolume delete disk.img:/home-monday
+  ivers subvolume snapshot -r mnt/home mnt/home-tuesday";
 
 /// Options of `subvolume list`.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
 pub struct List {
     /// Print UUIDs and times too
     #[arg(short, long)]
-    long: bool,
+    pub(super) long: bool,
 }
 
 /// Options of `subvolume create`.
@@ -47,7 +50,7 @@ pub struct List {
 pub struct Create {
     /// Name each subvolume that is created
     #[arg(short, long)]
-    verbose: bool,
+    pub(super) verbose: bool,
 }
 
 /// Options of `subvolume snapshot`.
@@ -55,10 +58,10 @@ pub struct Create {
 pub struct Snapshot {
     /// Nothing in the snapshot can be changed
     #[arg(short, long)]
-    read_only: bool,
+    pub(super) read_only: bool,
     /// Name the snapshot that is made
     #[arg(short, long)]
-    verbose: bool,
+    pub(super) verbose: bool,
 }
 
 /// Options of `subvolume delete`.
@@ -66,20 +69,25 @@ pub struct Snapshot {
 pub struct Delete {
     /// Name each subvolume that is deleted
     #[arg(short, long)]
-    verbose: bool,
+    pub(super) verbose: bool,
 }
 
-fn report(operation: &'static str, verb: &'static str, verbose: bool) -> Report {
+pub(super) fn report(operation: &'static str, verb: &'static str, verbose: bool) -> Report {
     Report { operation, verbs: (verb, verb), verbose, dry_run: false }
 }
+
+pub(super) const NO_SUBVOLUMES: &str = "this format has no subvolumes";
+pub(super) const NOT_ONE: &str = "is not a subvolume";
+pub(super) const HAS_OTHERS: &str = "contains other subvolumes; delete them first";
+pub(super) const IS_OPEN: &str = "is the default subvolume, or the one that is open";
 
 /// Explains the errors that subvolumes have.
 fn explained<T>(session: &Session<'_>, path: &[u8], done: ivers_vfs::Result<T>) -> Result<T> {
     let why = match &done {
-        Err(Error::Name(NameError::NotSupported)) => "this format has no subvolumes",
-        Err(Error::Name(NameError::Invalid)) => "is not a subvolume",
-        Err(Error::Name(NameError::NotEmpty)) => "contains other subvolumes; delete them first",
-        Err(Error::Name(NameError::Busy)) => "is the default subvolume, or the one that is open",
+        Err(Error::Name(NameError::NotSupported)) => NO_SUBVOLUMES,
+        Err(Error::Name(NameError::Invalid)) => NOT_ONE,
+        Err(Error::Name(NameError::NotEmpty)) => HAS_OTHERS,
+        Err(Error::Name(NameError::Busy)) => IS_OPEN,
         _ => return session.at(path, done),
     };
     Err(failure(REFUSED, format!("{}: {why}", session.name(path))))
@@ -102,7 +110,7 @@ impl Operation for List {
 }
 
 impl List {
-    fn print(&self, one: &SubvolumeInfo) -> Result<()> {
+    pub(super) fn print(&self, one: &SubvolumeInfo) -> Result<()> {
         let path = match &one.path {
             Some(path) => format::name(&[b"/", &path[..]].concat()),
             None => "(no path)".to_owned(),
@@ -126,7 +134,7 @@ impl List {
     }
 }
 
-fn print_json(one: &SubvolumeInfo) -> Result<()> {
+pub(super) fn print_json(one: &SubvolumeInfo) -> Result<()> {
     let uuid = |uuid: [u8; 16]| (uuid != [0; 16]).then(|| Uuid::from_bytes(uuid).to_string());
     let object = json!({
         "id": one.id,

@@ -45,7 +45,7 @@
 //! | `ServerOps::changed` | exclusive, or the write-back lock |
 //! | `fsync` of unstable writes, `ServerOps::catch_up` | none; under memory pressure those of a writer |
 //! | `reclaim_space`, `abort` | those of the call that failed |
-//! | `blocks_512`, `stored_atime`, `same_name`, `value_max`, `has_ioctl` | any |
+//! | `blocks_512`, `stored_atime`, `same_name`, `value_max`, `has_ioctl`, `contains` | any |
 //! | `health`, `serves_change_attribute`, `stop_waiting`, `EpochOps`, `evict_blocks` | any |
 //!
 //! - With [`ServerOps`], `parent` and `readdir` come without locks, so that nobody waits for a round trip. So

@@ -208,6 +208,8 @@ pub struct SubvolumeInfo {
 pub trait SubvolumeOps {
     /// All subvolumes, by number.
     fn list(&self) -> Result<Vec<SubvolumeInfo>>;
+    /// Whether an inode is in the subvolume with the root `root`. Reads nothing.
+    fn contains(&self, root: &Inode, ino: Ino) -> bool;
     /// Makes an empty subvolume. The VFS holds the exclusive lock of the directory.
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<()>;
     /// Makes a snapshot of the subvolume with the root `source`. The VFS holds the exclusive locks of

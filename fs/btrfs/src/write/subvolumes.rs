@@ -12,7 +12,7 @@ use crate::layout::node::Expected;
 use crate::layout::raw::{RawKey, RawRootItem, RawRootRef, RawRootTail, RawTime};
 use crate::layout::superblock::TreeRoot;
 use crate::names::Target;
-use crate::numbers::{Object, pack};
+use crate::numbers::{Object, pack, unpack};
 use crate::tree::Root;
 use ivers_vfs::*;
 use sha2::{Digest, Sha256};
@@ -273,6 +273,10 @@ impl Tx<'_> {
 impl SubvolumeOps for Btrfs {
     fn list(&self) -> Result<Vec<SubvolumeInfo>> {
         self.list_subvolumes()
+    }
+
+    fn contains(&self, root: &Inode, ino: Ino) -> bool {
+        unpack(ino).0 == vnode_of(root).subvolume
     }
 
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<()> {

@@ -6,6 +6,7 @@ use crate::bulk_stat::{self, CHILDREN_MAX};
 use crate::change_attr::{self, VirtualXattr};
 use crate::connection::{ENODATA, OrErrno};
 use crate::errno::errno;
+use crate::subvolumes;
 use fuser::*;
 use ivers_vfs::{Cred, Error, NameError, SetAttr, XattrMode};
 
@@ -89,10 +90,15 @@ impl Ops {
         match change_attr::asked(name) {
             Some(VirtualXattr::Resize(bytes)) => {
                 s.heard(request);
-                if request.uid() != 0 && request.uid() != rustix::process::geteuid().as_raw() {
+                if !s.is_for_owner(request) {
                     return Err(Errno::EPERM);
                 }
                 return s.vfs.grow(bytes).or_errno().map(drop);
+            }
+            Some(VirtualXattr::Subvolume) => {
+                s.heard(request);
+                let dir = s.node(ino)?;
+                return s.announcements.announce(s, request, &dir, value);
             }
             Some(_) => return Err(Errno::EPERM),
             None => {}
@@ -172,7 +178,22 @@ impl Ops {
                 Some(report) => reply::value(report.as_bytes(), size, reply),
                 None => reply.error(none),
             },
-            VirtualXattr::Unknown => reply.error(none),
+            VirtualXattr::Subvolumes(_) if !s.is_for_owner(request) => reply.error(Errno::EPERM),
+            VirtualXattr::Subvolumes(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
+            VirtualXattr::Subvolumes(first) => {
+                let value = subvolumes::list(&s.vfs, first, size as usize);
+                self.answer(request, reply, value, |reply, value| reply.data(&value));
+            }
+            VirtualXattr::SubvolumeFlush if size == 0 => reply.size(change_attr::DECIMAL_MAX),
+            VirtualXattr::SubvolumeFlush => {
+                s.flush_subvolume(
+                    &node,
+                    move |flushed| {
+                        if flushed { reply.data(b"1") } else { reply.error(Errno::EBUSY) }
+                    },
+                )
+            }
+            VirtualXattr::Unknown | VirtualXattr::Subvolume => reply.error(none),
             VirtualXattr::Change if size > 0 => s.query(node, move |change| match change {
                 Some(change) => reply::value(change.to_string().as_bytes(), size, reply),
                 None => reply.error(none),

@@ -141,7 +141,7 @@ impl Filesystem for Ops {
         reply: ReplyEntry,
     ) {
         let spec = spec(ivers_vfs::FileType::Directory, mode, umask);
-        self.entry(request, reply, self.make(request, parent, name, &spec));
+        self.entry(request, reply, self.make_dir(request, parent, name, &spec));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {

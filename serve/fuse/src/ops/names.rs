@@ -6,6 +6,7 @@ use crate::connection::{Found, Handle, O_EXCL, OrErrno};
 use crate::convert::negative_attr;
 use crate::errno::errno;
 use crate::nodes::Node;
+use crate::subvolumes::SubvolumeCall;
 use fuser::*;
 use ivers_vfs::{CreateSpec, Error, Ino, NameError, RenameFlags as VfsRename};
 use std::ffi::OsStr;
@@ -52,6 +53,34 @@ impl Ops {
         let (inode, _) =
             s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (_, found) = s.entry(inode, parent, name.as_bytes())?;
+        Ok(found)
+    }
+
+    /// Makes a directory, or the subvolume that the caller announced.
+    pub(super) fn make_dir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        spec: &CreateSpec,
+    ) -> Reply<Found> {
+        let (s, bytes) = (&self.0, name.as_bytes());
+        let Some(call) = s.announcements.take(request, parent, bytes) else {
+            return self.make(request, parent, name, spec);
+        };
+        let (dir, cred) = (s.node(parent)?, s.cred(request));
+        s.names_change(request, &dir, &[&dir]);
+        match call {
+            SubvolumeCall::Create => s.vfs.create_subvolume(&cred, &dir.inode, bytes, spec).or_errno()?,
+            SubvolumeCall::Snapshot { source, read_only } => {
+                let source = s.node(INodeNo(s.nodes.id(source)))?;
+                let made = s.vfs.snapshot_subvolume(&cred, &source.inode, &dir.inode, bytes, read_only);
+                made.or_errno()?;
+            }
+            SubvolumeCall::Delete => return Err(Errno::EINVAL),
+        }
+        let inode = s.vfs.lookup(&cred, &dir.inode, bytes).or_errno()?;
+        let (_, found) = s.entry(inode, parent, bytes)?;
         Ok(found)
     }
 
@@ -132,6 +161,15 @@ impl Ops {
         let s = &self.0;
         let dir = s.node(parent)?;
         self.name_goes(request, &dir, name);
+        if s.announcements.take(request, parent, name.as_bytes()) == Some(SubvolumeCall::Delete) {
+            let cred = s.cred(request);
+            let root = s.vfs.lookup(&cred, &dir.inode, name.as_bytes()).or_errno()?;
+            // Programs would lose the files that they have open.
+            if s.nodes.known(root).is_some_and(|root| s.is_open_in(&root)) {
+                return Err(Errno::ETXTBSY);
+            }
+            return s.vfs.delete_subvolume(&cred, &dir.inode, name.as_bytes()).or_errno();
+        }
         s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
