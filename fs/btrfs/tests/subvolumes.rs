@@ -313,9 +313,9 @@ fn the_default_and_the_open_subvolume_stay() {
     assert_clean(&images, "received");
 }
 
-/// The VFS may still have inodes of a deleted subvolume.
+/// The VFS may still have inodes of a deleted subvolume, and programs its change attributes.
 #[test]
-fn a_number_is_not_used_again_before_the_next_mount() {
+fn a_number_is_not_used_again() {
     if !can_fill() {
         return;
     }
@@ -339,6 +339,71 @@ fn a_number_is_not_used_again_before_the_next_mount() {
     assert_clean(&images, "a new subvolume after a deleted one");
     let vfs = mount(&images);
     assert_eq!(read_all(&vfs, &at(&vfs, "/new/file")).unwrap(), b"new");
+    drop(vfs);
+    // Two snapshots of one file, of which the first is deleted before the second is made in a later session.
+    let identity = |vfs: &Arc<Vfs>, path: &str| {
+        let file = at(vfs, path);
+        (file.ino, file.generation, vfs.change(&file))
+    };
+    let vfs = mount_writable(&images);
+    snapshot(&vfs, "/new", "one", false).unwrap();
+    identity(&vfs, "/one/file");
+    put(&vfs, "/one", "file", b"of one").unwrap();
+    let one = identity(&vfs, "/one/file");
+    delete(&vfs, "one").unwrap();
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let vfs = mount_writable(&images);
+    snapshot(&vfs, "/new", "two", false).unwrap();
+    identity(&vfs, "/two/file");
+    put(&vfs, "/two", "file", b"of two").unwrap();
+    let two = identity(&vfs, "/two/file");
+    assert!(one.1 == two.1 && one.2 == two.2, "the same changes of the same file: {one:?} {two:?}");
+    assert_ne!(one.0, two.0);
+    let listed = vfs.list_xattr(&Cred::root(), &vfs.root().unwrap()).unwrap();
+    assert!(listed.is_empty(), "{listed:?}");
+    vfs.unmount().unwrap();
+    assert_clean(&images, "snapshots of several sessions");
+}
+
+#[test]
+fn subvolumes_are_deleted_at_the_same_time() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::make(dir.path(), kinds_named(&["nodes of 4 KiB"])[0]);
+    let vfs = mount_writable(&images);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    // The VFS locks the directory of the name: each has its own.
+    let dirs: Vec<_> = (0..4).map(|nth| format!("dir-{nth}")).collect();
+    for dir in &dirs {
+        vfs.create(&cred, &root, dir.as_bytes(), &CreateSpec::directory(0o755), false).unwrap();
+    }
+    for round in 0..3 {
+        for dir in &dirs {
+            let at_dir = at(&vfs, &format!("/{dir}"));
+            vfs.create_subvolume(&cred, &at_dir, b"s", &CreateSpec::directory(0o755)).unwrap();
+            for nth in 0..300 {
+                put(&vfs, &format!("/{dir}/s"), &format!("file-{nth}"), &[round; 5000]).unwrap();
+            }
+        }
+        let together = std::sync::Barrier::new(dirs.len());
+        std::thread::scope(|scope| {
+            for dir in &dirs {
+                let (vfs, together) = (&vfs, &together);
+                scope.spawn(move || {
+                    let at_dir = at(vfs, &format!("/{dir}"));
+                    together.wait();
+                    vfs.delete_subvolume(&Cred::root(), &at_dir, b"s").unwrap();
+                });
+            }
+        });
+        assert_eq!(vfs.list_subvolumes().unwrap().len(), 1);
+    }
+    drop(root);
+    vfs.unmount().unwrap();
+    assert_clean(&images, "deleted at the same time");
 }
 
 /// Of a damaged image, each of two subvolumes is in the other one.

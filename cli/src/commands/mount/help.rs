@@ -39,7 +39,7 @@ Mount options (-o), separated by commas:
                    the subvolume of btrfs to open, by its path from the top
                    level or by its number, 5 for the top level (default: the
                    default subvolume)
-  degraded         open a btrfs of which devices are missing, read-only
+  degraded         open a btrfs with missing devices, read-only
   compress=METHOD  compress new data of btrfs: zlib, lzo, zstd, zlib:1 to
                    zlib:9, zstd:1 to zstd:15; no value: zlib. The property
                    btrfs.compression or the flag NOCOMPRESS of a file

@@ -1,6 +1,7 @@
 //! The state of a mount that is not in the trees.
 
 use ivers_block::Timer;
+use ivers_vfs::sync::{RankedMutex, rank};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -11,6 +12,8 @@ pub(crate) struct Session {
     /// Why nothing is written from now on.
     pub failed: OnceLock<String>,
     pub timer: Timer,
+    /// Held by the thread that drops trees of deleted subvolumes: it does so in several changes.
+    pub dropping: RankedMutex<rank::BeforeHandle, ()>,
     /// The last result of [`Session::new_value`].
     value: AtomicU64,
 }

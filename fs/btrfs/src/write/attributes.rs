@@ -7,11 +7,13 @@ use crate::filesystem::Btrfs;
 use crate::inode::vnode_of;
 use crate::layout::checksum::name_hash;
 use crate::layout::items::{DirItem, FT_XATTR, NAME_MAX, encode_entry, inode_flags};
-use crate::layout::key::{Key, kind};
+use crate::layout::key::{Key, kind, object};
 use ivers_vfs::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+/// The root of the top-level subvolume. It has hidden attributes with what later sessions must know.
+pub(super) const TOP: (u64, u64) = (object::FS_TREE, object::FIRST_FREE);
 /// An attribute has no location.
 const NOWHERE: Key = Key::new(0, 0, 0);
 

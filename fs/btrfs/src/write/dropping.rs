@@ -23,6 +23,7 @@ impl Btrfs {
     /// Returns the deleted subvolumes that still have trees. Leaves out a tree that Linux has begun to drop:
     /// it points to blocks that no longer exist, and only Linux can continue.
     fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
+        let _trees = self.live.read();
         let mut found = Vec::new();
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
         let first = Key::new(object::FIRST_FREE, kind::ROOT_ITEM, 0);
@@ -49,40 +50,73 @@ impl Btrfs {
     }
 
     /// Drops the trees of deleted subvolumes. Returns their number. If there is no space for that, the rest
-    /// stays for the next writable mount: changes that free space still work.
+    /// stays for the next writable mount: changes that free space still work. So does a tree with a block
+    /// that cannot be read.
     pub(crate) fn drop_deleted_subvolumes(&self) -> Result<usize> {
-        let found = self.deleted_subvolumes()?;
-        for (nth, (key, root)) in found.iter().enumerate() {
-            self.forest.roots.lock().insert(key.objectid, root.clone());
+        let _dropping = self.session.dropping.lock();
+        let mut count = 0;
+        for (key, root) in self.deleted_subvolumes()? {
+            let tree = key.objectid;
+            // If an earlier call dropped a part of it, the root in memory is newer.
+            self.forest.roots.lock().entry(tree).or_insert(root);
             loop {
-                match self.change(Need::Removal, |tx| tx.drop_some(key.objectid)) {
-                    Ok(true) => {}
-                    Ok(false) => break,
+                match self.change(Need::Removal, |tx| tx.drop_some(tree)) {
+                    Ok(Dropped::Some) => {}
+                    Ok(Dropped::All) => {
+                        count += 1;
+                        break;
+                    }
+                    Ok(Dropped::Unreadable(error)) => {
+                        let place = &self.forest.volume.place;
+                        log::error!("{place}: deleted subvolume {tree}: its space stays in use: {error}");
+                        break;
+                    }
                     Err(Error::Name(NameError::NoSpace)) => {
                         log::warn!("{}: no space to drop deleted subvolumes", self.forest.volume.place);
-                        return Ok(nth);
+                        return Ok(count);
                     }
                     Err(error) => return Err(error),
                 }
             }
         }
-        Ok(found.len())
+        Ok(count)
     }
 }
 
+/// What a change dropped of a tree.
+#[derive(Debug)]
+pub(super) enum Dropped {
+    /// A part: more blocks are left.
+    Some,
+    /// The rest.
+    All,
+    /// Perhaps a part. The block that must go next cannot be read, so the rest stays.
+    Unreadable(Error),
+}
+
 impl Tx<'_> {
-    /// Drops the last blocks of the tree of a deleted subvolume. Returns whether blocks are left.
-    pub(super) fn drop_some(&mut self, tree: u64) -> Result<bool> {
+    /// Drops the last blocks of the tree of a deleted subvolume.
+    pub(super) fn drop_some(&mut self, tree: u64) -> Result<Dropped> {
         for count in 0..BLOCKS_A_CHANGE {
             if count > 0 && (self.live.refs.len() > REFS_ENOUGH || self.has_many_refs()) {
                 break;
             }
+            // An error after the first change of a block would end the session.
+            if let Err(error) = self.read_last_blocks(tree) {
+                return Ok(Dropped::Unreadable(error));
+            }
             if !self.drop_last_block(tree)? {
                 self.forget_tree(tree)?;
-                return Ok(false);
+                return Ok(Dropped::All);
             }
         }
-        Ok(true)
+        Ok(Dropped::Some)
+    }
+
+    /// Reads all blocks that [`Tx::drop_last_block`] changes.
+    fn read_last_blocks(&self, tree: u64) -> Result<()> {
+        let last = Key::new(u64::MAX, u8::MAX, u64::MAX);
+        self.fs.forest.last_at_most(&self.tree(tree)?, last, |_, _| Ok(())).map(drop)
     }
 
     /// The tree is gone: removes its item, and the mark that it must be dropped.

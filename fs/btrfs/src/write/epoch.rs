@@ -4,6 +4,7 @@
 //! A session commits OPEN before its first change, and CLOSED in its last commit. Each commit has other roots
 //! and another generation, so these show a foreign writer.
 
+use super::attributes::TOP;
 use super::change::Need;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
@@ -21,8 +22,6 @@ fn fingerprint(generation: u64, root: u64) -> [u8; 16] {
     bytes
 }
 
-const ROOT: (u64, u64) = (object::FS_TREE, object::FIRST_FREE);
-
 impl Btrfs {
     /// Loads what a writer needs, makes the OPEN record durable, and deletes what a crash left.
     pub(crate) fn start_writing(&mut self, trust_foreign: bool) -> Result<()> {
@@ -33,21 +32,35 @@ impl Btrfs {
         }
         self.is_persistent = true;
         self.open_epoch(trust_foreign)?;
-        let orphans = self.remove_orphans()?;
-        if orphans > 0 {
-            log::info!("{}: {orphans} inodes without a name were deleted", self.forest.volume.place);
+        if let Err(error) = self.remove_what_was_deleted() {
+            let place = &self.forest.volume.place;
+            log::error!("{place}: what was deleted before the last unmount or crash stays: {error}");
         }
-        let trees = self.drop_deleted_subvolumes()?;
-        if trees > 0 {
-            log::info!("{}: {trees} deleted subvolumes were dropped", self.forest.volume.place);
+        if self.failure().is_some() {
+            // The change that failed was dropped, and the mount is read-only.
+            return Ok(());
         }
         // If no record was stored, a replay may not be committed yet. Commit it before an fsync replaces the
         // log that it came from.
         self.commit()
     }
 
+    /// Deletes inodes without a name, and trees of deleted subvolumes.
+    fn remove_what_was_deleted(&self) -> Result<()> {
+        let place = &self.forest.volume.place;
+        let orphans = self.remove_orphans()?;
+        if orphans > 0 {
+            log::info!("{place}: {orphans} inodes without a name were deleted");
+        }
+        let trees = self.drop_deleted_subvolumes()?;
+        if trees > 0 {
+            log::info!("{place}: {trees} deleted subvolumes were dropped");
+        }
+        Ok(())
+    }
+
     fn stored_record(&self) -> Result<Option<Vec<u8>>> {
-        let root = Vnode::new(ROOT.0, ROOT.1, InodeItem::empty(FileType::Directory));
+        let root = Vnode::new(TOP.0, TOP.1, InodeItem::empty(FileType::Directory));
         match self.xattr(&root, EPOCH_XATTR) {
             Ok(value) => Ok(Some(value)),
             Err(Error::Name(NameError::NoAttribute)) => Ok(None),
@@ -133,10 +146,10 @@ impl Btrfs {
 
 impl Tx<'_> {
     fn put_record(&mut self, record: &[u8]) -> Result<()> {
-        if self.fs.root_of(ROOT.0)?.is_some_and(|root| root.read_only) {
+        if self.fs.root_of(TOP.0)?.is_some_and(|root| root.read_only) {
             return Err(NameError::ReadOnly.into());
         }
-        self.store_attribute(ROOT, EPOCH_XATTR, Some(record), XattrMode::Any)
+        self.store_attribute(TOP, EPOCH_XATTR, Some(record), XattrMode::Any)
     }
 }
 

@@ -135,6 +135,15 @@ impl Btrfs {
     pub(crate) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         let sector = self.sector();
         let end = offset + data.len() as u64;
+        let is_deleted = {
+            let _trees = self.live.read();
+            self.subvolume(vnode_of(inode).subvolume)?.is_none()
+        };
+        if is_deleted {
+            // With everything in its subvolume: nothing is left to write to.
+            self.release_range(inode, offset, end);
+            return Ok(());
+        }
         if offset == 0 && self.write_inline(inode, data)? {
             return Ok(());
         }

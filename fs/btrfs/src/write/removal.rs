@@ -62,30 +62,34 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Deletes the orphans of all subvolumes that may be changed.
+    /// Deletes the orphans of all subvolumes, also of read-only ones, as Linux does: they are visible
+    /// nowhere.
     pub(crate) fn remove_orphans(&self) -> Result<usize> {
         let mut count = 0;
         for subvolume in self.subvolumes()? {
-            let Some(root) = self.root_of(subvolume)? else { continue };
-            if root.read_only {
-                continue;
-            }
-            loop {
-                let found = self.orphans_of(subvolume)?;
-                for objectid in &found {
-                    self.remove_orphan(subvolume, *objectid)?;
-                    count += 1;
-                }
-                if found.len() < ORPHANS_MAX {
-                    break;
-                }
-            }
+            count += self.remove_orphans_of(subvolume)?;
         }
         Ok(count)
     }
 
+    /// Deletes the orphans of a subvolume. Nothing may use them.
+    pub(super) fn remove_orphans_of(&self, subvolume: u64) -> Result<usize> {
+        let mut count = 0;
+        loop {
+            let found = self.orphans_of(subvolume)?;
+            for objectid in &found {
+                self.remove_orphan(subvolume, *objectid)?;
+            }
+            count += found.len();
+            if found.len() < ORPHANS_MAX {
+                return Ok(count);
+            }
+        }
+    }
+
     /// The subvolumes that are not being deleted.
     pub(super) fn subvolumes(&self) -> Result<Vec<u64>> {
+        let _trees = self.live.read();
         let mut found = vec![object::FS_TREE];
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
         let first = Key::new(object::FIRST_FREE, kind::ROOT_ITEM, 0);
@@ -101,7 +105,8 @@ impl Btrfs {
         Ok(found)
     }
 
-    fn orphans_of(&self, subvolume: u64) -> Result<Vec<u64>> {
+    pub(super) fn orphans_of(&self, subvolume: u64) -> Result<Vec<u64>> {
+        let _trees = self.live.read();
         let mut found = Vec::new();
         let Some(tree) = self.tree(subvolume)? else { return Ok(found) };
         let key = |offset| Key::new(object::ORPHANS, kind::ORPHAN_ITEM, offset);
@@ -113,9 +118,12 @@ impl Btrfs {
     }
 
     fn remove_orphan(&self, subvolume: u64, objectid: u64) -> Result<()> {
-        let item = match self.tree(subvolume)? {
-            Some(tree) => self.inode_item(&tree, objectid)?,
-            None => None,
+        let item = {
+            let _trees = self.live.read();
+            match self.tree(subvolume)? {
+                Some(tree) => self.inode_item(&tree, objectid)?,
+                None => None,
+            }
         };
         match item {
             Some(item) if item.nlink() == 0 => self.remove_inode(&Vnode::new(subvolume, objectid, item)),

@@ -1,12 +1,13 @@
 //! Making subvolumes and snapshots, and deleting them.
 
+use super::attributes::TOP;
 use super::change::{Need, refs_need};
 use super::names::Name;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::bytes::read;
-use crate::layout::items::{DirItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
+use crate::layout::items::{DirItem, InodeItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
 use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::{RawKey, RawRootItem, RawRootRef, RawRootTail, RawTime};
@@ -23,6 +24,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Flags of the inode in a root item: Linux sets this one when it has initialised `flags` and `byte_limit`.
 const INODE_ROOT_ITEM_INIT: u64 = 1 << 31;
+/// The attribute of the root of the top-level subvolume with the next number of a subvolume, 64 bits little
+/// endian. Users do not see it.
+const NEXT_XATTR: &[u8] = b"trusted.ivers.next_subvolume";
 /// Where the tail of a root item is.
 const TAIL: usize = size_of::<RawRootItem>();
 /// Permissions of the inode in a root item, which nothing uses.
@@ -51,8 +55,9 @@ impl RootParts {
 }
 
 impl Tx<'_> {
-    /// The next number of a subvolume: above those that are or were in use in this session, because the VFS
-    /// may still have inodes of a deleted one.
+    /// The next number of a subvolume: above those that are or were in use. The VFS may still have inodes of
+    /// a deleted subvolume, and programs its change attributes: a file in a snapshot with the same number
+    /// could have the same inode number, generation and change attribute with other contents.
     fn next_subvolume(&self) -> Result<u64> {
         if let Some(next) = self.live.next_objectid.get(&object::ROOT_TREE) {
             return Ok(*next);
@@ -60,7 +65,31 @@ impl Tx<'_> {
         let tree = self.tree(object::ROOT_TREE)?;
         let last = Key::new(object::LAST_FREE, u8::MAX, u64::MAX);
         let found = self.fs.forest.last_at_most(&tree, last, |key, _| Ok(key.objectid))?;
-        Ok((found.unwrap_or_default() + 1).max(object::FIRST_FREE))
+        let unused = (found.unwrap_or_default() + 1).max(object::FIRST_FREE);
+        Ok(unused.max(self.stored_next_subvolume()?))
+    }
+
+    /// The number that [`Tx::store_next_subvolume`] stored, or 0.
+    fn stored_next_subvolume(&self) -> Result<u64> {
+        let root = Vnode::new(TOP.0, TOP.1, InodeItem::empty(FileType::Directory));
+        match self.fs.xattr(&root, NEXT_XATTR) {
+            Ok(value) => Ok(value.try_into().map_or(0, u64::from_le_bytes)),
+            Err(Error::Name(NameError::NoAttribute)) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Stores the next number if a subvolume is deleted that has the highest one: nothing else shows later
+    /// that it was in use. A read-only top level has no epoch record either, so no value of this session is
+    /// valid later.
+    fn store_next_subvolume(&mut self, deleted: u64) -> Result<()> {
+        let next = self.next_subvolume()?;
+        self.live.next_objectid.insert(object::ROOT_TREE, next);
+        let is_highest = deleted + 1 == next;
+        if !is_highest || self.fs.root_of(TOP.0)?.is_some_and(|root| root.read_only) {
+            return Ok(());
+        }
+        self.store_attribute(TOP, NEXT_XATTR, Some(&next.to_le_bytes()), XattrMode::Any)
     }
 
     /// The number of a new subvolume.
@@ -158,8 +187,15 @@ impl Tx<'_> {
         self.name_subvolume(id, at)
     }
 
-    /// Copies the root of a tree, so that both trees share all other blocks. Everything is committed.
-    fn add_snapshot(&mut self, source: u64, at: Name<'_>, read_only: bool, now: Timestamp) -> Result<()> {
+    /// Copies the root of a tree, so that both trees share all other blocks. Everything is committed. Returns
+    /// the number of the snapshot.
+    pub(super) fn add_snapshot(
+        &mut self,
+        source: u64,
+        at: Name<'_>,
+        read_only: bool,
+        now: Timestamp,
+    ) -> Result<u64> {
         let stale = || Error::from(NameError::Stale);
         let mut origin = self.fs.root_of(source)?.ok_or_else(stale)?;
         let key = origin.key.ok_or_else(stale)?;
@@ -203,7 +239,8 @@ impl Tx<'_> {
         let root = TreeRoot { bytenr: copy, generation: transid, level };
         let known = Root { root, key: Some(key), last_snapshot: transid, read_only, dropped: false };
         self.insert_root(key, &parts, known)?;
-        self.name_subvolume(id, at)
+        self.name_subvolume(id, at)?;
+        Ok(id)
     }
 
     /// The index of the name of a subvolume in its directory.
@@ -249,14 +286,13 @@ impl Tx<'_> {
     pub(super) fn unname_subvolume(&mut self, id: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
         let index = self.index_of_subvolume(id, dir)?;
+        self.store_next_subvolume(id)?;
         self.remove(object::ROOT_TREE, Key::new(dir.subvolume, kind::ROOT_REF, id))?;
         self.remove(object::ROOT_TREE, Key::new(id, kind::ROOT_BACKREF, dir.subvolume))?;
         self.remove_entry(file_of(dir), index, at.name)?;
         dir.next_index.fetch_max(index.saturating_add(1), Ordering::Relaxed);
         self.needs_commit(file_of(dir));
         self.resize_dir(at.dir, -(at.name.len() as i64));
-        let next = self.next_subvolume()?;
-        self.live.next_objectid.insert(object::ROOT_TREE, next);
         let key = self.fs.root_of(id)?.and_then(|root| root.key);
         self.fs.forest.roots.lock().remove(&id);
         let key = key.ok_or_else(|| self.broken(format!("subvolume {id} has no root item")))?;
@@ -302,14 +338,23 @@ impl SubvolumeOps for Btrfs {
         if !is_top || origin.is_placeholder() {
             return Err(NameError::Invalid.into());
         }
-        self.change(Need::Items, |tx| {
+        let id = self.change(Need::Items, |tx| {
             let at = Name { dir, name };
             tx.check_name(u64::MAX, at, None)?;
             // A snapshot must not share blocks of the running transaction: these still change in memory.
             tx.commit()?;
-            tx.add_snapshot(origin.subvolume, at, read_only, now)?;
-            tx.dir_changed(dir)
+            let id = tx.add_snapshot(origin.subvolume, at, read_only, now)?;
+            tx.dir_changed(dir)?;
+            Ok(id)
         })?;
+        // Files that are open in the source and have no name: nothing uses them in the snapshot.
+        match self.remove_orphans_of(id) {
+            // The next writable mount deletes them.
+            Err(Error::Name(error)) => {
+                log::warn!("{}: orphans of a snapshot stay: {error}", self.forest.volume.place);
+            }
+            removed => drop(removed?),
+        }
         self.commit()
     }
 
