@@ -9,6 +9,7 @@ use rustix::process::{Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -38,9 +39,13 @@ fn record(writer: usize, round: u32) -> Vec<u8> {
 /// Checks the results of the first `done` rounds. The round after them may have happened in part.
 fn is_there(dir: &Path, writer: usize, done: u32) -> Result<()> {
     for round in done.saturating_sub(9)..done {
-        let name = dir.join(format!("record{round}"));
-        let found = fs::read(&name).with_context(|| name.display().to_string())?;
-        ensure!(found == record(writer, round), "{}: other bytes", name.display());
+        for name in ["record", "plain"] {
+            let name = dir.join(format!("{name}{round}"));
+            let found = fs::read(&name).with_context(|| name.display().to_string())?;
+            ensure!(found == record(writer, round), "{}: other bytes", name.display());
+        }
+        let mtime = fs::metadata(dir.join(format!("plain{round}")))?.mtime();
+        ensure!(mtime == i64::from(round), "plain{round}: the time {mtime}");
     }
     let log = fs::read_to_string(dir.join("log")).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
@@ -52,8 +57,9 @@ fn is_there(dir: &Path, writer: usize, done: u32) -> Result<()> {
     // The old names of removed and renamed files are gone.
     let names: BTreeSet<_> = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
     for round in 0..done.saturating_sub(10) {
-        let name = format!("record{round}");
-        ensure!(!names.contains(std::ffi::OsStr::new(&name)), "{name} was removed, and is there");
+        for name in [format!("record{round}"), format!("plain{round}")] {
+            ensure!(!names.contains(std::ffi::OsStr::new(&name)), "{name} was removed, and is there");
+        }
     }
     Ok(())
 }
@@ -123,13 +129,13 @@ fn of_the_server(setup: &Setup) -> Result<String> {
         let (dir, done) = (other.dir.join(format!("w{nth}")), done_of(nth));
         is_there(&dir, nth, done)?;
         let left = fs::read_dir(&dir)?.count();
-        ensure!(left == done.min(10) as usize + 1, "{left} names");
+        ensure!(left == 2 * done.min(10) as usize + 1, "{left} names");
         rounds += done;
     }
     ensure!(mount.unmount() && other.unmount(), "the unmount fails");
     server.stop(Kind::Ivers)?;
     Ok(format!(
-        "{KILLS} kills. {WRITERS} writers made {rounds} rounds of 11 changes: each change was made once, and \
+        "{KILLS} kills. {WRITERS} writers made {rounds} rounds of 14 changes: each change was made once, and \
          no byte is missing"
     ))
 }

@@ -161,6 +161,7 @@ pub(crate) fn nfs_client() -> bool {
         ("python3", "python3"),
         ("tar", "tar"),
         ("gcc", "gcc"),
+        ("xz", "xz-utils"),
     ];
     ensure(&[&machine::PROGRAMS[..], &programs].concat())
         && with_setup(|setup| run(setup).inspect_err(|error| eprintln!("xtask: nfs_client: {error:#}")).ok())

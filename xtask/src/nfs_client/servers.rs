@@ -17,30 +17,57 @@ const IMAGE_BYTES: u64 = 1 << 30;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The lease of servers that are killed: short, so that a restart takes seconds.
 const LEASE_SECONDS: u32 = 10;
+/// The series of the newer kernel.
+const NEWER: &str = "6.12";
 /// The name of the export, for servers that let us choose it.
 const EXPORT: &str = "/data";
+/// Flags of an export in Linux (include/uapi/linux/nfsd/export.h): insecure ports, no check of subtrees, and
+/// `fsid=`.
+const EXPORT_FLAGS: u32 = 0x2 | 0x400 | 0x2000;
 
 /// A kind of server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// nfs-ganesha with its VFS backend, on ext4 of the running kernel.
     Ganesha,
+    /// The same, configured to grant delegations.
+    GaneshaDelegates,
     /// The NFS server of an emulated Linux kernel, on a filesystem of this type.
     Linux(&'static str),
+    /// The same with a newer kernel, which grants write delegations, on ext4.
+    NewerLinux,
     /// `ivers serve` with an ext4 image.
     Ivers,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Ivers, Self::Ganesha, Self::Linux("ext4"), Self::Linux("xfs"), Self::Linux("btrfs")];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Ivers,
+        Self::Ganesha,
+        Self::GaneshaDelegates,
+        Self::Linux("ext4"),
+        Self::Linux("xfs"),
+        Self::Linux("btrfs"),
+        Self::NewerLinux,
+    ];
 
     pub(super) fn name(self) -> String {
         match self {
             Self::Ganesha => "nfs-ganesha, VFS on ext4".to_owned(),
+            Self::GaneshaDelegates => "nfs-ganesha with delegations, VFS on ext4".to_owned(),
             Self::Linux(fs) => format!("Linux, {fs}"),
+            Self::NewerLinux => format!("Linux {NEWER}, ext4"),
             Self::Ivers => "ivers, ext4".to_owned(),
         }
+    }
+
+    pub(super) fn is_ganesha(self) -> bool {
+        matches!(self, Self::Ganesha | Self::GaneshaDelegates)
+    }
+
+    /// Returns whether the server is in an emulated machine.
+    pub(super) fn is_emulated(self) -> bool {
+        matches!(self, Self::Linux(_) | Self::NewerLinux)
     }
 
     fn format(self) -> &'static str {
@@ -54,12 +81,84 @@ impl Kind {
         make_image(self.format(), &image)?;
         let port = free_port()?;
         let (running, export) = match self {
-            Self::Ganesha => ganesha(&image, dir.path(), port)?,
-            Self::Linux(fs) => (linux(fs, &image, target, port)?, String::new()),
+            Self::Ganesha | Self::GaneshaDelegates => {
+                let mounted = LoopMount::new(&image, "rw")?;
+                let child = self.run_ganesha(&mounted, dir.path(), port)?;
+                (Running::Program { child, mounted: Some(mounted) }, EXPORT.to_owned())
+            }
+            Self::Linux(_) | Self::NewerLinux => (self.linux(&image, target, port)?, String::new()),
             Self::Ivers => (serve(ivers, &image, dir.path(), port)?, EXPORT.to_owned()),
         };
         let url = format!("nfs://127.0.0.1:{port}{export}");
         Ok(Server { url, running, port, image, dir })
+    }
+
+    fn run_ganesha(self, mounted: &LoopMount, dir: &Path, port: u16) -> Result<Child> {
+        let [config, log, pid] = ["config", "log", "pid"].map(|name| dir.join(name));
+        let delegates = self == Self::GaneshaDelegates;
+        let which = if delegates { "readwrite" } else { "none" };
+        fs::write(
+            &config,
+            format!(
+                "NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; \
+                 Enable_NLM = false; Enable_RQUOTA = false; MNT_Port = 0; }}\n\
+                 NFSV4 {{ Grace_Period = 1; Lease_Lifetime = 60; RecoveryRoot = \"{state}\"; \
+                 Minor_Versions = 0, 1, 2; Only_Numeric_Owners = true; Delegations = {delegates}; }}\n\
+                 EXPORT {{ Export_Id = 1; Path = \"{path}\"; Pseudo = \"{EXPORT}\"; Access_Type = RW; \
+                 Squash = No_Root_Squash; SecType = sys; Protocols = 4; Transports = TCP; \
+                 Delegations = {which}; FSAL {{ Name = VFS; }} }}\n",
+                state = dir.display(),
+                path = mounted.path().display(),
+            ),
+        )?;
+        let mut command = Command::new("ganesha.nfsd");
+        command
+            .arg("-F")
+            .arg("-f")
+            .arg(&config)
+            .arg("-L")
+            .arg(&log)
+            .arg("-p")
+            .arg(&pid)
+            .args(["-N", "EVENT"]);
+        let mut child = command.stdout(Stdio::null()).spawn().context("cannot run ganesha.nfsd")?;
+        wait_for(port, Some(&mut child)).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+        // Waits until its grace period has ended.
+        sleep(Duration::from_secs(3));
+        Ok(child)
+    }
+
+    /// Starts the kernel's server without its helper programs: their answers are written into the caches
+    /// before.
+    fn linux(self, image: &Path, target: &Path, port: u16) -> Result<Running> {
+        let (fs, work) = (self.format(), target.join("kernel"));
+        let newer = self == Self::NewerLinux;
+        let kernel = if newer { Kernel::newest_of(NEWER, &work) } else { Kernel::newest(&work) }?;
+        let names = kernel.with_needed(&["virtio_blk", "crc32c_generic", "md5", fs, "nfsd"])?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let boot = Boot::new(kernel, Initramfs::new()?, &names)?;
+        let mut guest = boot.boot_with_disk("server", image, port, 2049)?;
+        let forever = 0x7fff_ffff;
+        for line in [
+            // Where the kernel remembers its clients.
+            "mkdir -p /var/lib/nfs/v4recovery".to_owned(),
+            format!("mount -t {fs} /dev/vda /mnt"),
+            "mount -t nfsd nfsd /proc/fs/nfsd".to_owned(),
+            format!("echo nfsd 10.0.2.2 {forever} all > /proc/net/rpc/auth.unix.ip/channel"),
+            format!(
+                "echo all /mnt {forever} {EXPORT_FLAGS} 65534 65534 0 > /proc/net/rpc/nfsd.export/channel"
+            ),
+            format!("printf '%s\\n' 'all 1 \\x00000000 {forever} /mnt' > /proc/net/rpc/nfsd.fh/channel"),
+            "echo 10 > /proc/fs/nfsd/nfsv4gracetime; echo 60 > /proc/fs/nfsd/nfsv4leasetime".to_owned(),
+            "echo -2 -3 +4 +4.1 +4.2 > /proc/fs/nfsd/versions".to_owned(),
+            "echo tcp 2049 > /proc/fs/nfsd/portlist".to_owned(),
+            "echo 8 > /proc/fs/nfsd/threads".to_owned(),
+            "echo Y > /proc/fs/nfsd/v4_end_grace".to_owned(),
+        ] {
+            guest.run(&line)?;
+        }
+        wait_for(port, None)?;
+        Ok(Running::Machine(Box::new(guest)))
     }
 }
 
@@ -109,12 +208,6 @@ fn wait_for(port: u16, child: Option<&mut Child>) -> Result<()> {
     Ok(())
 }
 
-fn ganesha(image: &Path, dir: &Path, port: u16) -> Result<(Running, String)> {
-    let mounted = LoopMount::new(image, "rw")?;
-    let child = run_ganesha(&mounted, dir, port)?;
-    Ok((Running::Program { child, mounted: Some(mounted) }, EXPORT.to_owned()))
-}
-
 /// Returns major and minor version of nfs-ganesha.
 pub(super) fn version_of_ganesha() -> Result<(u32, u32)> {
     let output = run("ganesha.nfsd", ["-v"])?;
@@ -123,63 +216,6 @@ pub(super) fn version_of_ganesha() -> Result<(u32, u32)> {
         said.split(" = V").nth(1).unwrap_or_default().split(|digit: char| !digit.is_ascii_digit());
     let mut next = || numbers.next().and_then(|number| number.parse().ok());
     next().zip(next()).with_context(|| format!("nfs-ganesha does not tell its version: {said}"))
-}
-
-fn run_ganesha(mounted: &LoopMount, dir: &Path, port: u16) -> Result<Child> {
-    let [config, log, pid] = ["config", "log", "pid"].map(|name| dir.join(name));
-    fs::write(
-        &config,
-        format!(
-            "NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; Enable_NLM = false; \
-             Enable_RQUOTA = false; MNT_Port = 0; }}\n\
-             NFSV4 {{ Grace_Period = 1; Lease_Lifetime = 60; RecoveryRoot = \"{state}\"; \
-             Minor_Versions = 0, 1, 2; Only_Numeric_Owners = true; }}\n\
-             EXPORT {{ Export_Id = 1; Path = \"{path}\"; Pseudo = \"{EXPORT}\"; Access_Type = RW; \
-             Squash = No_Root_Squash; SecType = sys; Protocols = 4; Transports = TCP; \
-             FSAL {{ Name = VFS; }} }}\n",
-            state = dir.display(),
-            path = mounted.path().display(),
-        ),
-    )?;
-    let mut command = Command::new("ganesha.nfsd");
-    command.arg("-F").arg("-f").arg(&config).arg("-L").arg(&log).arg("-p").arg(&pid).args(["-N", "EVENT"]);
-    let mut child = command.stdout(Stdio::null()).spawn().context("cannot run ganesha.nfsd")?;
-    wait_for(port, Some(&mut child)).with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
-    // Waits until its grace period has ended.
-    sleep(Duration::from_secs(3));
-    Ok(child)
-}
-
-/// Flags of an export in Linux (include/uapi/linux/nfsd/export.h): insecure ports, no check of subtrees, and
-/// `fsid=`.
-const EXPORT_FLAGS: u32 = 0x2 | 0x400 | 0x2000;
-
-/// Starts the kernel's server without its helper programs: their answers are written into the caches before.
-fn linux(fs: &str, image: &Path, target: &Path, port: u16) -> Result<Running> {
-    let kernel = Kernel::newest(&target.join("kernel"))?;
-    let names = kernel.with_needed(&["virtio_blk", "crc32c_generic", "md5", fs, "nfsd"])?;
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let boot = Boot::new(kernel, Initramfs::new()?, &names)?;
-    let mut guest = boot.boot_with_disk("server", image, port, 2049)?;
-    let forever = 0x7fff_ffff;
-    for line in [
-        // Where the kernel remembers its clients.
-        "mkdir -p /var/lib/nfs/v4recovery".to_owned(),
-        format!("mount -t {fs} /dev/vda /mnt"),
-        "mount -t nfsd nfsd /proc/fs/nfsd".to_owned(),
-        format!("echo nfsd 10.0.2.2 {forever} all > /proc/net/rpc/auth.unix.ip/channel"),
-        format!("echo all /mnt {forever} {EXPORT_FLAGS} 65534 65534 0 > /proc/net/rpc/nfsd.export/channel"),
-        format!("printf '%s\\n' 'all 1 \\x00000000 {forever} /mnt' > /proc/net/rpc/nfsd.fh/channel"),
-        "echo 10 > /proc/fs/nfsd/nfsv4gracetime; echo 60 > /proc/fs/nfsd/nfsv4leasetime".to_owned(),
-        "echo -2 -3 +4 +4.1 +4.2 > /proc/fs/nfsd/versions".to_owned(),
-        "echo tcp 2049 > /proc/fs/nfsd/portlist".to_owned(),
-        "echo 8 > /proc/fs/nfsd/threads".to_owned(),
-        "echo Y > /proc/fs/nfsd/v4_end_grace".to_owned(),
-    ] {
-        guest.run(&line)?;
-    }
-    wait_for(port, None)?;
-    Ok(Running::Machine(Box::new(guest)))
 }
 
 fn serve(ivers: &Path, image: &Path, dir: &Path, port: u16) -> Result<Running> {
@@ -213,8 +249,8 @@ impl Server {
         }
         let Running::Program { child, mounted } = &mut self.running else { return Ok(()) };
         *child = match mounted {
-            Some(mounted) if kind == Kind::Ganesha => run_ganesha(mounted, self.dir.path(), self.port)?,
-            _ => match serve(ivers, &self.image, self.dir.path(), self.port)? {
+            Some(mounted) => kind.run_ganesha(mounted, self.dir.path(), self.port)?,
+            None => match serve(ivers, &self.image, self.dir.path(), self.port)? {
                 Running::Program { child, .. } => child,
                 Running::Machine(_) => bail!("not a program"),
             },

@@ -38,13 +38,14 @@ pub(super) struct Place<'a> {
 /// A part of the work: its name, and a function that does it in an empty directory. It returns what was seen.
 pub(super) type Part = (&'static str, fn(&Place<'_>, &str) -> Result<String>);
 
-pub(super) const PARTS: [Part; 11] = [
+pub(super) const PARTS: [Part; 12] = [
     ("pjdfstest", pjdfstest),
     ("fsx", fsx),
     ("untar, rename storm", untar),
     ("locks of two clients", |place, dir| python(place, dir, "locks")),
     ("locks of ours and Linux's client", linux::locks),
     ("mmap on two clients", |place, dir| python(place, dir, "mapped")),
+    ("write delegations", delegations),
     ("extended attributes", attributes),
     ("sparse copies", sparse),
     ("nconnect=4", connections),
@@ -67,7 +68,7 @@ impl Place<'_> {
 
     /// Returns why a part cannot run: what the server does wrong.
     pub(super) fn defect(&self, part: &str) -> Result<Option<&'static str>> {
-        let locks = part.starts_with("locks") && self.vers == "4.0" && self.kind == Kind::Ganesha;
+        let locks = part.starts_with("locks") && self.vers == "4.0" && self.kind.is_ganesha();
         let ends = locks && version_of_ganesha()? < FIRST_GANESHA_WITH_RELEASE;
         Ok(ends.then_some(
             "not run: after RELEASE_LOCKOWNER, this version of the server reads freed memory and aborts",
@@ -76,7 +77,7 @@ impl Place<'_> {
 
     /// Returns whether the server is in an emulated machine.
     fn is_slow(&self) -> bool {
-        matches!(self.kind, Kind::Linux(_))
+        self.kind.is_emulated()
     }
 
     fn has_42(&self) -> bool {
@@ -110,8 +111,10 @@ pub(super) fn end(mount: Mount<'_>) -> Result<()> {
 /// The tests of pjdfstest that cannot pass on a server, by reason.
 fn exclusions(kind: Kind) -> &'static Exclusions {
     match kind {
-        Kind::Ganesha => &[("the server ignores times of symbolic links", &["^utimensat::follow_symlink"])],
-        Kind::Linux(_) => &[(
+        Kind::Ganesha | Kind::GaneshaDelegates => {
+            &[("the server ignores times of symbolic links", &["^utimensat::follow_symlink"])]
+        }
+        Kind::Linux(_) | Kind::NewerLinux => &[(
             "it compares times, and the clock of the server's machine differs",
             &["^utimensat::utime_now"],
         )],
@@ -211,6 +214,45 @@ fn python(place: &Place<'_>, dir: &str, what: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Files that are written under a write delegation, if the server grants any.
+const DELEGATED: u64 = 40;
+
+/// One client writes files and closes them. The other one reads them at once, and writes them.
+fn delegations(place: &Place<'_>, dir: &str) -> Result<String> {
+    let (one, other) = (place.mount(dir, "one", "")?, place.mount(dir, "other", "")?);
+    let name = |nth: u64| format!("file{nth}");
+    let bytes = |who: u8, nth: u64| vec![who ^ nth as u8; 3000 + 500 * nth as usize];
+    for nth in 0..DELEGATED {
+        let file = one.dir.join(name(nth));
+        fs::write(&file, bytes(1, nth))?;
+        ensure!(fs::read(other.dir.join(name(nth)))? == bytes(1, nth), "{}: other bytes there", name(nth));
+        let before = change(&file)?;
+        fs::write(other.dir.join(name(nth)), bytes(2, nth))?;
+        ensure!(fs::read(&file)? == bytes(2, nth), "{}: other bytes here", name(nth));
+        // Other servers promise less.
+        let is_exact = place.kind == Kind::Ivers && before.is_some();
+        ensure!(!is_exact || change(&file)? > before, "{}: the change attribute", name(nth));
+    }
+    let counts =
+        |name: &str| Ok::<_, anyhow::Error>(place.counter(&one, name)? + place.counter(&other, name)?);
+    let (deferred, recalls) = (counts("server_deferred_closes")?, counts("server_recalls")?);
+    end(one)?;
+    end(other)?;
+    if deferred == 0 {
+        return Ok("the server grants none: each close waits".to_owned());
+    }
+    Ok(format!(
+        "{deferred} of {} closes do not wait; {recalls} recalls; the other client sees the bytes at once",
+        2 * DELEGATED
+    ))
+}
+
+/// Returns the change attribute of a file, if the server has one.
+fn change(file: &Path) -> Result<Option<u64>> {
+    let value = xattr::get(file, "system.ivers.change").ok().flatten();
+    value.map(|value| Ok(String::from_utf8(value)?.trim().parse()?)).transpose()
+}
+
 /// Lengths of values: all of them fit into a block of ext4 together.
 const VALUES: [usize; 5] = [0, 1, 40, 255, 1500];
 
@@ -220,7 +262,7 @@ fn attributes(place: &Place<'_>, dir: &str) -> Result<String> {
     fs::write(&file, "x")?;
     if let Err(error) = xattr::set(&file, "user.first", b"value") {
         let is_refused = error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error());
-        ensure!(is_refused && (!place.has_42() || place.kind == Kind::Ganesha), "{error}");
+        ensure!(is_refused && (!place.has_42() || place.kind.is_ganesha()), "{error}");
         end(one)?;
         end(other)?;
         return Ok("the server has none, and the client says so".to_owned());

@@ -31,6 +31,9 @@ impl Kernel {
         if !done.is_file() {
             let package = download(&root, &format!("linux-image-{release}"))?;
             crate::run("dpkg", [Path::new("-x"), &package, &root])?;
+            // A machine does not decompress modules.
+            let words = ["-name", "*.ko.xz", "-exec", "xz", "--decompress", "{}", "+"].map(Path::new);
+            crate::run("find", [root.as_path()].into_iter().chain(words))?;
             fs::remove_file(package)?;
             File::create(done)?;
         }
@@ -43,6 +46,16 @@ impl Kernel {
         let said = String::from_utf8(output.stdout)?;
         let release = said.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
         Self::of(release.with_context(|| format!("no kernel is packaged: {said}"))?, work)
+    }
+
+    /// Returns the newest packaged kernel whose release begins with `series`, such as "6.12".
+    pub fn newest_of(series: &str, work: &Path) -> Result<Self> {
+        let pattern = format!(r"^linux-image-{series}\.[0-9]+\+deb[0-9]+-amd64$");
+        let output = crate::run("apt-cache", ["search", "--names-only", &pattern])?;
+        let said = String::from_utf8(output.stdout)?;
+        let releases = said.lines().filter_map(|line| line.split(' ').next()?.strip_prefix("linux-image-"));
+        let newest = releases.max_by_key(|release| patch_level(series, release));
+        Self::of(newest.with_context(|| format!("no kernel {series} is packaged"))?, work)
     }
 
     /// Returns the bootable image.
@@ -109,6 +122,12 @@ fn needed_by(module: &[u8]) -> Vec<String> {
     needed
 }
 
+/// Returns the number after the series in the release of a kernel.
+fn patch_level(series: &str, release: &str) -> Option<u32> {
+    let rest = release.strip_prefix(series)?.strip_prefix('.')?;
+    rest.split(|digit: char| !digit.is_ascii_digit()).next()?.parse().ok()
+}
+
 fn download(dir: &Path, package: &str) -> Result<PathBuf> {
     println!("== kernel: apt-get download {package}");
     let mut download = Command::new("apt-get");
@@ -123,6 +142,13 @@ fn download(dir: &Path, package: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_later_release_has_a_higher_patch_level() {
+        let level = |release| patch_level("6.12", release);
+        assert!(level("6.12.117+deb12-amd64") > level("6.12.99+deb12-amd64"));
+        assert_eq!(level("6.1.0-56-amd64"), None);
+    }
 
     #[test]
     fn a_module_names_what_it_needs() {
