@@ -108,9 +108,10 @@ impl Vfs {
         if set.size.is_none() && self.set_attr_in_cache(server, cred, inode, set) {
             return Ok(inode.attr());
         }
-        if inode.pages.is_dirty() && (set.atime.is_some() || set.mtime.is_some()) {
-            // Bytes that arrive later would move the times again.
-            self.write_back_inode(inode)?;
+        let is_unsent = inode.pages.is_dirty() || inode.pages.has_unstable();
+        if is_unsent && (set.atime.is_some() || set.mtime.is_some()) {
+            // Bytes that arrive later would move the times again, also those that a server loses in a crash.
+            self.write_back_durably(inode)?;
         }
         let Some(size) = set.size else {
             server.set_attr(cred, inode, set)?;

@@ -222,6 +222,27 @@ fn what_closes_deferred_survives_a_restart_of_the_server() {
     client.vfs.unmount().unwrap();
 }
 
+/// Bytes that a server loses are sent again. That does not move times that a program has set.
+#[test]
+fn times_that_were_set_survive_a_restart_of_the_server() {
+    let mut crashing = Crashing::new();
+    let client = mount(crashing.address, &patient()).unwrap();
+    let root = client.vfs.root().unwrap();
+    let files: Vec<_> = (0..5).map(|nth| unpack(&client, &root, &format!("f{nth}"), b"contents")).collect();
+    crashing.crash();
+    crashing.start();
+    client.vfs.sync().unwrap();
+    drop(files);
+    let other = mount(crashing.address, &patient()).unwrap();
+    for nth in 0..5 {
+        let path = format!("/f{nth}");
+        assert_eq!(other.contents(&path).unwrap(), b"contents");
+        assert_eq!(other.vfs.stat(&other.find(&path).unwrap()).mtime.sec, 1_000_000_000);
+    }
+    other.vfs.unmount().unwrap();
+    client.vfs.unmount().unwrap();
+}
+
 /// A file whose size exceeds what one request carries is sent by its close, as without a delegation.
 #[test]
 fn the_close_of_a_large_file_waits() {
