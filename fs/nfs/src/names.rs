@@ -39,6 +39,9 @@ struct Move<'a> {
 /// How far before now the access time is that marks a creation, at most: a tick of a clock.
 const MARK_NANOSECONDS: u32 = 4_000_000;
 
+/// The permission bit of a directory whose files get its group.
+const SET_GROUP_ID: u32 = 0o2000;
+
 /// Returns an access time that only one request has: not in the future, and as little before now as the times
 /// that filesystems take from a clock that ticks.
 fn mark() -> NfsTime {
@@ -68,12 +71,17 @@ fn create_type(new: &NewInode) -> Option<CreateType> {
     })
 }
 
-/// Returns the attributes of a new file. A server decides about owner and group itself, unless another owner
-/// was asked for.
-fn new_attributes(caller: &Cred, new: &NewInode, mark: NfsTime) -> Attrs {
-    let owners =
-        (new.uid != caller.uid).then(|| (attributes::wire_owner(new.uid), attributes::wire_owner(new.gid)));
-    let (owner, owner_group) = owners.unzip();
+/// Returns the group that a server gives to a new file in this directory.
+fn usual_group(caller: &Cred, dir: &Attr) -> u32 {
+    if dir.perm & SET_GROUP_ID != 0 { dir.gid } else { caller.gid }
+}
+
+/// Returns the attributes of a new file. A server decides about owner and group itself, unless others were
+/// asked for.
+fn new_attributes(caller: &Cred, usual_group: u32, new: &NewInode, mark: NfsTime) -> Attrs {
+    let other_owner = new.uid != caller.uid;
+    let owner = other_owner.then(|| attributes::wire_owner(new.uid));
+    let owner_group = (other_owner || new.gid != usual_group).then(|| attributes::wire_owner(new.gid));
     Attrs {
         size: (new.size > 0).then_some(new.size),
         mode: (new.kind != FileType::Symlink).then_some(new.perm & 0o7777),
@@ -152,7 +160,8 @@ impl Nfs {
     ) -> Result<LoadedInode> {
         let node = self.node(dir);
         let mark = mark();
-        let attrs = new_attributes(caller, new, mark).encode();
+        let usual_group = dir.with_attr(|attr| usual_group(caller, attr));
+        let attrs = new_attributes(caller, usual_group, new, mark).encode();
         let wanted = self.opens.wanted(share::BOTH);
         let create = match create_type(new) {
             Some(kind) => Op::Create(CreateArgs { kind, name: name.to_vec(), attrs }),
@@ -465,12 +474,22 @@ mod tests {
     fn an_owner_is_sent_only_if_another_one_was_asked_for() {
         let now = Timestamp { sec: 5, nsec: 0 };
         let new = NewInode { uid: 7, gid: 8, perm: 0o640, ..NewInode::new(FileType::Directory, now) };
-        let attrs = new_attributes(&Cred::user(7, 9), &new, mark());
-        assert_eq!((attrs.owner, attrs.mode, attrs.time_modify_set), (None, Some(0o640), None));
-        let attrs = new_attributes(&Cred::root(), &new, mark());
+        let attrs = new_attributes(&Cred::user(7, 9), 8, &new, mark());
+        assert_eq!((attrs.owner, attrs.owner_group), (None, None));
+        assert_eq!((attrs.mode, attrs.time_modify_set), (Some(0o640), None));
+        let attrs = new_attributes(&Cred::user(7, 9), 9, &new, mark());
+        assert_eq!((attrs.owner, attrs.owner_group.as_deref()), (None, Some(&b"8"[..])));
+        let attrs = new_attributes(&Cred::root(), 8, &new, mark());
         assert_eq!(attrs.owner.as_deref(), Some(&b"7"[..]));
         let link = NewInode { kind: FileType::Symlink, mtime: Timestamp::default(), ..new };
-        let attrs = new_attributes(&Cred::root(), &link, mark());
+        let attrs = new_attributes(&Cred::root(), 8, &link, mark());
         assert!(attrs.mode.is_none() && attrs.time_modify_set.is_some());
+    }
+
+    #[test]
+    fn a_directory_may_give_its_group_to_new_files() {
+        let plain = NewInode { gid: 8, ..NewInode::new(FileType::Directory, Timestamp::default()) }.attr(1);
+        assert_eq!(usual_group(&Cred::user(7, 9), &plain), 9);
+        assert_eq!(usual_group(&Cred::user(7, 9), &Attr { perm: 0o2755, ..plain }), 8);
     }
 }

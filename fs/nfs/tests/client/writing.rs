@@ -59,6 +59,35 @@ fn not_found<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::Name(NameError::NotFound)))
 }
 
+/// [`CreateSpec`] may name another group than that of the caller or the directory.
+#[test]
+fn a_new_file_has_the_group_that_was_asked_for() {
+    let served = Served::new(ext4());
+    let client = mount(served.address(), &options()).unwrap();
+    let root = root_of(&client);
+    let shared = served.directory(&served.root(), b"shared");
+    let set = SetAttr { gid: Some(7), ..SetAttr::default() };
+    served.vfs.set_attr(&Cred::root(), &shared, &set).unwrap();
+    let set = SetAttr { perm: Some(0o2775), ..SetAttr::default() };
+    served.vfs.set_attr(&Cred::root(), &shared, &set).unwrap();
+    let shared = client.find("/shared").unwrap();
+    let group = |path: &str| served.vfs.stat(&served.vfs.resolve(&Cred::root(), path, false).unwrap()).gid;
+    for kind in [FileType::Regular, FileType::Directory] {
+        for (dir, place, gid, expected) in [
+            (&root, "", None, 0),
+            (&root, "", Some(7), 7),
+            (&shared, "/shared", None, 7),
+            (&shared, "/shared", Some(7), 7),
+            (&shared, "/shared", Some(0), 0),
+        ] {
+            let name = format!("{kind:?}-{gid:?}");
+            client.make(dir, &name, &CreateSpec { gid, ..CreateSpec::of(kind, 0o755) }).unwrap();
+            assert_eq!(group(&format!("{place}/{name}")), expected, "{place}, {name}");
+        }
+    }
+    client.vfs.unmount().unwrap();
+}
+
 #[test]
 pub fn a_tree_is_made_on_the_server() {
     for vfs in [mem(), ext4()] {
