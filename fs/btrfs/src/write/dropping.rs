@@ -9,7 +9,9 @@ use crate::filesystem::Btrfs;
 use crate::layout::bytes::read;
 use crate::layout::items::RootItem;
 use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
+use crate::layout::superblock::TreeRoot;
 use crate::tree::Root;
 use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
@@ -113,10 +115,20 @@ impl Tx<'_> {
         Ok(Dropped::Some)
     }
 
-    /// Reads all blocks that [`Tx::drop_last_block`] changes.
+    /// Reads all blocks that [`Tx::drop_last_block`] changes: those on the way to the last leaf, and the nodes
+    /// before them, with which they may be merged.
     fn read_last_blocks(&self, tree: u64) -> Result<()> {
-        let last = Key::new(u64::MAX, u8::MAX, u64::MAX);
-        self.fs.forest.last_at_most(&self.tree(tree)?, last, |_, _| Ok(())).map(drop)
+        let TreeRoot { bytenr, generation, level } = self.tree(tree)?.root;
+        let mut expected = Expected { bytenr, generation, level, tree, first: None, below: None };
+        loop {
+            let node = self.fs.forest.node(&expected)?;
+            let last = node.count().checked_sub(1).filter(|_| node.level > 0);
+            let Some(last) = last else { return Ok(()) };
+            if node.level > 1 && last > 0 {
+                self.fs.forest.node(&node.expected_below(last - 1, &expected))?;
+            }
+            expected = node.expected_below(last, &expected);
+        }
     }
 
     /// The tree is gone: removes its item, and the mark that it must be dropped.
