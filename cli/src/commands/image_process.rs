@@ -23,7 +23,7 @@ use super::mkfs::{fill, spec};
 use crate::arguments::{image_path_bytes, is_server, last_name};
 use crate::image::channel::Channel;
 use crate::image::image_files::ImageFiles;
-use crate::image::images::Source;
+use crate::image::images::{self, Source};
 use crate::image::open_options::ImageOptions;
 use crate::image::process::{CopyOutcome, PartitionPlace, ReadCopy, Reply, Request, WriteCopy, descriptor};
 use crate::image::server::ServerConnection;
@@ -116,10 +116,10 @@ fn serve_image(channel: &Channel, source: Source, image: PathBuf, options: &Imag
     // Unmount also on error, so that earlier writes reach the image.
     // A server is told that the client leaves.
     let has_end = !options.read_only || is_server(&jobs.image);
-    let closed = if has_end { vfs.unmount() } else { Ok(()) };
+    let closed = if has_end { images::close(&vfs, &jobs.image) } else { Ok(()) };
     served?;
     written?;
-    closed.with_context(|| format!("{}: cannot close the image", jobs.image.shown()))
+    closed
 }
 
 struct Jobs<'a> {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use ivers_vfs::acl::{ACCESS, DEFAULT};
 use ivers_vfs::{
-    CreateSpec, Cred, Error, FileType, Ino, InodeRef, NameError, SetAttr, TimeSet, Timestamp, Vfs,
-    WriteFlags, XattrMode,
+    CreateSpec, Cred, Error, ErrorCursor, FileType, Ino, InodeRef, NameError, OpenMode, SetAttr, TimeSet,
+    Timestamp, Vfs, WriteFlags, XattrMode,
 };
 
 use super::formats::explain_lack;
@@ -76,6 +76,39 @@ pub struct Created {
     inherits: bool,
     /// The end of the data that was written.
     end: u64,
+    /// While a regular file is written.
+    open: Option<Open>,
+}
+
+impl Created {
+    fn new(inode: InodeRef, existed: bool, inherits: bool) -> Self {
+        Self { inode, existed, inherits, end: 0, open: None }
+    }
+}
+
+/// An open of a new file. A server keeps files open for this client, so they must be closed.
+struct Open {
+    vfs: Arc<Vfs>,
+    inode: InodeRef,
+    errors: ErrorCursor,
+}
+
+impl Open {
+    fn new(vfs: &Arc<Vfs>, cred: &Cred, inode: &InodeRef) -> Result<Self> {
+        vfs.open(cred, inode, OpenMode::WRITE)?;
+        Ok(Self { vfs: vfs.clone(), inode: inode.clone(), errors: vfs.error_cursor(inode) })
+    }
+
+    /// Closes the file. Returns an error if a server refuses its data now.
+    fn close(self) -> Result<()> {
+        Ok(self.vfs.flush_descriptor(&self.inode, &self.errors)?)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.vfs.close(&self.inode, OpenMode::WRITE);
+    }
 }
 
 impl Filler {
@@ -228,7 +261,7 @@ impl Filler {
             if kind != FileType::Directory {
                 bail!("has no name to create it under");
             }
-            return Ok(Created { inode, existed: true, inherits: false, end: 0 });
+            return Ok(Created::new(inode, true, false));
         };
         self.enter(dirs)?;
         let time = |time| Some(TimeSet::At(time));
@@ -248,7 +281,7 @@ impl Filler {
             Err(Error::Name(NameError::Exists)) => {}
             created => {
                 let (inode, _) = explain_lack(vfs, format::special_files(kind), created)?;
-                return Ok(Created { inode, existed: false, inherits, end: 0 });
+                return self.opened(Created::new(inode, false, inherits));
             }
         }
         let mut found = vfs.lookup(&self.cred, dir, name)?;
@@ -256,7 +289,7 @@ impl Filler {
             found = self.linked_directory(dir, &found, name)?;
         }
         if kind == FileType::Directory && found.kind == FileType::Directory {
-            return Ok(Created { inode: found, existed: true, inherits, end: 0 });
+            return Ok(Created::new(found, true, inherits));
         }
         if kind == FileType::Directory || found.kind == FileType::Directory {
             bail!("exists and is a {}", format::kind_in_words(found.kind));
@@ -264,7 +297,14 @@ impl Filler {
         self.may_replace()?;
         vfs.unlink(&self.cred, dir, name, false)?;
         let (inode, _) = vfs.create(&self.cred, dir, name, &spec, false)?;
-        Ok(Created { inode, existed: false, inherits, end: 0 })
+        self.opened(Created::new(inode, false, inherits))
+    }
+
+    fn opened(&self, mut created: Created) -> Result<Created> {
+        if created.inode.kind == FileType::Regular {
+            created.open = Some(Open::new(&self.vfs, &self.cred, &created.inode)?);
+        }
+        Ok(created)
     }
 
     /// Writes contents.
@@ -285,8 +325,14 @@ impl Filler {
         Ok(())
     }
 
-    /// Sets what is left of the attributes: all contents are written.
-    pub fn finish(&mut self, created: &Created, member: &Member) -> Result<()> {
+    /// Sets what is left of the attributes: all contents are written. Closes the file.
+    pub fn finish(&mut self, mut created: Created, member: &Member) -> Result<()> {
+        let finished = self.set_rest(&created, member);
+        let closed = created.open.take().map_or(Ok(()), Open::close);
+        finished.and(closed)
+    }
+
+    fn set_rest(&mut self, created: &Created, member: &Member) -> Result<()> {
         let (vfs, cred, inode) = (&self.vfs, &self.cred, &created.inode);
         if inode.kind == FileType::Regular && created.end < member.size {
             let size = SetAttr { size: Some(member.size), ..SetAttr::default() };

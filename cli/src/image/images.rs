@@ -35,6 +35,13 @@ impl Source {
         })
     }
 
+    /// See [`ServerConnection::defer_closes`].
+    pub fn defer_closes(&mut self) {
+        if let Self::Server(server, _) = self {
+            server.defer_closes();
+        }
+    }
+
     /// Opens the filesystem. It opens no file, so it works in the sandbox.
     pub fn parse(
         self,
@@ -47,6 +54,13 @@ impl Source {
             Self::Server(server, path) => server.open_for_command(&path, options, mount_options),
         }
     }
+}
+
+/// Unmounts the filesystem of a command that changed it. Returns an error, too, if data was lost before.
+pub fn close(vfs: &Vfs, image: &Path) -> Result<()> {
+    vfs.unmount().with_context(|| format!("{}: cannot close the image", image.shown()))?;
+    let lost = vfs.data_loss().map_or(Ok(()), Err);
+    lost.with_context(|| format!("{}: files lack data that was written to them", image.shown()))
 }
 
 /// The images of a command that only reads them. All are opened before the process enters the sandbox and

@@ -102,6 +102,8 @@ pub struct ServerConnection {
     owners: Owners,
     tls: Option<Tls>,
     contents: Option<Arc<ContentCache>>,
+    /// Whether a command closes files before their contents are sent.
+    defers_closes: bool,
 }
 
 /// The default size of a persistent cache in bytes.
@@ -186,19 +188,26 @@ impl ServerConnection {
         let tls = tls(&target, &options.server)?;
         let stream = connect(&target).with_context(|| format!("{}: cannot connect", target.server))?;
         let owners = owners(&options.server)?;
-        Ok(Self { target, stream, own: own(), owners, tls, contents: None })
+        Ok(Self { target, stream, own: own(), owners, tls, contents: None, defers_closes: false })
     }
 
     /// Takes over a connection of another process.
     pub fn adopt(image: &Path, stream: OwnedFd, options: &ImageOptions) -> Result<Self> {
         let (target, owners) = (target(image)?, owners(&options.server)?);
         let (tls, contents) = (tls(&target, &options.server)?, contents(&options.server)?);
-        Ok(Self { target, stream: stream.into(), own: own(), owners, tls, contents })
+        let (stream, own) = (stream.into(), own());
+        Ok(Self { target, stream, own, owners, tls, contents, defers_closes: false })
     }
 
     /// Returns the descriptor, to pass it to another process.
     pub fn lend(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    /// Sends the contents of several files in one request, after they were closed. For a command that creates
+    /// many files: it must end with [`close`](super::images::close).
+    pub fn defer_closes(&mut self) {
+        self.defers_closes = true;
     }
 
     /// Opens the server's root for a command. What the command says of the change attribute holds for the
@@ -218,6 +227,8 @@ impl ServerConnection {
         let nfs = NfsOptions {
             patience,
             facts_of: facts_of.to_vec(),
+            delegations: self.defers_closes,
+            write_delegations: self.defers_closes,
             minor_version: minor_version(&options.server)?,
             tls: self.tls,
             ..NfsOptions::new(Identity::of(self.own))

@@ -196,6 +196,37 @@ fn archives_are_made_of_and_unpacked_on_a_server() {
     works(&["check", image.path().to_str().unwrap()]);
 }
 
+/// A member costs one round trip. Contents and closes of several files share requests.
+#[test]
+fn an_unpacked_archive_costs_few_round_trips() {
+    const FILES: u64 = 400;
+    if !can_serve() {
+        return;
+    }
+    let exported = Exported::new();
+    let dir = exported.image.dir();
+    let tree = dir.join("many");
+    fs::create_dir(&tree).unwrap();
+    (0..FILES).for_each(|nth| fs::write(tree.join(format!("file{nth}")), vec![nth as u8; 700]).unwrap());
+    let archive = dir.join("many.tar");
+    let tar = Command::new("tar")
+        .args(["--format=posix", "-cf"])
+        .arg(&archive)
+        .arg("-C")
+        .arg(dir)
+        .arg("many")
+        .status();
+    assert!(tar.unwrap().success());
+    let before = answered(&exported);
+    works(&["tar", "-x", "-f", archive.to_str().unwrap(), &exported.name("")]);
+    let calls = answered(&exported) - before;
+    // 400 files are created. 25 times, 16 files are sent, closed and returned.
+    assert!((FILES..FILES + FILES / 4 + 20).contains(&calls), "{calls} round trips");
+    let copy = dir.join("copy of many");
+    works(&["cp", "-a", &exported.name("/many"), copy.to_str().unwrap()]);
+    assert_same(&tree, &copy);
+}
+
 /// A change attribute of a server may repeat after its crash, so a second run reads the files again.
 #[test]
 fn files_of_a_server_are_measured() {

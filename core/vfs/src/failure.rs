@@ -23,8 +23,10 @@ use crate::vfs::Vfs;
 pub(crate) struct Failure {
     stopped: AtomicBool,
     why: RankedMutex<rank::Leaf, Option<String>>,
-    /// Files of which data was lost.
+    /// Files of which the device lost data.
     pub(crate) lost_files: AtomicU64,
+    /// Why data of a file was lost the first time.
+    first_loss: RankedMutex<rank::Leaf, Option<Error>>,
 }
 
 impl Failure {
@@ -34,6 +36,10 @@ impl Failure {
 
     fn why(&self) -> Option<String> {
         if self.has_stopped() { self.why.lock().clone() } else { None }
+    }
+
+    pub(crate) fn note_loss(&self, why: &Error) {
+        self.first_loss.lock().get_or_insert_with(|| why.clone());
     }
 }
 
@@ -87,6 +93,12 @@ impl Vfs {
             }
         }
         self.failure.stopped.store(true, Ordering::Release);
+    }
+
+    /// Returns why written data of a file was lost the first time. `None`: none was lost. Call it after
+    /// [`Vfs::unmount`] if files were written without [`Vfs::fsync`].
+    pub fn data_loss(&self) -> Option<Error> {
+        self.failure.first_loss.lock().clone()
     }
 
     /// What the filesystem can do at this moment: the driver's word, this mount's options and what has

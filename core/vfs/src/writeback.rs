@@ -136,6 +136,7 @@ impl Vfs {
         self.note_writeback_error(inode, error);
         log::error!("inode {}: data is lost: {error}", inode.ino);
         inode.writeback_errors.add_lost_ranges(ranges);
+        self.failure.note_loss(error);
         if !inode.data_lost.swap(true, Ordering::AcqRel) {
             // The next mount must not serve a value that stood for the lost data.
             if let Some(epochs) = self.fs.epochs() {

@@ -52,6 +52,8 @@ pub struct Nfs {
     /// The root never leaves the table.
     root: Held,
     pub(crate) facts: Facts,
+    /// A file of the filesystem that has these facts.
+    pub(crate) facts_at: FileHandle,
     pub(crate) info: FsInfo,
     pub(crate) attribute_timeout: Duration,
     pub(crate) missing: Missing,
@@ -92,6 +94,7 @@ impl Nfs {
             listings: Listings::default(),
             root: held,
             facts: root.facts,
+            facts_at: root.facts_at,
             attribute_timeout: options.attribute_timeout,
             missing: Missing::default(),
             owners: options.owners.clone(),

@@ -77,6 +77,8 @@ pub struct Root {
     pub fileid: Option<u64>,
     /// What the driver says of the filesystem.
     pub facts: Facts,
+    /// A file of this filesystem.
+    pub facts_at: FileHandle,
 }
 
 /// What the server says of a filesystem.
@@ -272,11 +274,11 @@ pub fn find_root(client: &Client, options: &NfsOptions) -> Result<Root> {
         return Err(at_name(NameError::NotDirectory.into(), names.last().map(Vec::as_slice), client.name()));
     }
     let facts_of_path = components(&options.facts_of, client.name()).unwrap_or_default();
-    let mut facts = facts_of(client, &handle, &facts_of_path)?;
+    let (mut facts, facts_at) = facts_of(client, &handle, &facts_of_path)?;
     let (read, write) = options.transfer_bytes_max;
     facts.read_bytes_max = facts.read_bytes_max.min(read);
     facts.write_bytes_max = facts.write_bytes_max.min(write);
-    Ok(Root { handle, fileid: found.fileid, facts })
+    Ok(Root { handle, fileid: found.fileid, facts, facts_at })
 }
 
 /// Returns the error for a name in the path of the root.
@@ -290,8 +292,8 @@ fn at_name(error: Error, name: Option<&[u8]>, place: &str) -> Error {
     }
 }
 
-/// Returns the facts of the filesystem that a path leads to, as far as it leads.
-fn facts_of(client: &Client, root: &FileHandle, path: &[Vec<u8>]) -> Result<Facts> {
+/// Returns the facts of the filesystem that a path leads to, as far as it leads, and a file of it.
+fn facts_of(client: &Client, root: &FileHandle, path: &[Vec<u8>]) -> Result<(Facts, FileHandle)> {
     let wanted = facts_bitmap(client, root)?;
     let ask = |at: &FileHandle, name: Option<&Vec<u8>>| -> Result<(FileHandle, Attrs)> {
         let mut ops = vec![Op::PutFh(at.clone())];
@@ -307,7 +309,7 @@ fn facts_of(client: &Client, root: &FileHandle, path: &[Vec<u8>]) -> Result<Fact
         let Ok((below, found)) = ask(&at, Some(name)) else { break };
         (at, attrs) = (below, found);
     }
-    Ok(Facts::of(&attrs))
+    Ok((Facts::of(&attrs), at))
 }
 
 #[cfg(test)]

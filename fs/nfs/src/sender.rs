@@ -122,10 +122,13 @@ impl Nfs {
             self.sender.space.fetch_sub(GROUP as u64 * FILE_BYTES_MAX, Relaxed);
             return;
         }
-        let ops = [Op::GetAttr(Bitmap::of([attr::SPACE_AVAIL]))];
-        let asked = self
-            .on_file(&Cred::system(), self.root(), &ops)
-            .and_then(|(mut results, _)| attributes::decode(&take!(results, GetAttr)?, self.client.name()));
+        let name = self.client.name();
+        let ops = [Op::PutFh(self.facts_at.clone()), Op::GetAttr(Bitmap::of([attr::SPACE_AVAIL]))];
+        let asked = self.client.call(&Cred::system(), &ops).and_then(|outcome| {
+            let (mut results, _) = outcome.ok(name)?;
+            results.skip();
+            attributes::decode(&take!(results, GetAttr)?, name)
+        });
         self.sender.space.store(asked.ok().and_then(|attrs| attrs.space_avail).unwrap_or(0), Relaxed);
     }
 

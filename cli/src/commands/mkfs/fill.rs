@@ -169,7 +169,7 @@ fn apply(filler: &mut Filler, entry: &spec::Entry, options: &FillOptions) -> Res
         ..Member::new(entry.path.clone(), Kind::File(entry.kind))
     };
     let created = filler.create(&names, &member)?;
-    filler.finish(&created, &member)
+    filler.finish(created, &member)
 }
 
 /// What the thread that reads a directory found. Paths start below the directory.
@@ -388,7 +388,7 @@ fn create_all(
                 }
                 files += 1;
                 show(files, bytes);
-                let done = filler.finish(&created, &member);
+                let done = filler.finish(created, &member);
                 (member.path, done)
             }
         };

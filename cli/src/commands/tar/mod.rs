@@ -34,7 +34,7 @@ use crate::arguments::{image_path, is_server, source_date_epoch};
 use crate::image::directory::resolve;
 use crate::image::filler::Filler;
 use crate::image::foreign_formats::contains_filesystem;
-use crate::image::images::Source;
+use crate::image::images::{self, Source};
 use crate::image::mount_options::ImageArgs;
 use crate::image::open::parse_image_path;
 use crate::image::sandbox;
@@ -226,7 +226,8 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     }
     let input = open_input(&args.file)?;
     let archive_bytes = input.metadata().map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
-    let source = Source::open(&image, &path, &options)?;
+    let mut source = Source::open(&image, &path, &options)?;
+    source.defer_closes();
     // After a signal the image is closed, and nothing of it is lost.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -271,7 +272,7 @@ fn extract(args: &Args, word: &Path, excludes: &Excludes) -> Result<(u64, Proble
     };
     let filled = fill();
     // Also after an error: what was created before stays.
-    let closed = vfs.unmount().with_context(|| format!("{}: cannot close the image", image.shown()));
+    let closed = images::close(&vfs, &image);
     let filled = filled?;
     closed?;
     Ok(filled)

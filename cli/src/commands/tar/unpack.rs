@@ -154,6 +154,6 @@ fn one(
             Err(DataError::Sink(error)) => return Err(error),
         }
     }
-    filler.finish(&created, member)?;
+    filler.finish(created, member)?;
     member.unusable.clone().map_or(Ok(()), |what| Err(anyhow!(what)))
 }

@@ -86,6 +86,27 @@ fn an_archive_costs_one_round_trip_a_file() {
     served.server.stop().unwrap();
 }
 
+/// The root of a server is often a filesystem of its own: its free space decides nothing.
+#[test]
+fn an_export_below_the_root_has_its_own_space() {
+    const FILES: u64 = 64;
+    let served = Served::new(ext4());
+    let export = b"/deep/data".to_vec();
+    let below_root = NfsOptions { root: b"/".to_vec(), facts_of: export, ..holding() };
+    let client = mount(served.address(), &below_root).unwrap();
+    let dir = client.find("/deep/data").unwrap();
+    for nth in 0..FILES {
+        // The space is asked for after each group.
+        unpack(&client, &dir, &format!("f{nth}"), b"contents");
+        if nth % 16 == 15 {
+            client.vfs.sync().unwrap();
+        }
+    }
+    client.vfs.unmount().unwrap();
+    let shared = client.count("server_shared_requests");
+    assert!(shared >= FILES / 16, "{shared} requests with the data of several files");
+}
+
 /// [`D9`] Another client that opens the file gets what a close has deferred, and its times.
 #[test]
 fn another_client_sees_what_a_close_deferred() {
@@ -220,6 +241,28 @@ fn what_closes_deferred_survives_a_restart_of_the_server() {
         other.vfs.unmount().unwrap();
     }
     client.vfs.unmount().unwrap();
+}
+
+/// If the server refuses what closes deferred, a command knows it after its unmount.
+#[test]
+fn a_refusal_of_what_closes_deferred_is_known_after_the_unmount() {
+    let served = Served::new(ext4());
+    let client = mount(served.address(), &holding()).unwrap();
+    let root = client.vfs.root().unwrap();
+    let bytes = vec![7; 100_000];
+    let files: Vec<_> = (0..5).map(|nth| unpack(&client, &root, &format!("f{nth}"), &bytes)).collect();
+    assert_eq!(client.count("server_deferred_closes"), 5);
+    // Another user of the server fills its filesystem.
+    let full = served.file(&served.root(), b"full", b"");
+    let mut end = 0;
+    while served.vfs.write(&Cred::root(), &full, end, &bytes, WriteFlags::empty()).is_ok() {
+        end += bytes.len() as u64;
+    }
+    served.vfs.sync().unwrap();
+    drop(files);
+    client.vfs.unmount().unwrap();
+    let loss = client.vfs.data_loss();
+    assert!(matches!(loss, Some(Error::DataRefused(NameError::NoSpace))), "{loss:?}");
 }
 
 /// Bytes that a server loses are sent again. That does not move times that a program has set.
