@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rustix::io::Errno;
 
 /// The properties to omit.
 #[derive(Debug, Clone, Copy, Default)]
@@ -79,7 +80,11 @@ fn line(root: &Path, path: &Path, options: TreeOptions, first: &mut HashMap<u64,
     } else if !meta.is_dir() {
         line += &format!(" rdev={:x}", meta.rdev());
     }
-    let mut names: Vec<_> = xattr::list(&full)?.collect();
+    let mut names: Vec<_> = match xattr::list(&full) {
+        // NFSv4.0 and 4.1 have none.
+        Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => Vec::new(),
+        listed => listed?.collect(),
+    };
     names.sort();
     for name in names {
         let shown = name.as_bytes();

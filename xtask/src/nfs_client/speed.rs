@@ -436,7 +436,7 @@ fn speed_section(rows: &[(String, Rates)], options: &Options) -> Result<String> 
 }
 
 fn requests_section(counts: &[Count]) -> Result<String> {
-    let mut text = REQUESTS.replace("WHEN", &format!("Commit {}, release build.", super::tested()?));
+    let mut text = REQUESTS.replace("WHEN", &format!("Commit {}.", super::tested()?));
     for count in counts {
         writeln!(text, "{}", count.line())?;
     }
