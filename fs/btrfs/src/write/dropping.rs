@@ -115,8 +115,8 @@ impl Tx<'_> {
         Ok(Dropped::Some)
     }
 
-    /// Reads all blocks that [`Tx::drop_last_block`] changes: those on the way to the last leaf, and the nodes
-    /// before them, with which they may be merged.
+    /// Reads all blocks that [`Tx::drop_last_block`] changes: those on the way to the last leaf, and the
+    /// nodes before them, with which they may be merged.
     fn read_last_blocks(&self, tree: u64) -> Result<()> {
         let TreeRoot { bytenr, generation, level } = self.tree(tree)?.root;
         let mut expected = Expected { bytenr, generation, level, tree, first: None, below: None };
