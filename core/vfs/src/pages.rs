@@ -643,6 +643,12 @@ impl Pages {
         f(!map.dirty.is_empty() || map.writeback > 0 || !map.unstable.is_empty())
     }
 
+    /// Runs `f` under the map's lock, with whether a page is dirty or under write-back.
+    pub(crate) fn with_unsent<T>(&self, f: impl FnOnce(bool) -> T) -> T {
+        let map = self.map.lock();
+        f(!map.dirty.is_empty() || map.writeback > 0)
+    }
+
     /// Whether there is any page.
     pub(crate) fn has_pages(&self) -> bool {
         self.has_pages.load(Ordering::Relaxed)

@@ -9,6 +9,9 @@
 //! - A raised value is the server's sooner or later, for other bytes. So before the inode counts as written
 //!   back, the server's value reaches every raised one ([`ServerOps::catch_up`](crate::ServerOps::catch_up)).
 //!   That limits how often a value is raised; after that a query sends the cached writes first.
+//! - A change by a request of its own moves the server's value, which may still be below a raised one. The
+//!   driver reports it ([`CacheHandle::changed_by_request`](crate::CacheHandle::changed_by_request)), and the
+//!   next query sends the cached writes first.
 //! - A recall ([`CacheHandle::write_back`](crate::CacheHandle::write_back)) may meet a writer whose driver
 //!   said a moment ago that it has the delegation. Recalls are counted, and that writer raises nothing.
 
@@ -35,15 +38,38 @@ pub(crate) struct ServerState {
     raised: AtomicBool,
     /// The raised value was queried.
     queried: AtomicBool,
-    /// A change since the raised value was queried has not raised it again.
-    uncounted: AtomicBool,
+    /// How many changes since the value was raised have not raised it again: writes, or those of requests.
+    uncounted: AtomicU64,
     /// How often the cached writes were recalled.
     recalls: AtomicU64,
     /// Rises whenever others may have changed the names of a directory.
     names: AtomicU64,
-    /// What the server said of this client's newest change of names, until the caller of that change takes
-    /// it.
-    own_names: RankedMutex<rank::Leaf, Option<ChangeInfo>>,
+    /// What the server said of this client's newest changes of names, until their caller takes it.
+    own_names: RankedMutex<rank::Leaf, OwnNames>,
+}
+
+/// What the server said of the changes of names of one call of the VFS, which may take several requests.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum OwnNames {
+    /// Nothing yet.
+    #[default]
+    None,
+    /// From the change attribute before the first one to that after the last one.
+    Known(ChangeInfo),
+    /// Others changed names in between, or the server did not say.
+    Unknown,
+}
+
+impl OwnNames {
+    fn add(&mut self, info: Option<ChangeInfo>) {
+        *self = match (&*self, info) {
+            (Self::None, Some(info)) => Self::Known(info),
+            (Self::Known(first), Some(info)) if first.after == info.before => {
+                Self::Known(ChangeInfo { before: first.before, after: info.after })
+            }
+            _ => Self::Unknown,
+        };
+    }
 }
 
 impl ServerState {
@@ -60,9 +86,14 @@ impl ServerState {
         self.raised.load(Relaxed)
     }
 
+    /// A change has not raised a raised value again. The caller holds the lock of the attributes.
+    fn note_uncounted(&self) {
+        self.uncounted.fetch_add(self.raised.load(Relaxed).into(), Relaxed);
+    }
+
     /// Whether the served value counts every cached write.
     fn counts_cached_writes(&self) -> bool {
-        self.raised.load(Relaxed) && !self.uncounted.load(Relaxed)
+        self.raised.load(Relaxed) && self.uncounted.load(Relaxed) == 0
     }
 }
 
@@ -86,9 +117,7 @@ impl Inode {
         let Some(state) = &self.server else { return };
         let mut attr = self.attr.lock();
         if !delegated || state.recalls.load(Relaxed) != recalls {
-            let raised = state.raised.load(Relaxed);
-            state.uncounted.fetch_or(raised, Relaxed);
-            return;
+            return state.note_uncounted();
         }
         if touch == Touch::Data {
             attr.mtime = attr.mtime.max(now);
@@ -102,9 +131,7 @@ impl Inode {
         }
         let far = value.wrapping_sub(state.known.load(Relaxed)) >= RAISES_MAX;
         let Some(raised) = value.checked_add(1).filter(|_| !far) else {
-            let owes = state.raised.load(Relaxed);
-            state.uncounted.store(owes, Relaxed);
-            return;
+            return state.note_uncounted();
         };
         self.counter.set_raw(raised);
         state.raised.store(true, Relaxed);
@@ -115,13 +142,16 @@ impl Inode {
     /// lock of the attributes.
     fn owed(&self) -> Option<u64> {
         let state = self.server.as_ref().filter(|state| state.raised.load(Relaxed))?;
-        let owed = self.counter.peek_raw().saturating_add(state.uncounted.load(Relaxed).into());
+        let owed = self.counter.peek_raw().saturating_add(state.uncounted.load(Relaxed).min(1));
         Some(owed).filter(|owed| state.known.load(Relaxed) < *owed)
     }
 
-    /// Takes what the server said of this client's newest change of names.
+    /// Takes what the server said of this client's newest changes of names.
     pub(crate) fn take_own_names(&self) -> Option<ChangeInfo> {
-        self.server.as_ref()?.own_names.lock().take()
+        match std::mem::take(&mut *self.server.as_ref()?.own_names.lock()) {
+            OwnNames::Known(info) => Some(info),
+            OwnNames::None | OwnNames::Unknown => None,
+        }
     }
 }
 
@@ -210,18 +240,25 @@ impl Vfs {
 
     /// Cached writes are sent: the server's change attribute follows the values that were served for them.
     pub(crate) fn catch_up_with_server(&self, inode: &Inode) -> Result<()> {
-        let Some(state) = inode.server.as_ref().filter(|state| state.owes_server()) else { return Ok(()) };
+        let Some(state) = inode.server.as_ref() else { return Ok(()) };
         if let Some(server) = self.fs.server() {
             server.send_attributes(inode)?;
         }
-        let owed = {
+        if !state.owes_server() {
+            return Ok(());
+        }
+        let (owed, uncounted) = {
             let _attr = inode.attr.lock();
-            inode.owed()
+            (inode.owed(), state.uncounted.load(Relaxed))
         };
         if let (Some(owed), Some(server)) = (owed, self.fs.server()) {
             server.catch_up(inode, owed)?;
         }
         let _attr = inode.attr.lock();
+        // The server's value is above each one that was served before these changes.
+        if state.uncounted.load(Relaxed) == uncounted {
+            state.uncounted.store(0, Relaxed);
+        }
         match inode.owed() {
             // A writer has raised it again meanwhile: that is for the next write-back.
             Some(_) if owed.is_none_or(|owed| state.known.load(Relaxed) >= owed) => {}
@@ -230,7 +267,7 @@ impl Vfs {
                 inode.counter.set_raw(state.known.load(Relaxed));
                 state.raised.store(false, Relaxed);
                 state.queried.store(false, Relaxed);
-                state.uncounted.store(false, Relaxed);
+                state.uncounted.store(0, Relaxed);
             }
         }
         Ok(())
@@ -278,7 +315,7 @@ impl Vfs {
     pub(crate) fn names_changed_on_server(&self, dir: Ino, info: ChangeInfo, atomic: bool) {
         let Some(dir) = self.cached(dir) else { return };
         let Some(state) = &dir.server else { return };
-        *state.own_names.lock() = atomic.then_some(info);
+        state.own_names.lock().add(atomic.then_some(info));
         let alone = atomic && state.known.load(Relaxed) == info.before;
         if !alone || self.info.names_alias {
             self.drop_outdated(&dir);
@@ -314,8 +351,19 @@ impl Vfs {
     pub(crate) fn query_for_server(&self, ino: Ino) -> Option<(u64, u64)> {
         let inode = self.cached(ino)?;
         let state = inode.server.as_ref()?;
-        let attr = inode.attr.lock();
-        Some((inode.query_server_locked(state), attr.size))
+        inode.pages.with_unsent(|unsent| {
+            let attr = inode.attr.lock();
+            // The server's own value does not count these writes.
+            let is_counted = !unsent || state.raised.load(Relaxed);
+            is_counted.then(|| (inode.query_server_locked(state), attr.size))
+        })
+    }
+
+    /// See [`CacheHandle::changed_by_request`](crate::CacheHandle::changed_by_request).
+    pub(crate) fn changed_by_request(&self, ino: Ino) {
+        let Some(inode) = self.cached(ino) else { return };
+        let Some(state) = &inode.server else { return };
+        inode.with_attr(|_| state.note_uncounted());
     }
 
     /// Whether a close need not send the cached writes of an inode.

@@ -18,15 +18,14 @@ impl Opens {
     /// left as they are.
     pub(crate) fn close_many(&self, files: &[Arc<FileOpen>]) {
         let mut closing = Vec::new();
+        // Closed alone, after the others: that waits for threads that use the file, and they may wait for one
+        // of the others.
+        let mut alone = Vec::new();
         for file in files {
             let mut state = file.state.lock();
             state.sending = false;
             if state.busy || !state.is_idle() || state.locks.any() || !state.hidden.is_empty() {
-                let is_idle = state.is_idle();
-                drop(state);
-                if is_idle {
-                    self.settle(file);
-                }
+                alone.extend(state.is_idle().then_some(file));
                 continue;
             }
             let Some(stateid) = state.stateid else {
@@ -67,13 +66,14 @@ impl Opens {
                     !is_same
                 };
                 drop(busy);
-                // The server stopped at the first one that failed: each of the others alone.
+                // The server stopped at the first one that failed.
                 if again {
-                    self.settle(file);
+                    alone.push(file);
                 } else {
                     self.table.remove_if_closed(file);
                 }
             }
         }
+        alone.into_iter().for_each(|file| self.settle(file));
     }
 }

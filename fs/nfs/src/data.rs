@@ -87,7 +87,7 @@ impl Nfs {
                 ops.push(Op::GetAttr(attributes::of_file()));
                 ops
             };
-            let changing = self.changing(node);
+            let changing = self.sending(node);
             let outcome = self.with_stateid(&writer, node, share::WRITE, ops)?;
             let (mut results, sent) = outcome.up_to(2, &place)?;
             results.skip();

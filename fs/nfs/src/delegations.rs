@@ -445,10 +445,13 @@ impl Callee for Opens {
     }
 
     fn attributes(&self, file: &FileHandle) -> Option<(u64, u64)> {
-        let delegation = self.table.known(file)?.delegation()?;
-        // If the lease may have expired, the server must recall it, and not count on this answer.
-        let is_asked = delegation.write.is_some() && self.is_usable(&delegation);
-        self.cached.get().filter(|_| is_asked)?.query(file)
+        let known = self.table.known(file)?;
+        let delegation = known.delegation()?;
+        // If the lease may have expired, the server must recall it, and not count on this answer. So it must
+        // if other attributes are deferred: it would tell the old ones to the client that asks.
+        let is_usable = delegation.write.is_some() && self.is_usable(&delegation);
+        let may_answer = is_usable && known.deferred().is_none();
+        self.cached.get().filter(|_| may_answer)?.query(file)
     }
 
     fn recall_any(&self, keep: usize) {

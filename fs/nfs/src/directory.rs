@@ -105,7 +105,7 @@ impl Nfs {
         let is_dot = |name: &[u8]| matches!(name, b"." | b"..");
         if take!(results, ReadDir).is_ok_and(|it| it.eof && it.entries.iter().all(|it| is_dot(&it.name))) {
             // Listed after the attributes were read: the directory was empty then, or has changed since.
-            node.note_empty(dir.change);
+            node.note_empty(dir.change, &self.nodes.names_kept);
         }
         Ok(())
     }

@@ -177,7 +177,13 @@ impl Nfs {
     /// Begins a request that changes a file. Call it before the request is sent.
     pub(crate) fn changing<'a>(&'a self, node: &'a Node) -> Changing<'a> {
         node.change_begins();
-        Changing { nfs: self, node, reply: None }
+        Changing { nfs: self, node, reply: None, was_cached: false }
+    }
+
+    /// Begins a request that sends what was changed in the cache: programs have seen that already.
+    pub(crate) fn sending<'a>(&'a self, node: &'a Node) -> Changing<'a> {
+        node.change_begins();
+        Changing { nfs: self, node, reply: None, was_cached: true }
     }
 
     /// Asks for the attributes of a file.
@@ -261,6 +267,8 @@ pub(crate) struct Changing<'a> {
     node: &'a Node,
     /// The number of its request, if its reply had attributes.
     reply: Option<u64>,
+    /// The change attribute that programs see counts this change.
+    was_cached: bool,
 }
 
 impl Changing<'_> {
@@ -283,6 +291,11 @@ impl Changing<'_> {
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
         self.node.change_ended(self.nfs.client.requests() + 1, self.reply);
+        if !self.was_cached
+            && let Some(cache) = self.nfs.cache()
+        {
+            cache.changed_by_request(self.node.ino);
+        }
     }
 }
 

@@ -174,10 +174,15 @@ impl FileOpen {
         state
     }
 
-    /// Returns whether a program of this client has the file open.
+    /// Returns whether a program of this client has the file open, or has created it and may open it next.
     pub fn is_used(&self) -> bool {
         let state = self.state.lock();
         state.users > 0 || state.unclaimed
+    }
+
+    /// Returns whether a program of this client has opened the file and not closed it.
+    pub fn has_users(&self) -> bool {
+        self.state.lock().users > 0
     }
 
     /// Returns whether the file was created, and its creator has not opened it yet.

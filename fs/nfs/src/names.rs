@@ -34,6 +34,19 @@ struct Move<'a> {
     to: (&'a Node, &'a [u8]),
     /// The file that is moved.
     file: &'a Node,
+    /// Fails unless the file that is replaced has so many names: see [`names_of`].
+    replaced_names: Option<u32>,
+}
+
+/// Returns how many names a file has, the hidden ones included.
+fn names_of(inode: &Inode, node: &Node) -> u32 {
+    inode.with_attr(|attr| attr.nlink).saturating_add(node.open.hidden_names())
+}
+
+/// Returns the operations that fail unless a file has so many names.
+fn verify_names(node: &Node, names: Option<u32>) -> Vec<Op> {
+    let verify = |numlinks| Op::Verify(Attrs { numlinks: Some(numlinks), ..Attrs::default() }.encode());
+    names.map_or(Vec::new(), |names| vec![Op::PutFh(node.handle.clone()), verify(names)])
 }
 
 /// How far before now the access time is that marks a creation, at most: a tick of a clock.
@@ -224,7 +237,10 @@ impl Nfs {
         let change = found.file.change;
         let loaded = self.loaded_new(dir, name, found)?;
         if is_directory && let Some(held) = loaded.private.downcast_ref::<crate::nodes::Held>() {
-            held.node.note_new_directory();
+            // Elsewhere a name may be another spelling of one that is there.
+            if !self.info.names_alias && held.node.place().map(|(fsid, _)| fsid) == self.facts.fsid() {
+                held.node.note_new_directory();
+            }
             if let Some(ok) = granted {
                 self.granted(&held.node, self.client.identity().auth(caller), &ok, (change, sent));
             }
@@ -299,33 +315,47 @@ impl Nfs {
             self.link_name(caller, dir, &hidden.name, node)?;
         } else {
             let to = (dir, hidden.name.as_slice());
-            self.move_name(&Move { caller, from: (dir, name), to, file: node }, None)?;
+            let request = Move { caller, from: (dir, name), to, file: node, replaced_names: None };
+            self.move_name(&request, None)?;
         }
         node.open.hide(hidden);
         Ok(())
     }
 
+    /// Removes the last name of an open file: it keeps a hidden one.
+    fn hide_removed(&self, caller: &Cred, dir: &Node, name: &[u8], inode: &Inode) -> Result<()> {
+        self.hide(caller, dir, name, inode, false)?;
+        let nlink = inode.with_attr(|attr| attr.nlink);
+        inode.with_attr(|attr| attr.nlink = nlink.saturating_sub(1));
+        self.node(inode).expire(self.client.requests() + 1);
+        Ok(())
+    }
+
     pub(crate) fn remove_name(&self, caller: &Cred, dir: &Node, name: &[u8], inode: &Inode) -> Result<()> {
         let node = self.node(inode);
-        if inode.kind == FileType::Regular && node.open.is_used() {
-            self.hide(caller, dir, name, inode, false)?;
-            let nlink = inode.with_attr(|attr| attr.nlink);
-            inode.with_attr(|attr| attr.nlink = nlink.saturating_sub(1));
-            node.expire(self.client.requests() + 1);
-            return Ok(());
+        let is_used = inode.kind == FileType::Regular && node.open.has_users();
+        // Its other names keep an open file. Another client may have removed them.
+        let names = is_used.then(|| names_of(inode, node));
+        if names.is_some_and(|names| names < 2) {
+            return self.hide_removed(caller, dir, name, inode);
         }
-        let ops = [
+        let mut ops = verify_names(node, names);
+        let verified = ops.len();
+        ops.extend([
             Op::PutFh(dir.handle.clone()),
             Op::Remove(name.to_vec()),
             Op::GetAttr(attributes::of_file()),
             Op::PutFh(node.handle.clone()),
             Op::GetAttr(attributes::of_file()),
-        ];
+        ]);
         let (known, changing) = (dir.change(), self.changing(node));
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
-                let (mut results, sent) = outcome.up_to(2, self.client.name())?;
-                results.skip();
+                if outcome.ended_within(verified) {
+                    return self.hide_removed(caller, dir, name, inode);
+                }
+                let (mut results, sent) = outcome.up_to(verified + 2, self.client.name())?;
+                (0..=verified).for_each(|_| results.skip());
                 let info = take!(results, Remove)?;
                 self.forget_name(node, dir, name);
                 self.name_was_expected(known, &info);
@@ -357,28 +387,33 @@ impl Nfs {
         Ok(())
     }
 
-    /// Moves a name. `target` is the file that has the new name.
-    fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
-        self.send_rename(request, target)?;
+    /// Moves a name. `target` is the file that has the new name. Returns whether it was moved: see
+    /// [`Move::replaced_names`].
+    fn move_name(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<bool> {
+        if !self.send_rename(request, target)? {
+            return Ok(false);
+        }
         let (from, to, file) = (request.from, request.to, request.file);
         if let Some(target) = target {
             self.forget_name(self.node(target), to.0, to.1);
         }
         self.forget_name(file, from.0, from.1);
         self.note_name(file, to.0, to.1);
-        Ok(())
+        Ok(true)
     }
 
-    fn send_rename(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<()> {
-        let &Move { caller, from: (old_dir, old), to: (new_dir, new), file } = request;
+    fn send_rename(&self, request: &Move<'_>, target: Option<&Inode>) -> Result<bool> {
+        let &Move { caller, from: (old_dir, old), to: (new_dir, new), file, replaced_names } = request;
         let crosses = old_dir.ino != new_dir.ino;
-        let mut ops = vec![
+        let mut ops = target.map_or(Vec::new(), |target| verify_names(self.node(target), replaced_names));
+        let verified = ops.len();
+        ops.extend([
             Op::PutFh(old_dir.handle.clone()),
             Op::SaveFh(()),
             Op::PutFh(new_dir.handle.clone()),
             Op::Rename(RenameArgs { old: old.to_vec(), new: new.to_vec() }),
             Op::GetAttr(attributes::of_file()),
-        ];
+        ]);
         let of = |node: &Node| [Op::PutFh(node.handle.clone()), Op::GetAttr(attributes::of_file())];
         if crosses {
             ops.extend(of(old_dir));
@@ -391,8 +426,11 @@ impl Nfs {
         let target = target.map(|target| (target, self.changing(self.node(target))));
         loop {
             if let Some(outcome) = self.client.call_once(caller, &ops)? {
-                let (mut results, sent) = outcome.up_to(4, self.client.name())?;
-                (0..3).for_each(|_| results.skip());
+                if outcome.ended_within(verified) {
+                    return Ok(false);
+                }
+                let (mut results, sent) = outcome.up_to(verified + 4, self.client.name())?;
+                (0..verified + 3).for_each(|_| results.skip());
                 let infos = take!(results, Rename)?;
                 self.name_was_expected(known.0, &infos.source);
                 if crosses {
@@ -412,7 +450,7 @@ impl Nfs {
                     let gone = results.attributes(&self.place(self.node(target.0)))?;
                     self.lost_name(target, gone, sent);
                 }
-                return Ok(());
+                return Ok(true);
             }
             let has = |found: Option<Found>| found.is_some_and(|found| found.handle == file.handle);
             if has(self.look(caller, old_dir, old)?) {
@@ -427,7 +465,7 @@ impl Nfs {
                 self.look_again(caller, old_dir)?;
             }
             let target = target.map(|(target, _)| target);
-            return target.map_or(Ok(()), |target| self.lost_name_unseen(caller, target));
+            return target.map_or(Ok(()), |target| self.lost_name_unseen(caller, target)).map(|()| true);
         }
     }
 
@@ -438,20 +476,37 @@ impl Nfs {
         let (old_dir, new_dir): (&Node, &Node) = (self.node(rename.old_dir), self.node(rename.new_dir));
         let (caller, file) = (rename.caller, self.node(rename.inode));
         let target = rename.target;
-        if let Some(target) = target
-            && target.kind == FileType::Regular
-            && self.node(target).open.is_used()
+        let used = target.filter(|it| it.kind == FileType::Regular && self.node(it).open.has_users());
+        if target.is_some()
+            && file.open.owes()
+            && let Some(cache) = self.cache()
         {
-            match self.hide(caller, new_dir, rename.new_name, target, true) {
+            // Otherwise a crash of this client could leave the name without the old bytes and the new ones.
+            match cache.send(file.ino) {
+                Err(error @ Error::Server(_)) => return Err(error),
+                Err(error) => log::warn!("{}: bytes before a rename: {error}", self.place(file)),
+                Ok(()) => {}
+            }
+        }
+        let (from, to) = ((old_dir, rename.old_name), (new_dir, rename.new_name));
+        let replaced_names = used.map(|used| names_of(used, self.node(used))).filter(|names| *names > 1);
+        let request = Move { caller, from, to, file, replaced_names };
+        // The other names of an open file keep it.
+        let may_move = used.is_none() || replaced_names.is_some();
+        if may_move && self.move_name(&request, target)? {
+            file.parent.store(new_dir.ino.0, Relaxed);
+            return Ok(());
+        }
+        if let Some(used) = used {
+            match self.hide(caller, new_dir, rename.new_name, used, true) {
                 // Without links the name is missing for a moment.
                 Err(Error::Name(NameError::NotSupported | NameError::TooManyLinks)) => {
-                    self.hide(caller, new_dir, rename.new_name, target, false)?;
+                    self.hide(caller, new_dir, rename.new_name, used, false)?;
                 }
                 hidden => hidden?,
             }
         }
-        let (from, to) = ((old_dir, rename.old_name), (new_dir, rename.new_name));
-        self.move_name(&Move { caller, from, to, file }, target)?;
+        self.move_name(&Move { replaced_names: None, ..request }, target)?;
         file.parent.store(new_dir.ino.0, Relaxed);
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::rpc::AuthSys;
@@ -97,6 +97,8 @@ pub struct Nodes {
     table: RankedMutex<rank::Driver<5>, Table>,
     /// The files that are open on the server. They outlive their nodes.
     pub opens: Arc<OpenTable>,
+    /// The number of names in all [`AllNames`].
+    pub names_kept: Arc<AtomicUsize>,
 }
 
 /// What an inode keeps: its file, which the table keeps too as long as this is not released.
@@ -265,8 +267,8 @@ impl Node {
     }
 
     /// The directory was empty when it had this change attribute, or it has another one since.
-    pub fn note_empty(&self, change: u64) {
-        self.known.lock().names = Some(AllNames::of_new(change));
+    pub fn note_empty(&self, change: u64, kept: &Arc<AtomicUsize>) {
+        self.known.lock().names = Some(AllNames::of_new(change, kept.clone()));
     }
 
     /// Returns whether the directory certainly lacks a name, if its attributes are current.
@@ -333,6 +335,15 @@ impl Node {
     /// Returns the change attribute of the newest reply.
     pub fn change(&self) -> u64 {
         self.known.lock().change
+    }
+
+    /// As [`Node::change`], once the cache has that reply too.
+    pub fn change_in_cache(&self) -> u64 {
+        let mut known = self.known.lock();
+        while known.applying {
+            known.wait(&self.applied);
+        }
+        known.change
     }
 
     /// Returns the filesystem of the file and its `fileid` there, if the server reports them.

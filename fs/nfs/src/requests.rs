@@ -53,6 +53,11 @@ impl Outcome {
         Ok((Compound { status, results }.ok(place)?, sent))
     }
 
+    /// Returns whether one of the first `count` operations failed.
+    pub fn ended_within(&self, count: usize) -> bool {
+        count > 0 && self.status != NfsStat::Ok && self.results.len() <= count
+    }
+
     /// Returns whether the operation that failed may have changed a part of a file.
     fn may_have_changed_a_part(&self) -> bool {
         self.results.last().is_some_and(|last| {

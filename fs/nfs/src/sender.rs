@@ -132,21 +132,25 @@ impl Nfs {
         self.sender.space.store(asked.ok().and_then(|attrs| attrs.space_avail).unwrap_or(0), Relaxed);
     }
 
-    /// Sends everything that waits.
+    /// Sends everything that waits now. What other programs close meanwhile is not waited for.
     pub(crate) fn send_everything(&self) {
+        let until = Instant::now();
         loop {
             let files = {
                 let mut queue = self.sender.queue.lock();
-                while queue.files.is_empty() && queue.sending > 0 && !self.client.is_stopped() {
+                while queue.sending > 0 && !self.client.is_stopped() {
                     queue.wait_for(&self.sender.changed, DELAY);
                 }
-                // Files that cannot be sent come back. They stay cached.
-                self.sender.take(&mut queue)
+                if self.client.is_stopped() {
+                    return;
+                }
+                self.sender.take_until(&mut queue, until)
             };
-            if files.is_empty() || self.client.is_stopped() {
+            if files.is_empty() {
                 return;
             }
             self.send_files(&files);
+            // Files that cannot be sent come back. They stay cached.
             if files.iter().any(|file| file.owes()) {
                 return;
             }
@@ -162,7 +166,7 @@ impl Nfs {
     /// Sends the deferred attributes of a file. What the server refuses is dropped.
     pub(crate) fn send_deferred(&self, node: &Node) -> Result<()> {
         let Some(deferred) = node.open.deferred() else { return Ok(()) };
-        let changing = self.changing(node);
+        let changing = self.sending(node);
         let ops = setting(node, deferred.op(StateId::ANONYMOUS));
         let outcome = self.client.call_in_manner(&deferred.caller, ops)?;
         match outcome.up_to(2, &self.place(node)) {
@@ -183,11 +187,22 @@ impl Nfs {
     /// Sends a deferred mode, before the server is asked what it permits.
     pub(crate) fn send_mode(&self, node: &Node) -> Result<()> {
         let Some(mode) = node.open.deferred_mode() else { return Ok(()) };
-        let changing = self.changing(node);
+        let changing = self.sending(node);
         let ops = setting(node, mode.op(StateId::ANONYMOUS));
-        let (mut results, sent) = self.client.call(&mode.caller, &ops)?.up_to(2, &self.place(node))?;
-        (0..2).for_each(|_| results.skip());
-        node.open.mode_is_sent(&mode);
-        changing.learn_or_expire(&mut results, sent)
+        match self.client.call(&mode.caller, &ops)?.up_to(2, &self.place(node)) {
+            Ok((mut results, sent)) => {
+                (0..2).for_each(|_| results.skip());
+                node.open.mode_is_sent(&mode);
+                changing.learn_or_expire(&mut results, sent)
+            }
+            Err(error @ Error::Server(_)) => Err(error),
+            // It must not refuse every open of the file from now on.
+            Err(error) => {
+                log::error!("{}: a deferred mode: {error}", self.place(node));
+                node.open.mode_is_sent(&mode);
+                node.expire(self.client.requests() + 1);
+                Ok(())
+            }
+        }
     }
 }

@@ -95,10 +95,10 @@ impl Nfs {
         let times = Attrs { time_access_set: server.clone(), time_modify_set: server, ..Attrs::default() };
         let mut attrs = mode.encode();
         for _ in 0..RAISES_MAX {
-            if node.change().wrapping_sub(value) as i64 >= 0 {
+            if node.change_in_cache().wrapping_sub(value) as i64 >= 0 {
                 return Ok(());
             }
-            let changing = self.changing(node);
+            let changing = self.sending(node);
             let set = SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: attrs.clone() };
             let outcome = self.client.call_in_manner(&writer, setting(node, Op::SetAttr(set)))?;
             match outcome.up_to(3, &self.place(node)) {

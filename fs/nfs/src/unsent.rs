@@ -72,7 +72,8 @@ impl Sender {
         self.changed.notify_all();
     }
 
-    /// Takes the files to send next, when there are enough or the oldest has waited long enough.
+    /// Takes the files to send next, when there are enough or the oldest has waited long enough. Waits until
+    /// no others are being sent: see [`Sender::take_until`].
     pub(crate) fn next(&self) -> Option<Vec<Arc<FileOpen>>> {
         let mut queue = self.queue.lock();
         loop {
@@ -83,6 +84,7 @@ impl Sender {
             }
             let waited = queue.files.front().map(|it| it.since.elapsed());
             match waited {
+                _ if queue.sending > 0 => queue.wait(&self.changed),
                 Some(waited) if queue.files.len() >= GROUP || waited >= DELAY => break,
                 Some(waited) => {
                     queue.wait_for(&self.changed, DELAY - waited);
@@ -90,11 +92,14 @@ impl Sender {
                 None => queue.wait(&self.changed),
             }
         }
-        Some(self.take(&mut queue))
+        Some(self.take_until(&mut queue, Instant::now()))
     }
 
-    pub(crate) fn take(&self, queue: &mut Queue) -> Vec<Arc<FileOpen>> {
-        let count = queue.files.len().min(GROUP);
+    /// Takes files that wait since this time or longer, to send them together. Only if no others are being
+    /// sent: a file may be in both groups. The threads of one group wait for each other, so two groups could
+    /// wait for each other's files.
+    pub(crate) fn take_until(&self, queue: &mut Queue, until: Instant) -> Vec<Arc<FileOpen>> {
+        let count = queue.files.iter().take(GROUP).take_while(|it| it.since <= until).count();
         let taken: Vec<_> = queue.files.drain(..count).collect();
         queue.sending += count;
         self.bytes.fetch_sub(taken.iter().map(|it| it.bytes).sum(), Relaxed);
@@ -155,5 +160,37 @@ impl CachedFiles for CacheOf {
 
     fn query(&self, file: &FileHandle) -> Option<(u64, u64)> {
         self.node(file).and_then(|node| self.cache.query(node.ino))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_nfs4::types::Opaque;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    /// [`D13`]
+    #[test]
+    fn one_group_is_sent_at_a_time() {
+        let sender = Arc::new(Sender::new(None));
+        let files: Vec<_> = (0..20_u8).map(|nth| FileOpen::new(&Opaque(vec![nth]))).collect();
+        let push_all = || files.iter().for_each(|file| sender.push(file, 1));
+        push_all();
+        assert_eq!(sender.next().map(|files| files.len()), Some(GROUP));
+        push_all();
+        let (to, taken) = channel();
+        let theirs = sender.clone();
+        let thread = std::thread::spawn(move || to.send(theirs.next().map(|files| files.len())));
+        assert_eq!(taken.recv_timeout(Duration::from_millis(100)), Err(RecvTimeoutError::Timeout));
+        sender.sent(GROUP);
+        assert_eq!(taken.recv(), Ok(Some(GROUP)));
+        thread.join().unwrap().unwrap();
+        sender.sent(GROUP);
+        // A sync takes what waits since it began.
+        let until = Instant::now();
+        push_all();
+        let mut queue = sender.queue.lock();
+        assert_eq!(sender.take_until(&mut queue, until).len(), 40 - 2 * GROUP);
+        assert!(sender.take_until(&mut queue, until).is_empty());
     }
 }

@@ -259,6 +259,15 @@ impl RemoteFs {
         }
         Ok(())
     }
+
+    /// As [`RemoteFs::refresh`], after a request that changed the inode.
+    fn refresh_changed(&self, handle: &InodeRef) -> Result<()> {
+        self.refresh(handle)?;
+        if let Some(cache) = self.cache.get() {
+            cache.changed_by_request(handle.ino);
+        }
+        Ok(())
+    }
 }
 
 impl FileSystem for RemoteFs {
@@ -408,7 +417,7 @@ impl DirectoryOps for RemoteFs {
         self.ask("link", caller, |server| {
             let info = server.link(caller, &file, &handle, name, true)?;
             self.names_changed(&handle, info)?;
-            self.refresh(&file)
+            self.refresh_changed(&file)
         })
     }
 
@@ -417,7 +426,7 @@ impl DirectoryOps for RemoteFs {
         self.ask("remove", caller, |server| {
             let info = server.remove(caller, &handle, name, &file, true)?;
             self.names_changed(&handle, info)?;
-            self.refresh(&file)
+            self.refresh_changed(&file)
         })
     }
 
@@ -525,7 +534,7 @@ impl XattrOps for RemoteFs {
                 Some(value) => server.set_xattr(caller, &handle, name, value, mode)?,
                 None => server.remove_xattr(caller, &handle, name)?,
             }
-            self.refresh(&handle)
+            self.refresh_changed(&handle)
         })
     }
 }
@@ -544,7 +553,7 @@ impl AllocateOps for RemoteFs {
         self.ask("allocate", caller, |server| {
             server.access(caller, &handle, WRITE)?;
             server.fallocate(caller, &handle, mode, offset, len)?;
-            self.refresh(&handle)
+            self.refresh_changed(&handle)
         })
     }
 }
@@ -561,7 +570,7 @@ impl CloneOps for RemoteFs {
         let (from, to) = (self.handle(source.ino)?, self.handle(target.ino)?);
         self.ask("clone", caller, |server| {
             server.clone_range(caller, &from, source_offset, &to, target_offset, len)?;
-            self.refresh(&to)
+            self.refresh_changed(&to)
         })
     }
 
@@ -576,7 +585,7 @@ impl CloneOps for RemoteFs {
         let (from, to) = (self.handle(source.ino)?, self.handle(target.ino)?);
         self.ask("copy", caller, |server| {
             let copied = server.copy_range(caller, &from, source_offset, &to, target_offset, len)?;
-            self.refresh(&to)?;
+            self.refresh_changed(&to)?;
             Ok(copied)
         })
     }
@@ -607,7 +616,7 @@ impl ServerOps for RemoteFs {
         let handle = self.handle(inode.ino)?;
         self.ask("setattr", caller, |server| {
             server.set_attr(caller, &handle, set)?;
-            self.refresh(&handle)
+            self.refresh_changed(&handle)
         })
     }
 

@@ -124,10 +124,18 @@ impl CacheHandle {
     }
 
     /// Returns the change attribute and the size that this client serves for an inode, as a query does. For
-    /// a server that asks the holder of a write delegation (CB_GETATTR). `None` if the inode is not cached.
-    /// Does not block.
+    /// a server that asks the holder of a write delegation (CB_GETATTR). Does not block. `None` if the inode
+    /// is not cached, or if the value does not count all cached writes: the server must recall the file.
     pub fn query(&self, ino: Ino) -> Option<(u64, u64)> {
         self.0.upgrade().and_then(|vfs| vfs.query_for_server(ino))
+    }
+
+    /// A request of this client has changed an inode, by something else than sending what is cached: set its
+    /// size, gave it a name. Call it before the call of the VFS returns.
+    pub fn changed_by_request(&self, ino: Ino) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.changed_by_request(ino);
+        }
     }
 
     /// The server lost unstable writes ([`Written::Unstable`](super::Written)) of these bytes, as a changed

@@ -8,12 +8,12 @@ const READ_WRITE: OpenMode = OpenMode::READ.union(OpenMode::WRITE);
 
 /// Options of a mount whose opens for writing ask for delegations. Attributes count as current for long, so
 /// that the number of requests does not depend on time.
-fn holding() -> NfsOptions {
+pub fn holding() -> NfsOptions {
     let attribute_timeout = Duration::from_secs(1000);
     NfsOptions { write_delegations: true, attribute_timeout, ..options() }
 }
 
-fn served_contents(served: &Served, path: &str) -> Vec<u8> {
+pub fn served_contents(served: &Served, path: &str) -> Vec<u8> {
     let file = served.vfs.resolve(&Cred::root(), path, false).unwrap();
     let mut bytes = vec![0; served.vfs.stat(&file).size as usize];
     let read = served.vfs.read(&Cred::root(), &file, 0, &mut bytes).unwrap();
@@ -321,6 +321,25 @@ fn names_that_nobody_made_are_absent_without_a_request() {
     assert_eq!(a.count("server_absent_names"), 3, "the VFS knows the others");
     a.vfs.unmount().unwrap();
     b.vfs.unmount().unwrap();
+}
+
+/// On a filesystem that ignores case, another spelling of a name is not absent.
+#[test]
+fn other_spellings_are_found_where_the_server_ignores_case() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+    let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
+    ivers_affs::mkfs::format(&device, 3, 512, "Names", now).unwrap();
+    let options = DriverOptions { place: "a test".into(), ..DriverOptions::default() };
+    let fs = ivers_affs::Affs::open(device, ivers_affs::OpenOptions::from(options)).unwrap();
+    let served = Served::new(Vfs::mount(fs, quiet()).unwrap());
+    let client = mount(served.address(), &holding()).unwrap();
+    let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
+    let dir = client.make(&root, "dir", &CreateSpec::directory(0o755)).unwrap();
+    let is_there = |name: &str| client.vfs.lookup(&cred, &dir, name.as_bytes()).is_ok();
+    assert!(!is_there("NAME") && !is_there("other"));
+    client.make(&dir, "name", &CreateSpec::directory(0o755)).unwrap();
+    assert!(is_there("Name") && is_there("NAME") && !is_there("other"));
+    client.vfs.unmount().unwrap();
 }
 
 /// A walk asks once for each directory. Then one request asks for the whole tree.

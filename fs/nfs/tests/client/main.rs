@@ -1,6 +1,7 @@
 //! The client against servers: ivers's own over a socket, the same behind a proxy that breaks connections,
 //! and one that lies.
 
+mod cached_changes;
 mod callbacks;
 mod deferred_closes;
 mod delegations;
@@ -16,6 +17,7 @@ mod served;
 mod tls;
 mod turns;
 mod version_40;
+mod write_delegations;
 mod writing;
 
 use std::net::SocketAddr;
@@ -123,6 +125,8 @@ fn dial(address: SocketAddr) -> Dial {
 thread_local! {
     /// The minor version that clients of this thread ask for.
     static VERSION: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
+    /// Whether clients of this thread ask for write delegations.
+    static WRITE_DELEGATIONS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 fn options() -> NfsOptions {
@@ -131,6 +135,7 @@ fn options() -> NfsOptions {
         root,
         minor_version: VERSION.get(),
         delegations: true,
+        write_delegations: WRITE_DELEGATIONS.get(),
         attribute_timeout: Duration::ZERO,
         ..NfsOptions::new(Identity::of(Cred::root()))
     }

@@ -78,7 +78,7 @@ impl Crashing {
         drop(vfs);
     }
 
-    fn contents(&self, path: &str) -> Result<Vec<u8>> {
+    pub fn contents(&self, path: &str) -> Result<Vec<u8>> {
         let file = self.vfs().resolve(&Cred::root(), path, false)?;
         let mut bytes = vec![0; self.vfs().stat(&file).size as usize];
         let mut len = 0;

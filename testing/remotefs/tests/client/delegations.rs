@@ -71,6 +71,25 @@ fn many_queries_between_many_writes_send_some_of_them() {
     assert!(server_change(&it) >= last);
 }
 
+/// A change by a request moves the server's value, which may still be below the raised one.
+#[test]
+fn a_request_that_changes_a_file_moves_a_raised_value() {
+    let it = both(|_| Ok(()));
+    let file = create(&it.client, "f");
+    let mut last = it.client.change(&file).unwrap();
+    it.fs.delegate(file.ino);
+    for size in 1..5 {
+        write(&it.client, &file, b"cached");
+        let raised = it.client.change(&file).unwrap();
+        assert!(raised > last);
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        it.client.set_attr(&Cred::root(), &file, &set).unwrap();
+        last = it.client.change(&file).unwrap();
+        assert!(last > raised, "{size}: the file is shorter");
+        assert_eq!(it.client.change(&file), Some(last), "rests");
+    }
+}
+
 #[test]
 fn unmount_leaves_no_served_value_above_the_servers() {
     let it = both(|_| Ok(()));

@@ -60,7 +60,7 @@ pub fn gather(
     attrs.lease_time = has(attr::LEASE_TIME).then_some(context.service.lease_seconds);
     attrs.rdattr_error = has(attr::RDATTR_ERROR).then_some(0);
     attrs.cansettime = of(attr::CANSETTIME, true);
-    attrs.case_insensitive = of(attr::CASE_INSENSITIVE, false);
+    attrs.case_insensitive = attrs.case_insensitive.or(of(attr::CASE_INSENSITIVE, false));
     attrs.case_preserving = of(attr::CASE_PRESERVING, true);
     attrs.chown_restricted = of(attr::CHOWN_RESTRICTED, true);
     attrs.filehandle = has(attr::FILEHANDLE).then(|| context.service.handles.encode(fh.target()));
@@ -156,6 +156,7 @@ fn of_object(
     attrs.maxfilesize = has(attr::MAXFILESIZE).then_some(info.max_file_size);
     attrs.maxlink = has(attr::MAXLINK).then_some(info.max_links);
     attrs.maxname = has(attr::MAXNAME).then_some(info.name_max);
+    attrs.case_insensitive = has(attr::CASE_INSENSITIVE).then_some(info.names_alias);
     let granularity = info.time_granularity_ns.max(1);
     attrs.time_delta = has(attr::TIME_DELTA).then_some(NfsTime {
         seconds: i64::from(granularity / 1_000_000_000),
