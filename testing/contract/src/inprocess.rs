@@ -1,6 +1,8 @@
 //! A mounted driver in this process.
 
+use crate::clients::Role;
 use crate::op::*;
+use crate::shared_inode::SharedInode;
 use crate::subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject};
 use ivers_block::Budget;
 use ivers_vfs::*;
@@ -15,6 +17,10 @@ const TOP: &str = "contract";
 /// The time of files created with explicit times; in the range of formats whose time begins at 1978 or 1980.
 const BORN: i64 = 1_000_000_006;
 const ACL: &str = "system.posix_acl_access";
+/// How names begin that files of a server have which were removed while they are open.
+pub(crate) const HIDDEN: &[u8] = b".nfs";
+/// How files in slots are open.
+const IN_SLOT: OpenMode = OpenMode::READ.union(OpenMode::WRITE);
 
 /// A filesystem mounted in this process through [`Vfs`].
 pub struct InProcess {
@@ -30,6 +36,17 @@ pub struct InProcess {
     no_modes: bool,
     /// Whether other actors can change files while this one reads them.
     crowded: bool,
+    /// See [`Self::of_server`].
+    of_server: Option<(ServerValue, Role)>,
+}
+
+/// Which change attribute of a server's file the suite sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerValue {
+    /// What the mount serves to programs.
+    Served,
+    /// What the server said, whatever it promises. Nothing is claimed.
+    Said,
 }
 
 impl InProcess {
@@ -43,8 +60,11 @@ impl InProcess {
     ) -> Self {
         let (vfs, budget) = mount();
         let root = vfs.root().expect("the root");
-        vfs.create(&Cred::root(), &root, TOP.as_bytes(), &CreateSpec::directory(0o755), false)
-            .expect("the top directory");
+        // Another client of a server may have made it.
+        if vfs.lookup(&Cred::root(), &root, TOP.as_bytes()).is_err() {
+            vfs.create(&Cred::root(), &root, TOP.as_bytes(), &CreateSpec::directory(0o755), false)
+                .expect("the top directory");
+        }
         drop(root);
         let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs + Send>);
         let held = hold.then(HashMap::new);
@@ -57,7 +77,23 @@ impl InProcess {
             remount,
             no_modes: false,
             crowded: false,
+            of_server: None,
         }
+    }
+
+    /// Uses a client of a server whose files other clients change too. Then contents are used at
+    /// close-to-open points only: each write and each read opens the file and closes it afterwards, also that
+    /// of a file in a slot. The server is asked for each directory of a path before a name is looked up
+    /// in it. The mount ends with the subject.
+    pub fn of_server(mut self, value: ServerValue, role: Role) -> Self {
+        self.of_server = Some((value, role));
+        self
+    }
+
+    /// Other actors can change files while this one reads them.
+    pub fn crowded(mut self) -> Self {
+        self.crowded = true;
+        self
     }
 
     /// Excludes the operations that [`Op::needs_modes`] names.
@@ -76,6 +112,7 @@ impl InProcess {
             remount: None,
             no_modes: self.no_modes,
             crowded: true,
+            of_server: self.of_server,
         }
     }
 
@@ -88,15 +125,68 @@ impl InProcess {
     pub fn inode(&mut self, on: On<'_>) -> Result<InodeRef> {
         let inode = match on {
             On::Open(slot) => self.open[usize::from(slot)].clone().ok_or_else(nothing_open)?,
-            On::At(path) => {
-                let path = format!("/{TOP}/{path}");
-                self.vfs().resolve(&Cred::root(), path.as_bytes(), false).map_err(refused)?
-            }
+            On::At(path) => self.find(path).map_err(refused)?,
         };
         if let Some(held) = &mut self.held {
             held.insert(inode.ino, inode.clone());
         }
         Ok(inode)
+    }
+
+    fn find(&self, path: &str) -> ivers_vfs::Result<InodeRef> {
+        let vfs = self.vfs();
+        if self.of_server.is_none() {
+            return vfs.resolve(&Cred::root(), format!("/{TOP}/{path}").as_bytes(), false);
+        }
+        let mut at = vfs.root()?;
+        for name in [TOP].into_iter().chain(path.split('/').filter(|name| !name.is_empty())) {
+            vfs.get_attr(&Cred::system(), &at)?;
+            at = vfs.lookup(&Cred::root(), &at, name.as_bytes())?;
+        }
+        Ok(at)
+    }
+
+    /// Returns the attributes; a server is asked for them.
+    fn attr(&self, inode: &InodeRef) -> Result<Attr> {
+        match self.of_server {
+            Some(_) => self.vfs().get_attr(&Cred::system(), inode).map_err(refused),
+            None => Ok(inode.attr()),
+        }
+    }
+
+    /// Uses the contents of a file, at a close-to-open point if it is a server's.
+    fn with_contents<T>(
+        &self,
+        inode: &InodeRef,
+        mode: OpenMode,
+        contents: impl FnOnce(&Vfs) -> Result<T>,
+    ) -> Result<T> {
+        let vfs = self.vfs();
+        if self.of_server.is_none() || inode.kind != FileType::Regular {
+            return contents(vfs);
+        }
+        vfs.open(&Cred::root(), inode, mode).map_err(refused)?;
+        let done = contents(vfs);
+        vfs.close(inode, mode);
+        done
+    }
+
+    /// Whether files in slots are open on a server.
+    fn keeps_open(&self) -> bool {
+        self.of_server.is_some_and(|(_, role)| role == Role::Changes)
+    }
+
+    fn is_value_said(&self) -> bool {
+        self.of_server.is_some_and(|(value, _)| value == ServerValue::Said)
+    }
+
+    /// Empties a slot.
+    fn close(&mut self, slot: u8) {
+        if let Some(inode) = self.open[usize::from(slot)].take()
+            && self.keeps_open()
+        {
+            self.vfs().close(&inode, IN_SLOT);
+        }
     }
 
     /// Splits a path into its directory and the last name.
@@ -106,8 +196,11 @@ impl InProcess {
     }
 
     fn remount(&mut self) -> Result<()> {
+        if self.remount.is_none() {
+            return Err(Refused::Unsupported);
+        }
+        (0..SLOTS).for_each(|slot| self.close(slot));
         let Some(mount) = &mut self.remount else { return Err(Refused::Unsupported) };
-        self.open = Default::default();
         if let Some(held) = &mut self.held {
             held.clear();
         }
@@ -128,7 +221,9 @@ impl InProcess {
             How::Sync => WriteFlags::SYNC,
         };
         let data = vec![byte; len as usize];
-        let wrote = self.vfs().write(&Cred::root(), &inode, at.into(), &data, flags).map_err(refused)?;
+        let wrote = self.with_contents(&inode, OpenMode::WRITE, |vfs| {
+            vfs.write(&Cred::root(), &inode, at.into(), &data, flags).map_err(refused)
+        })?;
         if wrote == data.len() {
             Ok(())
         } else {
@@ -142,7 +237,8 @@ impl InProcess {
     }
 
     fn set_times(&mut self, on: On<'_>, sec: Option<i64>) -> Result<()> {
-        let there = self.inode(on)?.attr();
+        let inode = self.inode(on)?;
+        let there = self.attr(&inode)?;
         let time = |old: Timestamp| Some(TimeSet::At(sec.map_or(old, |sec| Timestamp { sec, nsec: 0 })));
         let set = SetAttr { atime: time(there.atime), mtime: time(there.mtime), ..SetAttr::default() };
         self.set_attr(on, set)
@@ -171,6 +267,9 @@ impl InProcess {
             ..CreateSpec::file(perm)
         };
         let (cred, mut claimed) = (Cred::root(), None);
+        if self.of_server.is_some() {
+            return self.vfs().create(&cred, &dir, name, &spec, info).map(|it| pairs(it.1)).map_err(refused);
+        }
         let mut claim = |inode: &InodeRef| claimed = Some((inode.ino, inode.attr()));
         let made = self.vfs().create_with(&cred, &dir, name, &spec, info, &mut claim);
         let (inode, info) = made.map_err(refused)?;
@@ -201,7 +300,7 @@ impl InProcess {
         let (dir, name) = self.parent(path)?;
         let (vfs, cred) = (self.vfs(), Cred::root());
         let info = match vfs.lookup(&cred, &dir, name) {
-            Ok(victim) if info => vfs.remove(&cred, &dir, name, &victim, info),
+            Ok(victim) if info && self.of_server.is_none() => vfs.remove(&cred, &dir, name, &victim, info),
             _ if is_dir => vfs.rmdir(&cred, &dir, name, info),
             _ => vfs.unlink(&cred, &dir, name, info),
         };
@@ -219,7 +318,7 @@ impl InProcess {
         let (vfs, cred) = (self.vfs(), Cred::root());
         let found = |dir: &InodeRef, name: &[u8]| vfs.lookup(&cred, dir, name).ok();
         let done = match found(&old_dir, old_name) {
-            Some(moved) if info && over == Over::Replace => {
+            Some(moved) if info && over == Over::Replace && self.of_server.is_none() => {
                 let replaced = found(&new_dir, new_name);
                 let meant = Expected { moved: &moved, replaced: replaced.as_ref() };
                 vfs.rename_expected(&cred, (&old_dir, old_name), (&new_dir, new_name), meant, info)
@@ -241,7 +340,21 @@ impl InProcess {
             Space::Collapse => FallocateMode::COLLAPSE_RANGE,
             Space::Insert => FallocateMode::INSERT_RANGE,
         };
-        self.vfs().fallocate(&Cred::root(), &inode, mode, at.into(), len.into()).map_err(refused)
+        self.with_contents(&inode, OpenMode::WRITE, |vfs| {
+            vfs.fallocate(&Cred::root(), &inode, mode, at.into(), len.into()).map_err(refused)
+        })
+    }
+
+    fn contents(&self, vfs: &Vfs, inode: &InodeRef) -> Result<Vec<u8>> {
+        let size = inode.size();
+        // One byte more than the size: nothing may follow the end.
+        let mut bytes = vec![0xEE; size as usize + 1];
+        let got = vfs.read(&Cred::root(), inode, 0, &mut bytes).map_err(refused)?;
+        bytes.truncate(got);
+        if !self.crowded && in_pieces(vfs, inode, size)? != bytes {
+            return Err(Refused::Error("a read in parts and a read of the whole differ".into()));
+        }
+        Ok(bytes)
     }
 
     /// Releases held inodes without a name, so that they can be deleted.
@@ -272,18 +385,25 @@ impl Subject for InProcess {
 
     fn claims(&self) -> Claims {
         let (vfs, info) = (self.vfs(), self.vfs().info());
+        if self.is_value_said() {
+            return Claims::nothing();
+        }
         let change_attribute = vfs.no_change_attribute().is_none();
         Claims::of(change_attribute, info.semantics)
     }
 
     fn limits(&self) -> Limits {
+        let is_local = self.of_server.is_none();
         Limits {
-            times_are_ours: true,
+            // A client does not know when another one has read a file.
+            times_are_ours: is_local,
             nameless_rest: true,
-            unheld_rest: self.held.is_some() || self.vfs().info().semantics.persistent,
+            unheld_rest: self.held.is_some() || !is_local || self.vfs().info().semantics.persistent,
             remounts: self.remount.is_some(),
             maps: false,
-            appends: true,
+            appends: is_local,
+            shares_pages: is_local,
+            hides_names: !is_local,
         }
     }
 
@@ -301,9 +421,16 @@ impl Subject for InProcess {
                 let info = self.vfs().link(&Cred::root(), &inode, &dir, name, info).map_err(refused)?;
                 return Ok(pairs(info));
             }
-            Op::Open { slot, path } => self.open[usize::from(slot)] = Some(self.inode(On::At(path))?),
+            Op::Open { slot, path } => {
+                let inode = self.inode(On::At(path))?;
+                if self.keeps_open() {
+                    self.vfs().open(&Cred::root(), &inode, IN_SLOT).map_err(refused)?;
+                }
+                self.close(slot);
+                self.open[usize::from(slot)] = Some(inode);
+            }
             Op::Close { slot } => {
-                self.open[usize::from(slot)] = None;
+                self.close(slot);
                 self.let_go();
             }
             Op::Write { on, at, len, byte, how } => self.write(on, at, len, byte, how)?,
@@ -340,6 +467,10 @@ impl Subject for InProcess {
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let inode = self.inode(on)?;
+        if self.is_value_said() {
+            self.attr(&inode)?;
+            return Ok(inode.newest_of_server());
+        }
         // Queried alone, or together with the attributes.
         Ok(match on {
             On::At(_) => self.vfs().observe(&inode).0,
@@ -349,29 +480,23 @@ impl Subject for InProcess {
 
     fn look(&mut self, on: On<'_>) -> Result<Seen> {
         let inode = self.inode(on)?;
-        let (vfs, attr) = (self.vfs(), inode.attr());
+        let (vfs, attr) = (self.vfs(), self.attr(&inode)?);
         let mut seen = Seen::default();
         match inode.kind {
             FileType::Regular => {
-                // One byte more than the size: nothing may follow the end.
-                let mut bytes = vec![0xEE; attr.size as usize + 1];
-                let got = vfs.read(&Cred::root(), &inode, 0, &mut bytes).map_err(refused)?;
-                bytes.truncate(got);
-                if !self.crowded && in_pieces(vfs, &inode, attr.size)? != bytes {
-                    return Err(Refused::Error("a read in parts and a read of the whole differ".into()));
-                }
-                seen.bytes = Some(bytes);
+                seen.bytes =
+                    Some(self.with_contents(&inode, OpenMode::READ, |vfs| self.contents(vfs, &inode))?);
             }
             FileType::Directory => {
                 let mut names = Vec::new();
                 vfs.readdir(&Cred::root(), &inode, 0, &mut |entry| {
-                    if !matches!(entry.name, b"." | b"..") {
+                    if !matches!(entry.name, b"." | b"..") && !entry.name.starts_with(HIDDEN) {
                         names.push(String::from_utf8_lossy(entry.name).into_owned());
                     }
                     ControlFlow::Continue(())
                 })
                 .map_err(refused)?;
-                if !self.crowded && listed(vfs, &inode)? != names {
+                if !self.crowded && self.of_server.is_none() && listed(vfs, &inode)? != names {
                     return Err(Refused::Error("paged and complete listings differ".into()));
                 }
                 names.sort();
@@ -396,8 +521,28 @@ impl Subject for InProcess {
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
         let dir = self.inode(On::At(""))?;
         let vfs = self.vfs().clone();
+        let opens = self.of_server.is_some();
+        if opens && let Ok(inode) = vfs.lookup(&Cred::root(), &dir, name.as_bytes()) {
+            return Ok(Arc::new(SharedInode { inode, vfs, opens }));
+        }
         let made = vfs.create(&Cred::root(), &dir, name.as_bytes(), &CreateSpec::file(0o600), false);
-        Ok(Arc::new(SharedInode { inode: made.map_err(refused)?.0, vfs }))
+        Ok(Arc::new(SharedInode { inode: made.map_err(refused)?.0, vfs, opens }))
+    }
+}
+
+/// Ends the mount of a client: otherwise the server keeps what it has open.
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        if self.of_server.is_none() || self.mounted.is_none() {
+            return;
+        }
+        (0..SLOTS).for_each(|slot| self.close(slot));
+        if let Some((vfs, _)) = self.mounted.take()
+            && let Err(error) = vfs.unmount()
+            && !std::thread::panicking()
+        {
+            panic!("{}: {error}", self.name);
+        }
     }
 }
 
@@ -445,38 +590,6 @@ fn listed(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<String>> {
     }
 }
 
-struct SharedInode {
-    inode: InodeRef,
-    vfs: Arc<Vfs>,
-}
-
-const NOTE: &str = "user.note";
-
-impl SharedFile for SharedInode {
-    fn write(&self, data: &[u8]) -> Result<()> {
-        self.vfs.write(&Cred::root(), &self.inode, 0, data, WriteFlags::empty()).map(drop).map_err(refused)
-    }
-
-    fn read(&self, buf: &mut [u8]) -> Result<usize> {
-        self.vfs.read(&Cred::root(), &self.inode, 0, buf).map_err(refused)
-    }
-
-    fn set_note(&self, number: u64) -> Result<()> {
-        let value = number.to_le_bytes();
-        self.vfs.set_xattr(&Cred::root(), &self.inode, NOTE, &value, XattrMode::Any).map_err(refused)
-    }
-
-    fn note(&self) -> Result<u64> {
-        let value = self.vfs.get_xattr(&Cred::root(), &self.inode, NOTE).map_err(refused)?;
-        let bytes = value.try_into().map_err(|_| Refused::Error("the note has a wrong length".into()))?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    fn query(&self) -> Result<Option<u64>> {
-        Ok(self.vfs.change(&self.inode))
-    }
-}
-
 fn pairs(info: Option<ChangeInfo>) -> Vec<(u64, u64)> {
     info.map(|info| (info.before, info.after)).into_iter().collect()
 }
@@ -485,7 +598,7 @@ fn nothing_open() -> Refused {
     Refused::Error("the slot has no open file".into())
 }
 
-fn refused(error: Error) -> Refused {
+pub(crate) fn refused(error: Error) -> Refused {
     match error {
         Error::Name(NameError::NotSupported) => Refused::Unsupported,
         Error::Name(NameError::NoSpace | NameError::AttributeTooLarge) => Refused::NoSpace,

@@ -6,8 +6,9 @@
 //!
 //! The contract is about observers. So the suite sees a backend as an observer does: files that can be
 //! changed, read and queried. [`Subject`] has no more than that. So the same code tests a filesystem in this
-//! process ([`InProcess`]), a directory mounted by the kernel ([`Mounted`]) and an export of an NFSv4 server
-//! ([`Served`]); also the kernel's own filesystems, with ctime as the value. Separate suites test what an
+//! process ([`InProcess`]), a directory mounted by the kernel ([`Mounted`]), an export of an NFSv4 server
+//! ([`Served`]) and two clients of a server ([`Clients`], which says at which points they must agree); also
+//! the kernel's own filesystems, with ctime as the value. Separate suites test what an
 //! observer cannot see (how often an inode is logged, what a crash leaves).
 //!
 //! The model knows the contents of each file, the value of its last query, and whether anything has happened
@@ -47,6 +48,7 @@
 
 mod bracketed_reads;
 mod check;
+mod clients;
 mod concurrent;
 mod generate;
 mod inprocess;
@@ -56,14 +58,16 @@ pub mod op;
 mod promise;
 mod run;
 mod served;
+mod shared_inode;
 mod subject;
 
 pub use bracketed_reads::observe;
 pub use check::{Broken, Make, Report, check, replay};
+pub use clients::{Asked, Clients, MakeClient, Role};
 pub use concurrent::{
     BrokenTogether, Figures, Phase, REPEATS, Script, Together, check_together, replay_together,
 };
-pub use inprocess::{InProcess, MountedVfs};
+pub use inprocess::{InProcess, MountedVfs, ServerValue};
 pub use mounted::{ChangeSource, Mounted, Remount};
 pub use op::Op;
 pub use promise::{Promise, Tallies, Tally};

@@ -365,11 +365,11 @@ impl Model {
             }
             Op::Open { slot, path } => {
                 self.open[usize::from(slot)] = self.paths.get(path).copied();
-                self.reap();
+                self.let_go();
             }
             Op::Close { slot } => {
                 self.open[usize::from(slot)] = None;
-                self.reap();
+                self.let_go();
             }
             Op::Map { slot, path } => {
                 let id = self.paths[path];
@@ -390,7 +390,7 @@ impl Model {
                 (self.open, self.maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
                 self.nodes.values_mut().for_each(|node| node.remounted = true);
                 self.unseen = self.paths.keys().cloned().collect();
-                self.reap();
+                self.let_go();
             }
             Op::Write { on, .. }
             | Op::Truncate { on, .. }
@@ -429,6 +429,16 @@ impl Model {
             node.names -= 1;
             node.touch(Touched::Metadata);
             self.reap();
+        }
+    }
+
+    /// Forgets files that nobody has open any longer. Their hidden names are removed.
+    fn let_go(&mut self) {
+        let before = self.nodes.len();
+        self.reap();
+        if self.limits.hides_names && self.nodes.len() < before {
+            let directories = self.nodes.values_mut().filter(|node| node.kind == Kind::Directory);
+            directories.for_each(|node| node.touch(Touched::Perhaps));
         }
     }
 

@@ -1,11 +1,14 @@
 //! A mounted directory, used through the kernel as any program would.
 
+use crate::clients::Role;
+use crate::inprocess::HIDDEN;
 use crate::op::*;
 use crate::subject::*;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, Timespec, Timestamps};
 use std::any::Any;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -46,6 +49,8 @@ pub struct Mounted {
     remount: Option<Remount>,
     /// See [`Self::without_modes`].
     no_modes: bool,
+    /// See [`Self::of_server`].
+    of_server: Option<Role>,
     /// The filesystem below the directory. It is the last field, so that files are closed before it is
     /// dropped.
     _kept: Option<Box<dyn Any + Send>>,
@@ -58,11 +63,22 @@ impl Mounted {
     /// Uses `dir`, which must be empty.
     pub fn new(name: impl Into<String>, dir: &Path, source: ChangeSource, remount: Option<Remount>) -> Self {
         let claims = claims(dir, source);
-        // An existing directory can have any mode; the model assumes this one.
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
+        // An existing directory can have any mode; the model assumes this one. To set it is a change, which
+        // other users would see.
+        let mode = fs::metadata(dir).expect("the top directory").permissions().mode() & 0o7777;
+        if mode != 0o755 {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
+        }
         let (open, mapper, dir, _kept) = (Default::default(), Arc::default(), dir.to_owned(), None);
-        let (name, no_modes) = (name.into(), false);
-        Self { name, dir, source, claims, open, mapper, user: 0, remount, no_modes, _kept }
+        let (name, no_modes, of_server) = (name.into(), false, None);
+        Self { name, dir, source, claims, open, mapper, user: 0, remount, no_modes, of_server, _kept }
+    }
+
+    /// Uses the mount of a server at close-to-open points only, as [`InProcess::of_server`] does.
+    ///
+    /// [`InProcess::of_server`]: crate::InProcess::of_server
+    pub fn of_server(self, role: Role) -> Self {
+        Self { of_server: Some(role), ..self }
     }
 
     /// Excludes the operations that [`Op::needs_modes`] names.
@@ -89,8 +105,14 @@ impl Mounted {
     fn file(&self, on: On<'_>, options: &OpenOptions) -> Result<File> {
         match on {
             On::At(path) => options.open(self.path(path)).map_err(refused),
+            On::Open(slot) if self.of_server.is_some() => options.open(self.opened(slot)?).map_err(refused),
             On::Open(slot) => self.slot(slot)?.try_clone().map_err(refused),
         }
+    }
+
+    /// Returns a path by which the file in a slot can be opened once more.
+    fn opened(&self, slot: u8) -> Result<PathBuf> {
+        Ok(PathBuf::from(format!("/proc/self/fd/{}", self.slot(slot)?.as_raw_fd())))
     }
 
     fn metadata(&self, on: On<'_>) -> Result<fs::Metadata> {
@@ -168,6 +190,9 @@ impl Mounted {
     fn get_xattr(&self, on: On<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
         match on {
             On::At(path) => xattr::get(self.path(path), name),
+            On::Open(slot) if self.of_server.is_some() => {
+                self.opened(slot).map_or(Ok(None), |path| xattr::get_deref(path, name))
+            }
             On::Open(slot) => match &self.open[usize::from(slot)] {
                 Some(file) => file.get_xattr(name),
                 None => Ok(None),
@@ -248,8 +273,11 @@ impl Subject for Mounted {
             // The kernel holds a reference to every inode that it knows.
             unheld_rest: true,
             remounts: self.remount.is_some(),
-            maps: true,
-            appends: true,
+            // A store is no close-to-open point.
+            maps: self.of_server.is_none(),
+            appends: self.of_server.is_none(),
+            shares_pages: self.of_server.is_none(),
+            hides_names: self.of_server.is_some(),
         }
     }
 
@@ -285,8 +313,15 @@ impl Subject for Mounted {
             Op::Rename { from, to, over, .. } => self.rename(from, to, over)?,
             Op::Link { from, to, .. } => fs::hard_link(self.path(from), self.path(to)).map_err(refused)?,
             Op::Open { slot, path } => {
-                let file =
-                    OpenOptions::new().read(true).write(true).open(self.path(path)).map_err(refused)?;
+                let mut options = OpenOptions::new();
+                match self.of_server {
+                    // The server hears nothing of it.
+                    Some(Role::Observes) => {
+                        options.read(true).custom_flags(rustix::fs::OFlags::PATH.bits() as i32)
+                    }
+                    _ => options.read(true).write(true),
+                };
+                let file = options.open(self.path(path)).map_err(refused)?;
                 self.open[usize::from(slot)] = Some(file);
             }
             Op::Close { slot } => self.open[usize::from(slot)] = None,
@@ -359,6 +394,7 @@ impl Subject for Mounted {
             let names: io::Result<Vec<_>> =
                 fs::read_dir(self.path(path)).and_then(|entries| entries.map(name).collect());
             let mut names = names.map_err(refused)?;
+            names.retain(|name| self.of_server.is_none() || !name.as_bytes().starts_with(HIDDEN));
             names.sort();
             seen.names = Some(names);
         }
@@ -385,6 +421,7 @@ impl Subject for Mounted {
             user: NEXT_USER.fetch_add(1, Ordering::Relaxed),
             remount: None,
             no_modes: self.no_modes,
+            of_server: self.of_server,
             _kept: None,
         }))
     }

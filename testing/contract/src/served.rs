@@ -255,6 +255,8 @@ impl Subject for Served {
             remounts: self.restart.is_some(),
             maps: false,
             appends: false,
+            shares_pages: true,
+            hides_names: false,
         }
     }
 

@@ -2,49 +2,12 @@
 
 mod common;
 
+use common::serving::Serving;
 use common::*;
 use ivers_block::{Device, MemDevice};
 use ivers_contract::{Promise, Restart, Served, Subject, observe};
-use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::net::listen;
-use ivers_nfsd::server::{Exported, NfsServer, Setup};
-use ivers_nfsd::stable::StableStorage;
-use ivers_vfs::Vfs;
-use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-struct Serving {
-    server: NfsServer,
-    vfs: Arc<Vfs>,
-}
-
-impl Serving {
-    fn start(
-        state: &Path,
-        how: How,
-        fs: Arc<dyn ivers_vfs::FileSystem>,
-        budget: Arc<ivers_block::Budget>,
-    ) -> Self {
-        let vfs = how.mount(fs, budget).0;
-        let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
-        let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
-        let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
-        let setup = Setup::new(StableStorage::open(state).unwrap(), listeners, exports);
-        let server = NfsServer::start(Setup { lease_seconds: 2, ..setup }).unwrap();
-        Self { server, vfs }
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.server.addresses()[0]
-    }
-
-    fn stop(self) {
-        self.server.stop().expect("it stops");
-        self.vfs.unmount().expect("it closes");
-    }
-}
 
 /// Serves ext4 on a device in memory; each start takes the next of `hows`.
 fn ext4_served(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {

@@ -160,10 +160,16 @@ impl Author {
     }
 
     fn file_change(&mut self, target: Target, actor: usize) -> Op {
-        let on = self.on(target);
+        let (mut target, mut on) = (target, self.on(target));
         let info = self.rng.random_bool(0.3);
         let nth = self.rng.random_range(0..XATTRS);
-        match self.rng.random_range(0..100) {
+        let what = self.rng.random_range(0..100);
+        // Only the first actor writes files that others use.
+        if what < 56 && actor > 0 && !self.limits.shares_pages {
+            target = Target::File(OWN[actor % OWN.len()]);
+            on = self.on(target);
+        }
+        match what {
             0..50 => self.write(on, target, actor),
             50..56 if self.sizes && target != Target::Mapped => {
                 Op::Truncate { on, size: self.rng.random_range(0..2 * WHOLE) }

@@ -16,6 +16,8 @@ const LIMITS: Limits = Limits {
     remounts: false,
     maps: false,
     appends: true,
+    shares_pages: true,
+    hides_names: false,
 };
 const FILE: On<'static> = On::At("a");
 const WRITE: Op = Op::Write { on: FILE, at: 0, len: 1, byte: 2, how: How::Plain };

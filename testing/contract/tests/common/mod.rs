@@ -1,6 +1,8 @@
 //! Subjects that the tests share.
 #![allow(dead_code)]
 
+pub mod ganesha;
+pub mod serving;
 mod slow;
 
 use ivers_block::{Budget, Device, MemDevice};
@@ -298,7 +300,7 @@ impl FuseMount {
         mount
     }
 
-    fn serve(&mut self, vfs: Arc<Vfs>) {
+    pub fn serve(&mut self, vfs: Arc<Vfs>) {
         let mut options = FuseOptions::default();
         let asked = std::env::var("IVERS_FUSE_OPTIONS").unwrap_or_default();
         for option in asked.split(',').filter(|option| !option.is_empty()) {
