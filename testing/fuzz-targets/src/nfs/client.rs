@@ -3,7 +3,7 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 0 | how many replies arrive as they are |
+//! | 0 | half of it: how many replies arrive as they are. Odd: the client asks for delegations |
 //! | then, each reply: 1 | what happens to it: see [`Damage`] |
 //! | more | its arguments |
 //!
@@ -191,14 +191,16 @@ fn serve_connection(
     }
 }
 
-/// Does what programs do. Each call may fail.
-fn work(address: SocketAddr) -> Result<()> {
+/// Does what programs do. Each call may fail. Returns the number of delegations.
+fn work(address: SocketAddr, delegations: bool) -> Result<u64> {
     let name = ServerName { host: address.ip().to_string(), port: address.port() };
     let dial: Dial = Box::new(move |timeout| ivers_nfs::connect(&name, timeout));
     let options = NfsOptions {
         root: b"/data".to_vec(),
         patience: PATIENCE,
         attribute_timeout: Duration::ZERO,
+        delegations,
+        write_delegations: delegations,
         ..NfsOptions::new(Identity::of(Cred::root()))
     };
     let nfs = Nfs::open("nfs://fuzz", dial, &options)?;
@@ -214,7 +216,10 @@ fn work(address: SocketAddr) -> Result<()> {
         let used = use_everything(vfs);
         let _ = vfs.unmount();
         drop(done);
-        used
+        used?;
+        let counters = vfs.counters();
+        let granted = counters.iter().find(|(name, _)| *name == "server_delegations");
+        Ok(granted.map_or(0, |(_, count)| *count))
     })
 }
 
@@ -241,7 +246,30 @@ fn use_everything(vfs: &Vfs) -> Result<()> {
     let _ = vfs.unlink(&cred, &root, b"third", false);
     let _ = vfs.unlink(&cred, &root, b"second", false);
     vfs.close(&file, mode);
+    let _ = unpack(vfs, &cred, &dir);
     let _ = vfs.rmdir(&cred, &root, b"dir", false);
+    Ok(())
+}
+
+/// Makes small files, whose closes may be deferred, then lists and replaces them.
+fn unpack(vfs: &Vfs, cred: &Cred, dir: &InodeRef) -> Result<()> {
+    let mode = OpenMode::READ | OpenMode::WRITE;
+    for name in [b"s1", b"s2", b"s3"] {
+        let (file, _) = vfs.create(cred, dir, name, &CreateSpec::file(0o600), false)?;
+        vfs.open(cred, &file, mode)?;
+        let _ = vfs.write(cred, &file, 0, name, WriteFlags::empty());
+        let mtime = Some(TimeSet::At(Timestamp { sec: 1_000_000_000, nsec: 0 }));
+        let _ = vfs.set_attr(cred, &file, &SetAttr { mtime, perm: Some(0o644), ..SetAttr::default() });
+        let _ = vfs.change(&file);
+        vfs.close(&file, mode);
+    }
+    let _ = vfs.rename(cred, dir, b"s1", dir, b"s2", RenameFlags::empty(), false);
+    let _ = vfs.sync();
+    let _ = vfs.access(cred, dir, access::READ);
+    let _ = vfs.list(cred, dir, 0, 10);
+    for name in [b"s2", b"s3"] {
+        let _ = vfs.unlink(cred, dir, name, false);
+    }
     Ok(())
 }
 
@@ -270,20 +298,28 @@ fn work_on(vfs: &Vfs, cred: &Cred, file: &InodeRef) {
 
 /// Runs an input.
 pub fn run(input: &[u8]) {
+    let _ = run_counting(input);
+}
+
+/// Runs an input. Returns the number of delegations that the client got.
+fn run_counting(input: &[u8]) -> u64 {
     let mut rest = Input::new(input);
-    let plan = Plan { intact: rest.byte(), damages: 0, rest, before: Vec::new() };
+    let first = rest.byte();
+    let plan = Plan { intact: first / 2, damages: 0, rest, before: Vec::new() };
     let (server, _dir) = simulated(Limits::default(), Box::new(|_| None));
-    let Ok(listener) = TcpListener::bind("127.0.0.1:0") else { return };
+    let Ok(listener) = TcpListener::bind("127.0.0.1:0") else { return 0 };
     let address = listener.local_addr().expect("a bound listener has an address");
     let (plan, over) = (Mutex::new(plan), AtomicBool::new(false));
-    std::thread::scope(|scope| {
+    let granted = std::thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &server, &plan, &over));
-        let _ = work(address);
+        let granted = work(address, first % 2 == 1);
         over.store(true, Ordering::SeqCst);
         // Wakes the thread that waits for a connection.
         let _ = TcpStream::connect(address);
+        granted
     });
     server.check_invariants();
+    granted.unwrap_or(0)
 }
 
 /// Returns the fuzz inputs: each damage, at different requests.
@@ -292,8 +328,21 @@ pub fn inputs() -> Vec<Vec<u8>> {
     for intact in (0..70_u8).step_by(2) {
         for damage in 1..8 {
             let argument = intact.wrapping_mul(37).wrapping_add(damage * 11);
-            inputs.push(vec![intact, damage, argument, argument / 7, 0, argument, 1, argument]);
+            let first = intact * 2 + (intact / 2 + damage) % 2;
+            inputs.push(vec![first, damage, argument, argument / 7, 0, argument, 1, argument]);
         }
     }
     inputs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise nothing of delegations is fuzzed.
+    #[test]
+    fn an_honest_server_grants_delegations() {
+        assert!(run_counting(&[255]) > 0);
+        assert_eq!(run_counting(&[254]), 0);
+    }
 }

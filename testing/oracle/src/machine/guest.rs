@@ -40,10 +40,11 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Adds these modules after those of the network card, in this order.
+    /// Adds these modules after those of the network card, in this order, and those that they need. What is
+    /// built into the kernel is omitted.
     pub fn new(kernel: Kernel, root: Initramfs, modules: &[&str]) -> Result<Self> {
-        let others = modules.iter().filter(|name| !NETWORK.contains(name));
-        for (number, name) in NETWORK.iter().chain(others).enumerate() {
+        let wanted = [&NETWORK[..], modules].concat();
+        for (number, name) in kernel.with_needed(&wanted)?.iter().enumerate() {
             root.file(&format!("modules/{number:02}-{name}.ko"), &kernel.module(name)?)?;
         }
         root.script("init", include_str!("guest.init"))?;
