@@ -110,10 +110,6 @@ impl Nfs {
         Ok(nfs)
     }
 
-    pub(crate) fn root(&self) -> &Node {
-        &self.root.node
-    }
-
     /// Returns the number of requests so far, repeated ones counted once.
     pub fn requests(&self) -> u64 {
         self.client.requests()

@@ -48,7 +48,9 @@ fn a_request_that_changes_a_file_moves_a_raised_value() {
     let client = mount(served.address(), &holding()).unwrap();
     let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
     let file = delegated(&client, "f");
-    let set = |set: SetAttr| drop(client.vfs.set_attr(&cred, &file, &set).unwrap());
+    let set = |set: SetAttr| {
+        client.vfs.set_attr(&cred, &file, &set).unwrap();
+    };
     let changes: [(&str, &dyn Fn()); 5] = [
         ("size", &|| set(SetAttr { size: Some(3), ..SetAttr::default() })),
         ("owner", &|| set(SetAttr { uid: Some(7), ..SetAttr::default() })),

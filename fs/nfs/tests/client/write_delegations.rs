@@ -150,8 +150,8 @@ fn each_change_happens_once_under_faults() {
     drop((dirs, root));
     client.vfs.unmount().unwrap();
     let other = mount(crashing.address, &patient()).unwrap();
-    for nth in 0..WRITERS {
-        let rounds = done[nth].load(SeqCst);
+    for (nth, done) in done.iter().enumerate() {
+        let rounds = done.load(SeqCst);
         for round in rounds.saturating_sub(KEPT)..rounds {
             let there = other.contents(&format!("/w{nth}/record{round}")).unwrap();
             assert!(there == record(nth, round), "writer {nth}, record {round} of {rounds}");
