@@ -30,11 +30,11 @@ const EXPORT_FLAGS: u32 = 0x2 | 0x400 | 0x2000;
 pub(super) enum Kind {
     /// nfs-ganesha with its VFS backend, on ext4 of the running kernel.
     Ganesha,
-    /// The same, configured to grant delegations.
+    /// The same, with delegations in its configuration.
     GaneshaDelegates,
     /// The NFS server of an emulated Linux kernel, on a filesystem of this type.
     Linux(&'static str),
-    /// The same with a newer kernel, which grants write delegations, on ext4.
+    /// The same with a newer kernel, which has write delegations, on ext4.
     NewerLinux,
     /// `ivers serve` with an ext4 image.
     Ivers,

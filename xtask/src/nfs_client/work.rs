@@ -252,7 +252,7 @@ fn delegations(place: &Place<'_>, dir: &str) -> Result<String> {
     end(other)?;
     let seen = "each client sees at once what the other one has written";
     Ok(match shared {
-        0 => format!("the server grants none; {seen}"),
+        0 => format!("no write delegation is granted; {seen}"),
         _ => format!("{shared} requests carry bytes of several closed files; {recalls} recalls; {seen}"),
     })
 }
