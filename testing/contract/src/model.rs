@@ -432,7 +432,7 @@ impl Model {
         }
     }
 
-    /// Forgets files that nobody has open any longer. Their hidden names are removed.
+    /// Forgets files that are no longer open. Their hidden names are removed.
     fn let_go(&mut self) {
         let before = self.nodes.len();
         self.reap();

@@ -101,8 +101,8 @@ pub struct Limits {
     pub maps: bool,
     /// An append by name is atomic. Over NFS it is a GETATTR and a WRITE.
     pub appends: bool,
-    /// Different bytes of one page can be written by several users at the same time. Clients of a server
-    /// write pages, so that they may lose some of these bytes.
+    /// Several users can write different bytes of one page at the same time. Clients of a server write pages,
+    /// so they may lose some of these bytes.
     pub shares_pages: bool,
     /// An open file that loses its last name keeps a hidden one. Its last close removes that name, which
     /// changes the directory.
