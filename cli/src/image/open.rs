@@ -216,15 +216,22 @@ fn uncounted(file: &Arc<FileDevice>) -> Arc<dyn Device> {
     file.clone()
 }
 
+fn refuse_kernel_writes(name: &Path, file: &Path) -> Result<()> {
+    match kernel_writes(name, file).and_then(|_| explain_kernel_use(name, file)) {
+        Some(why) => Err(failure(BUSY, why)),
+        None => Ok(()),
+    }
+}
+
 /// Opens an image, and enters the sandbox. Refuses an image that the kernel has mounted for writing.
 fn open_whole(image: &Path, options: &ImageOptions) -> Result<OpenImage> {
+    // Before it is opened: then opening it does not warn of the same.
+    for name in split_image(image) {
+        refuse_kernel_writes(&name, &ImageName::parse(&name).file)?;
+    }
     let files = open_image(image, options)?;
-    for file in files.all() {
-        if kernel_writes(&file.name, file.device.path()).is_some()
-            && let Some(why) = explain_kernel_use(&file.name, file.device.path())
-        {
-            return Err(failure(BUSY, why));
-        }
+    for other in &files.others {
+        refuse_kernel_writes(&other.name, other.device.path())?;
     }
     let budget = metered_budget(options.cache_bytes);
     sandbox::enter(options.sandbox);
