@@ -74,7 +74,8 @@ fn report(image: &Path, new: &str, json: bool) -> Result<()> {
     print::json_line(&format::with_paths(json!({ "label": new }), [("path", image)]))
 }
 
-/// Sets the label of a format whose driver does not set it. Returns false for all other formats.
+/// Sets the label in the image, for a format whose labels are not set through a mount. Returns false, and
+/// does nothing, for other formats.
 fn set_unmounted(files: &ImageFiles, image: &Path, options: &ImageOptions, new: &str) -> Result<bool> {
     let file = &files.first.device;
     let located = locate(file, file.clone(), image, options)?;

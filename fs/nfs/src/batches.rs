@@ -37,7 +37,7 @@ fn files_max(session: &Session) -> usize {
 /// A file to ask for.
 struct Asked {
     node: Arc<Node>,
-    /// It is a directory whose listing is known.
+    /// Whether it is a directory with a known listing.
     listed: bool,
 }
 

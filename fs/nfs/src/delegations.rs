@@ -44,7 +44,7 @@ fn with_stateid(file: Arc<FileOpen>) -> Option<(Arc<FileOpen>, StateId)> {
     Some((file, delegation.stateid))
 }
 
-/// Returns the largest file whose close need not send what was written.
+/// Returns up to which size a file is closed without sending what was written.
 pub(crate) fn limit(limit: &SpaceLimit) -> u64 {
     match limit {
         SpaceLimit::Size(bytes) => *bytes,

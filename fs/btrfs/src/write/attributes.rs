@@ -4,9 +4,9 @@ use super::change::Need;
 use super::packing::{PROPERTIES, PROPERTY, flags_of_property};
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::vnode_of;
+use crate::inode::{Vnode, vnode_of};
 use crate::layout::checksum::name_hash;
-use crate::layout::items::{DirItem, FT_XATTR, NAME_MAX, encode_entry, inode_flags};
+use crate::layout::items::{DirItem, FT_XATTR, InodeItem, NAME_MAX, encode_entry, inode_flags};
 use crate::layout::key::{Key, kind, object};
 use ivers_vfs::*;
 use std::collections::BTreeMap;
@@ -16,6 +16,18 @@ use std::sync::atomic::Ordering;
 pub(super) const TOP: (u64, u64) = (object::FS_TREE, object::FIRST_FREE);
 /// An attribute has no location.
 const NOWHERE: Key = Key::new(0, 0, 0);
+
+impl Btrfs {
+    /// Reads a hidden attribute of the root of the top-level subvolume.
+    pub(super) fn top_attribute(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let root = Vnode::new(TOP.0, TOP.1, InodeItem::empty(FileType::Directory));
+        match self.xattr(&root, name) {
+            Ok(value) => Ok(Some(value)),
+            Err(Error::Name(NameError::NoAttribute)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
 
 impl Tx<'_> {
     fn encode_attribute(&self, name: &[u8], value: &[u8]) -> Result<Vec<u8>> {

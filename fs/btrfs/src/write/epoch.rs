@@ -8,11 +8,9 @@ use super::attributes::TOP;
 use super::change::Need;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
-use crate::inode::Vnode;
-use crate::layout::items::InodeItem;
 use crate::layout::key::object;
 use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, decide};
-use ivers_vfs::{EpochOps, Error, FileType, NameError, Result, XattrMode};
+use ivers_vfs::{EpochOps, Error, NameError, Result, XattrMode};
 
 /// What shows a foreign writer: the last transaction, and where its tree of roots is.
 fn fingerprint(generation: u64, root: u64) -> [u8; 16] {
@@ -59,18 +57,9 @@ impl Btrfs {
         Ok(())
     }
 
-    fn stored_record(&self) -> Result<Option<Vec<u8>>> {
-        let root = Vnode::new(TOP.0, TOP.1, InodeItem::empty(FileType::Directory));
-        match self.xattr(&root, EPOCH_XATTR) {
-            Ok(value) => Ok(Some(value)),
-            Err(Error::Name(NameError::NoAttribute)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Serves the values of the last session, if it ended cleanly and nothing wrote since. Nothing is stored.
     pub(crate) fn read_epoch(&mut self, trust_foreign: bool) {
-        let Ok(record) = self.stored_record() else { return };
+        let Ok(record) = self.top_attribute(EPOCH_XATTR) else { return };
         let closed = record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok());
         let decision = decide(&self.found(record.as_deref(), trust_foreign, true)).ok();
         if let Some((record, decision)) = closed.zip(decision)
@@ -102,7 +91,7 @@ impl Btrfs {
     }
 
     fn open_epoch(&self, trust_foreign: bool) -> Result<()> {
-        let record = self.stored_record()?;
+        let record = self.top_attribute(EPOCH_XATTR)?;
         let found = self.found(record.as_deref(), trust_foreign, false);
         let Some(decision) = self.epoch.decide(&found, &self.forest.volume.place) else { return Ok(()) };
         self.epoch.serve(decision.epoch, decision.raises, found.fingerprint);

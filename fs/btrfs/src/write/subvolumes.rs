@@ -7,7 +7,7 @@ use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::bytes::read;
-use crate::layout::items::{DirItem, InodeItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
+use crate::layout::items::{DirItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
 use crate::layout::key::{Key, is_subvolume, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::{RawKey, RawRootItem, RawRootRef, RawRootTail, RawTime};
@@ -71,12 +71,8 @@ impl Tx<'_> {
 
     /// The number that [`Tx::store_next_subvolume`] stored, or 0.
     fn stored_next_subvolume(&self) -> Result<u64> {
-        let root = Vnode::new(TOP.0, TOP.1, InodeItem::empty(FileType::Directory));
-        match self.fs.xattr(&root, NEXT_XATTR) {
-            Ok(value) => Ok(value.try_into().map_or(0, u64::from_le_bytes)),
-            Err(Error::Name(NameError::NoAttribute)) => Ok(0),
-            Err(error) => Err(error),
-        }
+        let stored = self.fs.top_attribute(NEXT_XATTR)?;
+        Ok(stored.and_then(|value| value.try_into().ok()).map_or(0, u64::from_le_bytes))
     }
 
     /// Stores the next number if a subvolume is deleted that has the highest one: nothing else shows later

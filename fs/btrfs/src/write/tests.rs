@@ -486,8 +486,8 @@ fn fill_subvolume(vfs: &Arc<Vfs>, name: &[u8], files: usize) {
     vfs.sync().unwrap();
 }
 
-/// A deleted subvolume whose tree is damaged does not prevent a writable mount. Its space stays in use until
-/// the tree can be read.
+/// An image can be mounted for writing although the tree of a deleted subvolume is damaged. The space of the
+/// tree stays in use.
 #[test]
 fn a_damaged_tree_of_a_deleted_subvolume_stays() {
     let Some(device) = new_image() else { return };

@@ -25,6 +25,15 @@ fn delegated(client: &Mounted, name: &str) -> InodeRef {
     file
 }
 
+/// A client of a server that is not ours, with a file open.
+fn open_on(address: SocketAddr) -> (Mounted, InodeRef) {
+    let options = NfsOptions { write_delegations: true, patience: Patience::default(), ..root_options() };
+    let client = mount(address, &options).unwrap();
+    let file = client.vfs.lookup(&Cred::root(), &client.vfs.root().unwrap(), b"f").unwrap();
+    client.vfs.open(&Cred::root(), &file, READ_WRITE).unwrap();
+    (client, file)
+}
+
 /// The delegation that a server grants which is not ours.
 fn granted() -> WriteDelegation {
     let permissions = Ace { kind: 0, flags: 0, mask: 0, who: b"EVERYONE@".to_vec() };
@@ -94,11 +103,7 @@ fn a_write_that_is_not_counted_is_not_hidden_from_the_server() {
         }
         _ => None,
     }));
-    let options = NfsOptions { write_delegations: true, patience: Patience::default(), ..root_options() };
-    let client = mount(address, &options).unwrap();
-    let cred = Cred::root();
-    let file = client.vfs.lookup(&cred, &client.vfs.root().unwrap(), b"f").unwrap();
-    client.vfs.open(&cred, &file, READ_WRITE).unwrap();
+    let (client, file) = open_on(address);
     assert_eq!(client.count("server_delegations"), 1);
     let ask = |line: &Line, sequenceid: u32| {
         let file = Opaque(b"file".to_vec());
@@ -258,11 +263,7 @@ fn a_server_that_never_moves_the_change_attribute_does_not_keep_a_mount() {
         }
         _ => None,
     }));
-    let options = NfsOptions { write_delegations: true, patience: Patience::default(), ..root_options() };
-    let client = mount(address, &options).unwrap();
-    let cred = Cred::root();
-    let file = client.vfs.lookup(&cred, &client.vfs.root().unwrap(), b"f").unwrap();
-    client.vfs.open(&cred, &file, READ_WRITE).unwrap();
+    let (client, file) = open_on(address);
     write(&client, &file, &[1; 4096]);
     client.vfs.close(&file, READ_WRITE);
     drop(file);

@@ -64,12 +64,17 @@ impl Xfs {
             self.release_range(inode, first..at);
             self.note_written(inode, &unwritten, (at.0 << bits).min(data_end))?;
         }
-        // Space is reserved for whole pages: the blocks after the end of the file are not used.
+        // The blocks after the end of the file are not used.
         if data_end >= inode.size() {
-            let page_end = FileBlock(data_end.next_multiple_of(PAGE_BYTES) >> bits);
-            self.release_range(inode, range.end..page_end.max(range.end));
+            self.release_range(inode, range.end..self.page_end(range.end));
         }
         Ok(())
+    }
+
+    /// The first block after the page with the block before `end`. Space is reserved for whole pages.
+    fn page_end(&self, end: FileBlock) -> FileBlock {
+        let bits = self.sb.block_bits;
+        FileBlock((end.0 << bits).next_multiple_of(PAGE_BYTES) >> bits)
     }
 
     /// Allocates, writes and maps a short hole in one transaction. Returns false, and does nothing, if the
@@ -85,12 +90,10 @@ impl Xfs {
         if data.len() > SHORT_WRITE_BYTES || range.start.0 << bits != offset {
             return Ok(false);
         }
-        // Space is reserved for whole pages.
-        let page_end = FileBlock((range.end.0 << bits).next_multiple_of(PAGE_BYTES) >> bits);
         let delayed = private_of(inode).delayed.lock().holes.around(range.start);
         let mapping = self.mapping_at(inode, range.start)?;
         let is_hole = mapping.block.is_none() && mapping.len >= len;
-        if !is_hole || delayed.is_some_and(|delayed| delayed.end > page_end) {
+        if !is_hole || delayed.is_some_and(|delayed| delayed.end > self.page_end(range.end)) {
             return Ok(false);
         }
         let ahead = self.session()?.window_blocks(range.start);
@@ -100,8 +103,7 @@ impl Xfs {
             return Ok(false);
         };
         self.put_data(inode, start, range.clone(), offset, data)?;
-        let size = (offset + data.len() as u64).min(inode.size());
-        edited.core.set_size(size.max(edited.core.size()));
+        raise_size(&mut edited, (offset + data.len() as u64).min(inode.size()));
         change.finish(vec![edited])?;
         self.release_range(inode, range);
         Ok(true)
@@ -180,9 +182,7 @@ impl Xfs {
         for range in unwritten {
             change.mark_written(&mut edited.core, range.clone())?;
         }
-        if size > edited.core.size() {
-            edited.core.set_size(size);
-        }
+        raise_size(&mut edited, size);
         change.finish(vec![edited])
     }
 
@@ -202,5 +202,12 @@ impl Xfs {
             self.write_data(inode, block, skip + at, &zeros[..piece])?;
         }
         Ok(())
+    }
+}
+
+/// Raises the size on the device, unless it is larger already.
+fn raise_size(edited: &mut Edited<'_>, size: u64) {
+    if size > edited.core.size() {
+        edited.core.set_size(size);
     }
 }

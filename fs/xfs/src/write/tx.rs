@@ -338,11 +338,8 @@ impl<'s> Tx<'s> {
         }
         let is_cluster = kind.is_none() && matches!(whose, Whose::Inode(_));
         if !is_cluster {
-            let mut recent = self.recent.borrow_mut();
-            recent.truncate(RECENT_UNITS - 1);
-            let room = RECENT_UNITS - recent.len();
-            recent.reserve(room);
-            recent.push_front((buffer.block(), buffer.clone(), bytes.clone()));
+            let read = (buffer.block(), buffer.clone(), bytes.clone());
+            keep_newest(&mut self.recent.borrow_mut(), RECENT_UNITS, read);
         }
         Ok((buffer, bytes))
     }
@@ -511,11 +508,7 @@ impl Source for Tx<'_> {
     }
 
     fn note_unit(&self, place: UnitPlace, blocks: &Unit) {
-        let mut noted = self.noted.borrow_mut();
-        noted.truncate(NOTED_UNITS - 1);
-        let room = NOTED_UNITS - noted.len();
-        noted.reserve(room);
-        noted.push_front((place, blocks.clone()));
+        keep_newest(&mut self.noted.borrow_mut(), NOTED_UNITS, (place, blocks.clone()));
     }
 
     fn corrupt(&self, what: impl Into<String>, whose: Whose) -> Error {
@@ -525,6 +518,13 @@ impl Source for Tx<'_> {
     fn corrupt_block(&self, what: impl Into<String>, whose: Whose, block: BlockNo) -> Error {
         self.space().corrupt_block(what, whose, block)
     }
+}
+
+/// Adds the newest one, before the others. At most `most` stay.
+fn keep_newest<T>(kept: &mut VecDeque<T>, most: usize, newest: T) {
+    kept.truncate(most - 1);
+    kept.reserve(most - kept.len());
+    kept.push_front(newest);
 }
 
 /// The runs of pieces of `step` bytes that differ. The bytes are those of a unit from `start` on. Most of a
