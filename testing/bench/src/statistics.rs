@@ -30,9 +30,12 @@ pub(crate) fn places(value: f64, digits: i32) -> f64 {
     (value * scale).round() / scale
 }
 
-/// Converts nanoseconds per operation to operations per second.
+/// Converts nanoseconds per operation to operations per second: a whole number, or three digits below 100.
+///
+/// An operation may take seconds (a build), and its rate must not become 0.
 pub(crate) fn rate(ns_per_op: f64) -> f64 {
-    (1e9 / ns_per_op.max(1e-3)).round()
+    let rate = 1e9 / ns_per_op.max(1e-3);
+    places(rate, (2 - rate.log10().floor() as i32).max(0))
 }
 
 pub(crate) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
@@ -64,5 +67,13 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[]), 0.0);
         assert_eq!(spread(&[2.0, 4.0, 6.0, 8.0], &[2.0; 4]), json!([2.0, 4.0]));
+    }
+
+    #[test]
+    fn slow_operations_have_a_rate() {
+        assert_eq!(rate(2_705_649_864.0), 0.37);
+        assert_eq!(rate(60_000_000_000.0), 0.0167);
+        assert_eq!(rate(41_300_000.0), 24.2);
+        assert_eq!(rate(7_000.0), 142_857.0);
     }
 }
