@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ivers_oracle::Image;
 
 pub mod disk;
+pub mod full_disk;
 pub mod image_place;
 pub mod served;
 pub mod source_tree;

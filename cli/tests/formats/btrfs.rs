@@ -370,3 +370,15 @@ fn subvolumes_are_made_by_who_may() {
     place.unmount();
     place.is_clean();
 }
+
+#[test]
+fn a_full_disk_stops_a_writing_program() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    let place = image(&[]);
+    let dir = place.mount("rw");
+    full_disk::stops_a_writing_program(&dir, "btrfs");
+    place.unmount();
+    place.is_clean();
+}

@@ -121,8 +121,6 @@ fn boot_loader_swap_works_through_a_mount() {
     place.unmount();
 }
 
-/// A program that writes until the disk is full stops there, although the kernel caches its writes, and can
-/// continue when there is space again.
 #[test]
 fn a_full_disk_stops_a_writing_program() {
     if !can_mount() {
@@ -131,28 +129,7 @@ fn a_full_disk_stops_a_writing_program() {
     let place = Place::of(Image::new("ext4", 32 << 20, &["-m", "0"]).unwrap());
     for options in ["rw", "threads=1", "no_writeback_cache"] {
         place.mount(options);
-        let path = place.path("ballast");
-        fs::write(&path, vec![1; 8 << 20]).unwrap();
-        let mut file = fs::File::create(place.path("endless")).unwrap();
-        let mut megabytes = 0;
-        let full = loop {
-            match file.write_all(&[7; 1 << 20]) {
-                Ok(()) => megabytes += 1,
-                Err(error) => break error,
-            }
-            assert!(megabytes < 4096, "{options}: a disk of 32 MiB took 4 GiB");
-        };
-        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull, "{options}: {full}");
-        fs::remove_file(&path).unwrap();
-        // Data without space is lost, and fsync reports it.
-        let _ = file.sync_all();
-        file.set_len(0).unwrap();
-        file.rewind().unwrap();
-        file.write_all(&[8; 2 << 20]).unwrap();
-        file.sync_all().unwrap();
-        drop(file);
-        assert!(fs::read(place.path("endless")).unwrap() == [8; 2 << 20], "{options}");
-        fs::remove_file(place.path("endless")).unwrap();
+        full_disk::stops_a_writing_program(&place.dir, options);
         place.unmount();
         place.image.check().unwrap();
     }

@@ -195,3 +195,15 @@ fn files_that_share_blocks_are_written() {
     place.unmount();
     place.is_clean();
 }
+
+#[test]
+fn a_full_disk_stops_a_writing_program() {
+    if !can_mount() || !have_tools() {
+        return;
+    }
+    let place = theirs(&[]);
+    let dir = place.mount("rw");
+    full_disk::stops_a_writing_program(&dir, "xfs");
+    place.unmount();
+    place.is_clean();
+}

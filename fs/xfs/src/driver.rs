@@ -94,11 +94,13 @@ impl FileSystem for Xfs {
         let most = (sb.blocks / 100).saturating_mul(percent) << sb.inopb_bits;
         let free = counts.free_blocks.min(sb.blocks);
         let files = counts.inodes.saturating_add(free << sb.inopb_bits).min(most.max(counts.inodes));
+        // As Linux: blocks that no file can get do not count as free. When none is left, writes must fail.
+        let available = usable.min(free).saturating_sub(reserved);
         Ok(StatFs {
             block_size: sb.block_size,
             blocks: sb.blocks - u64::from(sb.log_blocks).min(sb.blocks),
-            blocks_free: free.saturating_sub(reserved),
-            blocks_available: usable.min(free).saturating_sub(reserved),
+            blocks_free: available,
+            blocks_available: available,
             files,
             files_free: files - used.min(files),
             name_max: NAME_MAX as u32,

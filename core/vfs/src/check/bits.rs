@@ -1,13 +1,19 @@
-//! A set of numbers as bits, in chunks that exist only where a bit is set.
+//! A set of numbers as bits, in chunks that exist only where a bit is set. A run that covers whole chunks
+//! takes no memory of its own: the free space of an empty device is such a run.
+
+use std::sync::Arc;
 
 const WORDS: usize = 512;
 const CHUNK: u64 = WORDS as u64 * 64;
 
 /// A sparse bitmap, for what a checker has seen: few bits of a large device, or all of a full one.
 pub struct Bits {
-    chunks: Vec<Option<Box<[u64; WORDS]>>>,
-    /// Chunks that exist.
+    /// Several places may have `full`. No other chunk has two owners.
+    chunks: Vec<Option<Arc<[u64; WORDS]>>>,
+    full: Arc<[u64; WORDS]>,
+    /// Places that have a chunk, and of them those that have `full`.
     kept: usize,
+    kept_full: usize,
     len: u64,
 }
 
@@ -16,12 +22,12 @@ impl Bits {
     pub fn new(len: u64) -> Self {
         let mut chunks = Vec::new();
         chunks.resize_with(len.div_ceil(CHUNK) as usize, || None);
-        Self { chunks, kept: 0, len }
+        Self { chunks, full: Arc::new([u64::MAX; WORDS]), kept: 0, kept_full: 0, len }
     }
 
     /// The memory that it takes.
     pub fn bytes_kept(&self) -> usize {
-        self.kept * WORDS * size_of::<u64>() + self.chunks.len() * size_of::<usize>()
+        (self.kept - self.kept_full + 1) * WORDS * size_of::<u64>() + self.chunks.len() * size_of::<usize>()
     }
 
     /// Whether no number was added.
@@ -43,18 +49,20 @@ impl Bits {
         let mut first = None;
         let mut bit = start;
         while bit < end {
-            let stop = end.min((bit / 64 + 1) * 64);
-            let mask = (!0u64 >> (64 - (stop - bit))) << (bit % 64);
-            let kept = &mut self.kept;
-            let chunk = self.chunks[(bit / CHUNK) as usize].get_or_insert_with(|| {
-                *kept += 1;
-                Box::new([0; WORDS])
-            });
-            let word = &mut chunk[(bit % CHUNK / 64) as usize];
-            if *word & mask != 0 && first.is_none() {
-                first = Some(bit / 64 * 64 + u64::from((*word & mask).trailing_zeros()));
+            let chunk_end = (bit / CHUNK + 1) * CHUNK;
+            let stop = end.min(chunk_end);
+            if first.is_none() {
+                first = self.find(bit, stop - bit, true);
             }
-            *word |= mask;
+            let place = &mut self.chunks[(bit / CHUNK) as usize];
+            let was_full = place.as_ref().is_some_and(|chunk| Arc::ptr_eq(chunk, &self.full));
+            self.kept += usize::from(place.is_none());
+            if stop - bit == CHUNK {
+                self.kept_full += usize::from(!was_full);
+                *place = Some(self.full.clone());
+            } else if let Some(chunk) = Arc::get_mut(place.get_or_insert_with(|| Arc::new([0; WORDS]))) {
+                set_bits(chunk, bit % CHUNK, stop - bit);
+            }
             bit = stop;
         }
         first
@@ -114,6 +122,16 @@ impl Bits {
     }
 }
 
+/// Sets a run of bits of a chunk.
+fn set_bits(chunk: &mut [u64; WORDS], start: u64, len: u64) {
+    let (mut bit, end) = (start, start + len);
+    while bit < end {
+        let stop = end.min((bit / 64 + 1) * 64);
+        chunk[(bit / 64) as usize] |= (!0u64 >> (64 - (stop - bit))) << (bit % 64);
+        bit = stop;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +164,25 @@ mod tests {
         other.set_run(3, 7);
         assert_eq!(other.bytes(0, 20), [0xF8, 0x03, 0]);
         assert_eq!(other.bytes(3, 9), [0x7F, 0]);
+    }
+
+    #[test]
+    fn whole_chunks_take_no_memory_of_their_own() {
+        let len = 100 * CHUNK + 5;
+        let mut bits = Bits::new(len);
+        let empty = bits.bytes_kept();
+        assert!(bits.is_empty());
+        assert_eq!(bits.set_run(0, 50 * CHUNK), None);
+        assert!(bits.bytes_kept() == empty && !bits.is_empty());
+        // A chunk that has a part of a run is one of its own, until the rest of it is a run.
+        assert_eq!(bits.set_run(50 * CHUNK + 3, CHUNK), None);
+        assert!(bits.bytes_kept() > empty);
+        assert_eq!(bits.set_run(49 * CHUNK, 10 * CHUNK), Some(49 * CHUNK));
+        assert_eq!(bits.bytes_kept(), empty);
+        assert_eq!(bits.set_run(7, 1), Some(7));
+        assert_eq!((bits.find(0, len, false), bits.find(59 * CHUNK, len, true)), (Some(59 * CHUNK), None));
+        assert_eq!(bits.set_run(58 * CHUNK, u64::MAX), Some(58 * CHUNK));
+        assert_eq!((bits.find(0, len, false), bits.get(len - 1), bits.get(len)), (None, true, false));
+        assert_eq!(bits.bytes(5 * CHUNK - 4, 12), [0xFF, 0x0F]);
     }
 }

@@ -55,7 +55,8 @@ pub(super) fn contradicts_copy(device: &dyn Device, head: &[u8]) -> Result<bool>
         && (copy.sb_features_incompat != raw.sb_features_incompat
             || copy.sb_versionnum.get() & 0xF != raw.sb_versionnum.get() & 0xF
             || copy.sb_logstart != raw.sb_logstart
-            || copy.sb_inprogress != raw.sb_inprogress))
+            // mkfs.xfs leaves it set in the copies.
+            || (raw.sb_inprogress != 0 && copy.sb_inprogress == 0)))
 }
 
 /// Fields that are equal in all copies.

@@ -24,8 +24,9 @@ impl Xfs {
     fn page_blocks(&self, offset: u64, len: u64) -> Result<Range<FileBlock>> {
         let bits = self.sb.block_bits;
         let page = PAGE_BYTES.max(1 << bits);
-        let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
-        let end = end.filter(|end| end >> bits <= FILE_BLOCKS_END && *end <= i64::MAX as u64);
+        let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+        // The last page may end at 2^63.
+        let end = end.map(|end| end.next_multiple_of(page)).filter(|end| end >> bits <= FILE_BLOCKS_END);
         let end = end.ok_or(NameError::TooLarge)?;
         Ok(FileBlock((offset / page * page) >> bits)..FileBlock(end >> bits))
     }

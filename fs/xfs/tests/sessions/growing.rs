@@ -45,8 +45,11 @@ fn close(vfs: Arc<Vfs>, image: &Path, names: &[String]) -> Vec<usize> {
     vfs.unmount().unwrap();
     drop(vfs);
     repair_finds_nothing(image, "files that grew");
-    let vfs = mount(image);
+    let vfs = mount_writable(image);
     assert_eq!(free(&vfs), before);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let vfs = mount(image);
     let tree = our_tree(&vfs, true).unwrap();
     drop(vfs);
     let mounted = LoopMount::new(image, "ro").unwrap();
