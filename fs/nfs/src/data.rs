@@ -14,6 +14,7 @@ use crate::nodes::Node;
 use crate::opens::is_lost;
 use crate::reply::take;
 use crate::requests::Outcome;
+use crate::together;
 
 /// Bytes of a request beside its data.
 const REQUEST_OVERHEAD: usize = 2048;
@@ -92,11 +93,7 @@ impl Nfs {
             let (mut results, sent) = outcome.up_to(2, &place)?;
             results.skip();
             let ok = take!(results, Write)?;
-            if let Some(deferred) = &deferred
-                && results.0.next().is_some_and(|it| it.status() == NfsStat::Ok)
-            {
-                node.open.no_longer_deferred(deferred);
-            }
+            let is_set = deferred.is_some() && results.0.next().is_some_and(|it| it.status() == NfsStat::Ok);
             let committed = if whole { take!(results, Commit).ok() } else { None };
             let count = ok.count as usize;
             if count == 0 || count > part.len() {
@@ -109,6 +106,10 @@ impl Nfs {
                 written = Written::Unstable;
             }
             node.open.with_unstable(|unstable| unstable.note(at..at + count as u64, verifier));
+            // Bytes that the server loses are sent again, and then move the times.
+            if let Some(deferred) = deferred.as_ref().filter(|_| is_set && is_durable) {
+                node.open.no_longer_deferred(deferred);
+            }
             changing.learn_or_expire(&mut results, sent)?;
             done += count;
         }
@@ -117,30 +118,53 @@ impl Nfs {
 
     /// Makes the writes of a file durable that the server has. Those that it lost are cached again.
     pub(crate) fn commit(&self, node: &Node) -> Result<()> {
-        let Some(sent) =
-            node.open.with_unstable(|unstable| (!unstable.is_empty()).then(|| unstable.snapshot()))
-        else {
+        if node.open.with_unstable(|unstable| unstable.is_empty()) {
             return Ok(());
-        };
-        let ops = [Op::Commit(CommitArgs { offset: 0, count: 0 }), Op::GetAttr(attributes::of_file())];
-        let committed = self.on_file_up_to(&node.open.writer(), node, &ops, 1);
-        let (mut results, sent_at) = match committed {
+        }
+        self.commit_in_manner(node)?;
+        self.opens.settle(&node.open);
+        Ok(())
+    }
+
+    /// As [`Nfs::commit`], in the manner of this thread, and without CLOSE. Returns whether nothing was lost.
+    /// Threads that wait at the same time share a COMMIT.
+    pub(crate) fn commit_in_manner(&self, node: &Node) -> Result<bool> {
+        let snapshot =
+            || node.open.with_unstable(|unstable| (!unstable.is_empty()).then(|| unstable.snapshot()));
+        let Some(mut sent) = snapshot() else { return Ok(true) };
+        // A thread that returns a delegation, or sends with others, waits for no other one here.
+        let mut turn = None;
+        if together::has_no_manner() {
+            let Some(taken) = node.open.commit_turn(sent) else { return Ok(true) };
+            turn = Some(taken);
+            // Also what others have written meanwhile: they wait.
+            let Some(now) = snapshot() else { return Ok(true) };
+            sent = now;
+        }
+        let commit = Op::Commit(CommitArgs { offset: 0, count: 0 });
+        let ops = vec![Op::PutFh(node.handle.clone()), commit, Op::GetAttr(attributes::of_file())];
+        let outcome = self.client.call_in_manner(&node.open.writer(), ops)?;
+        if let Some(turn) = &mut turn {
+            turn.answered();
+        }
+        let (mut results, sent_at) = match outcome.up_to(2, self.client.name()) {
             // The bytes are sent again. An error that stays comes back with them, and is kept for `fsync`.
             Err(Error::Name(refused)) => {
                 log::warn!("{}: COMMIT: {refused}", self.place(node));
                 self.cache_again(node, node.open.with_unstable(|unstable| unstable.all(sent)));
-                return Ok(());
+                return Ok(false);
             }
             other => other?,
         };
+        results.skip();
         let verifier = take!(results, Commit)?;
         if let Some(file) = results.attributes(&self.place(node))? {
             self.learn(node, &file, sent_at);
         }
         let lost = node.open.with_unstable(|unstable| unstable.committed(sent, verifier));
+        let is_durable = lost.is_empty();
         self.cache_again(node, lost);
-        self.opens.settle(&node.open);
-        Ok(())
+        Ok(is_durable)
     }
 
     /// The server does not have these bytes.

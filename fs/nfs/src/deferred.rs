@@ -83,6 +83,11 @@ impl Deferred {
         self.perm.is_some() || self.atime.is_some() || self.mtime.is_some()
     }
 
+    /// Returns whether times are among them. A later write would move them.
+    pub fn sets_times(&self) -> bool {
+        self.atime.is_some() || self.mtime.is_some()
+    }
+
     fn attrs(&self) -> Attrs {
         let time = |time: Option<Timestamp>| time.map(|time| SetTime::Client(wire_time(time)));
         Attrs {

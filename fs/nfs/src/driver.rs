@@ -438,9 +438,10 @@ impl FileSystem for Nfs {
             }
         }));
         let (nodes, nfs) = (Arc::downgrade(&self.nodes), self.me.clone());
-        let send_deferred =
-            Box::new(move |node: &Node| nfs.upgrade().map_or(Ok(()), |nfs| nfs.send_deferred(node)));
-        let of_vfs = CacheOf { nodes, cache: cache.clone(), send_deferred };
+        let send = move |node: &Node, cache: &CacheHandle| {
+            nfs.upgrade().map_or(Ok(()), |nfs| nfs.send_recalled(node, cache))
+        };
+        let of_vfs = CacheOf { nodes, cache: cache.clone(), send: Box::new(send) };
         let _ = self.opens.cached.set(Box::new(of_vfs));
         let _ = self.cache.set(cache);
     }

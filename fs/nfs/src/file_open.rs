@@ -12,7 +12,7 @@ use ivers_vfs::{Attr, Cred, SetAttr};
 use crate::deferred::Deferred;
 use crate::file_locks::FileLocks;
 use crate::file_names::FileNames;
-use crate::unstable::Unstable;
+use crate::unstable::{Snapshot, Unstable};
 
 /// A delegation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +75,10 @@ pub(crate) struct State {
     pub(crate) local: u32,
     pub(crate) delegation: Option<Delegation>,
     pub(crate) unstable: Unstable,
+    /// A thread sends COMMIT, for others too.
+    committing: bool,
+    /// How often such a COMMIT brought no answer.
+    failed_commits: u64,
     /// The last write-back failed, and the bytes are still cached.
     pub(crate) unsent: bool,
     pub(crate) hidden: Vec<Hidden>,
@@ -274,6 +278,22 @@ impl FileOpen {
         f(&mut self.state.lock().unstable)
     }
 
+    /// Waits while another thread sends COMMIT. Returns the right to send one, or `None` if the other one made
+    /// these writes durable. After a COMMIT without an answer, all who waited send their own: each may give
+    /// up after its own time.
+    pub(crate) fn commit_turn(&self, writes: Snapshot) -> Option<CommitTurn<'_>> {
+        let mut state = self.state.lock();
+        let failed = state.failed_commits;
+        while state.committing && state.failed_commits == failed && !state.unstable.all(writes).is_empty() {
+            state.wait(&self.settled);
+        }
+        if state.unstable.all(writes).is_empty() {
+            return None;
+        }
+        let is_first = !std::mem::replace(&mut state.committing, true);
+        Some(CommitTurn { file: self, is_first, answered: false })
+    }
+
     /// Notes whether the newest write-back left bytes in the cache.
     pub fn note_unsent(&self, unsent: bool) {
         self.state.lock().unsent = unsent;
@@ -376,6 +396,31 @@ impl FileOpen {
     /// Returns how many of the file's names are hidden.
     pub fn hidden_names(&self) -> u32 {
         self.state.lock().hidden.len() as u32
+    }
+}
+
+/// The right to send COMMIT.
+pub(crate) struct CommitTurn<'a> {
+    file: &'a FileOpen,
+    /// No other thread sends one.
+    is_first: bool,
+    answered: bool,
+}
+
+impl CommitTurn<'_> {
+    pub(crate) fn answered(&mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for CommitTurn<'_> {
+    fn drop(&mut self) {
+        if self.is_first {
+            let mut state = self.file.state.lock();
+            state.committing = false;
+            state.failed_commits += u64::from(!self.answered);
+            self.file.settled.notify_all();
+        }
     }
 }
 

@@ -63,6 +63,18 @@ fn mark() -> NfsTime {
     NfsTime { seconds: time.as_secs() as i64, nseconds: time.subsec_nanos() }
 }
 
+/// Returns the access time to create a file with: the given one, or a mark.
+fn creation_time(new: &NewInode) -> NfsTime {
+    if new.atime == new.now { mark() } else { attributes::wire_time(new.atime) }
+}
+
+/// Returns whether a file with these attributes may be the one that a creation in doubt has made.
+fn is_created(file: &Attr, new: &NewInode, access_time: NfsTime) -> bool {
+    // A given access time says less than a mark.
+    let has_given_mtime = new.mtime == new.now || file.mtime == new.mtime;
+    file.kind == new.kind && attributes::wire_time(file.atime) == access_time && has_given_mtime
+}
+
 fn hidden_name() -> Vec<u8> {
     format!(".nfs{:016x}{:08x}", rand::random::<u64>(), rand::random::<u32>()).into_bytes()
 }
@@ -91,14 +103,14 @@ fn usual_group(caller: &Cred, dir: &Attr) -> u32 {
 
 /// Returns the attributes of a new file. A server decides about owner and group itself, unless others were
 /// asked for.
-fn new_attributes(caller: &Cred, usual_group: u32, new: &NewInode, mark: NfsTime) -> Attrs {
+fn new_attributes(caller: &Cred, usual_group: u32, new: &NewInode, access_time: NfsTime) -> Attrs {
     let other_owner = new.uid != caller.uid;
     let owner = other_owner.then(|| attributes::wire_owner(new.uid));
     let owner_group = (other_owner || new.gid != usual_group).then(|| attributes::wire_owner(new.gid));
     Attrs {
         size: (new.size > 0).then_some(new.size),
         mode: (new.kind != FileType::Symlink).then_some(new.perm & 0o7777),
-        time_access_set: Some(SetTime::Client(mark)),
+        time_access_set: Some(SetTime::Client(access_time)),
         time_modify_set: (new.mtime != new.now).then(|| SetTime::Client(attributes::wire_time(new.mtime))),
         owner,
         owner_group,
@@ -172,9 +184,9 @@ impl Nfs {
         new: &NewInode,
     ) -> Result<LoadedInode> {
         let node = self.node(dir);
-        let mark = mark();
+        let access_time = creation_time(new);
         let usual_group = dir.with_attr(|attr| usual_group(caller, attr));
-        let attrs = new_attributes(caller, usual_group, new, mark).encode();
+        let attrs = new_attributes(caller, usual_group, new, access_time).encode();
         let wanted = self.opens.wanted(share::BOTH);
         let create = match create_type(new) {
             Some(kind) => Op::Create(CreateArgs { kind, name: name.to_vec(), attrs }),
@@ -196,9 +208,7 @@ impl Nfs {
                 return self.created(caller, (node, name), (new, wanted), results, (sent, run));
             }
             let Some(found) = self.look(caller, node, name)? else { continue };
-            let atime = attributes::wire_time(found.file.attr.atime);
-            let is_marked = self.facts.has_fine_times() && atime == mark;
-            if !is_marked || found.file.attr.kind != new.kind {
+            if !self.facts.has_fine_times() || !is_created(&found.file.attr, new, access_time) {
                 return Err(NameError::Exists.into());
             }
             self.look_again(caller, node)?;

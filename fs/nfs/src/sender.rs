@@ -11,11 +11,13 @@ use ivers_nfs4::attr;
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::types::{Bitmap, StateId};
 use ivers_vfs::sync::thread::Builder;
-use ivers_vfs::{Cred, Error, Inode, Result};
+use ivers_vfs::{CacheHandle, Cred, Error, Inode, Result};
 
 use crate::attributes;
 use crate::background;
 use crate::counters::Counters;
+use crate::data::LOSSES_MAX;
+use crate::deferred::Deferred;
 use crate::driver::Nfs;
 use crate::file_open::FileOpen;
 use crate::nodes::Node;
@@ -163,21 +165,43 @@ impl Nfs {
         self.sender.wait_for_end(until);
     }
 
-    /// Sends the deferred attributes of a file. What the server refuses is dropped.
+    /// Sends what is cached of a file whose delegation is recalled (D9).
+    pub(crate) fn send_recalled(&self, node: &Node, cache: &CacheHandle) -> Result<()> {
+        for _ in 0..LOSSES_MAX {
+            cache.write_back(node.ino)?;
+            self.send_deferred(node)?;
+            if node.open.deferred().is_none() {
+                return Ok(());
+            }
+        }
+        log::warn!("{}: times may move: the server loses what was written before them", self.place(node));
+        node.open.deferred().map_or(Ok(()), |deferred| self.send_these(node, &deferred))
+    }
+
+    /// Sends the deferred attributes of a file. What the server refuses is dropped. Times stay deferred if
+    /// the server has lost bytes that were written before: they are cached again, and must be sent first.
     pub(crate) fn send_deferred(&self, node: &Node) -> Result<()> {
-        let Some(deferred) = node.open.deferred() else { return Ok(()) };
+        match node.open.deferred() {
+            Some(deferred) if !deferred.sets_times() || self.commit_in_manner(node)? => {
+                self.send_these(node, &deferred)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn send_these(&self, node: &Node, deferred: &Deferred) -> Result<()> {
         let changing = self.sending(node);
         let ops = setting(node, deferred.op(StateId::ANONYMOUS));
         let outcome = self.client.call_in_manner(&deferred.caller, ops)?;
         match outcome.up_to(2, &self.place(node)) {
             Ok((mut results, sent)) => {
                 (0..2).for_each(|_| results.skip());
-                node.open.no_longer_deferred(&deferred);
+                node.open.no_longer_deferred(deferred);
                 changing.learn_or_expire(&mut results, sent)
             }
             Err(error @ Error::Server(_)) => Err(error),
             Err(error) => {
-                node.open.no_longer_deferred(&deferred);
+                node.open.no_longer_deferred(deferred);
                 node.expire(self.client.requests() + 1);
                 Err(error)
             }

@@ -60,6 +60,11 @@ pub fn urgently(until: Instant) -> Entered {
     Entered(None)
 }
 
+/// Returns whether this thread sends its requests as usual: at once, and alone.
+pub(crate) fn has_no_manner() -> bool {
+    MANNER.with_borrow(Option::is_none)
+}
+
 /// Operations of a thread that waits.
 struct Part {
     thread: u64,

@@ -134,15 +134,14 @@ impl Sender {
     }
 }
 
-/// Sends the deferred attributes of a file.
-pub(crate) type SendDeferred = Box<dyn Fn(&Node) -> Result<()> + Send + Sync>;
+/// Sends what is cached of a file.
+pub(crate) type SendCached = Box<dyn Fn(&Node, &CacheHandle) -> Result<()> + Send + Sync>;
 
 /// The cache of the VFS, by filehandle.
 pub(crate) struct CacheOf {
     pub(crate) nodes: Weak<Nodes>,
     pub(crate) cache: CacheHandle,
-    /// Sends the deferred attributes of a file.
-    pub(crate) send_deferred: SendDeferred,
+    pub(crate) send: SendCached,
 }
 
 impl CacheOf {
@@ -154,8 +153,7 @@ impl CacheOf {
 impl CachedFiles for CacheOf {
     fn write_back(&self, file: &FileHandle) -> Result<()> {
         let Some(node) = self.node(file) else { return Ok(()) };
-        self.cache.write_back(node.ino)?;
-        (self.send_deferred)(&node)
+        (self.send)(&node, &self.cache)
     }
 
     fn query(&self, file: &FileHandle) -> Option<(u64, u64)> {

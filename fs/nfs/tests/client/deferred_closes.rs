@@ -286,6 +286,50 @@ fn times_that_were_set_survive_a_restart_of_the_server() {
     client.vfs.unmount().unwrap();
 }
 
+/// [`D9`] The same for a file that is open when its delegation is recalled: the return sends bytes and times,
+/// and then the server loses what is not committed.
+#[test]
+fn times_that_a_recall_sends_survive_a_crash_of_the_server() {
+    let mut crashing = Crashing::new();
+    let client = mount(crashing.address, &NfsOptions { write_delegations: true, ..patient() }).unwrap();
+    let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
+    // One WRITE, and several.
+    let contents = [vec![1; 1000], vec![2; 3_000_000]];
+    let files: Vec<_> = contents
+        .iter()
+        .enumerate()
+        .map(|(nth, bytes)| {
+            let file = client.make(&root, &format!("f{nth}"), &CreateSpec::file(0o644)).unwrap();
+            client.vfs.open(&cred, &file, READ_WRITE).unwrap();
+            client.vfs.write(&cred, &file, 0, bytes, WriteFlags::empty()).unwrap();
+            let times = SetAttr { atime: at(1_000_000_001), mtime: at(1_000_000_000), ..SetAttr::default() };
+            client.vfs.set_attr(&cred, &file, &times).unwrap();
+            file
+        })
+        .collect();
+    assert_eq!(client.count("server_setattr"), 0, "deferred");
+    let other = mount(crashing.address, &patient()).unwrap();
+    for (nth, bytes) in contents.iter().enumerate() {
+        assert_eq!(&other.contents(&format!("/f{nth}")).unwrap(), bytes);
+    }
+    other.vfs.unmount().unwrap();
+    assert!(client.count("server_recalls") > 0);
+    crashing.crash();
+    crashing.start();
+    for file in &files {
+        client.vfs.fsync(file, false).unwrap();
+        client.vfs.close(file, READ_WRITE);
+    }
+    client.vfs.unmount().unwrap();
+    let other = mount(crashing.address, &patient()).unwrap();
+    for (nth, bytes) in contents.iter().enumerate() {
+        let path = format!("/f{nth}");
+        assert_eq!(other.vfs.stat(&other.find(&path).unwrap()).mtime.sec, 1_000_000_000, "{path}");
+        assert_eq!(&other.contents(&path).unwrap(), bytes);
+    }
+    other.vfs.unmount().unwrap();
+}
+
 /// A file whose size exceeds what one request carries is sent by its close, as without a delegation.
 #[test]
 fn the_close_of_a_large_file_waits() {

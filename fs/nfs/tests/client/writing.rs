@@ -59,6 +59,24 @@ fn not_found<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::Name(NameError::NotFound)))
 }
 
+/// Times that are given with a new file count, whatever marks its creation.
+#[test]
+fn a_file_is_created_with_the_given_times() {
+    let served = Served::new(ext4());
+    let client = mount(served.address(), &options()).unwrap();
+    let root = root_of(&client);
+    let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 7 }));
+    for (name, kind) in [("f", FileType::Regular), ("d", FileType::Directory), ("l", FileType::Symlink)] {
+        let times =
+            CreateSpec { atime: at(1_000_000_001), mtime: at(1_000_000_000), ..CreateSpec::of(kind, 0o755) };
+        client.make(&root, name, &CreateSpec { target: b"target".to_vec(), ..times }).unwrap();
+        let attr =
+            served.vfs.stat(&served.vfs.lookup(&Cred::root(), &served.root(), name.as_bytes()).unwrap());
+        assert_eq!((attr.atime.sec, attr.mtime.sec), (1_000_000_001, 1_000_000_000), "{name}");
+    }
+    client.vfs.unmount().unwrap();
+}
+
 /// [`CreateSpec`] may name another group than that of the caller or the directory.
 #[test]
 fn a_new_file_has_the_group_that_was_asked_for() {
