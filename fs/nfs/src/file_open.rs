@@ -459,7 +459,7 @@ pub(crate) fn note_open(state: &mut State, opened: &Opened, access: u32, caller:
 pub(crate) mod tests {
     use super::*;
     use ivers_nfs4::ops::v40::{OpenDelegation, share};
-    use ivers_nfs4::types::{Bitmap, ChangeInfo};
+    use ivers_nfs4::types::{Bitmap, ChangeInfo, Opaque};
 
     /// Returns what OPEN returns.
     pub(crate) fn opened(other: u8, seqid: u32) -> Opened {
@@ -500,5 +500,45 @@ pub(crate) mod tests {
         state.unstable.forget(0..10);
         state.unclaimed = true;
         assert!(!state.is_idle());
+    }
+    /// [`N11`] A thread that waits for a COMMIT of another one returns when its own writes are durable.
+    #[test]
+    fn threads_share_a_commit() {
+        let file = FileOpen::new(&Opaque(vec![1]));
+        let write = |at: u64| {
+            file.with_unstable(|unstable| unstable.note(at..at + 1, Some([1; 8])));
+            file.with_unstable(|unstable| unstable.snapshot())
+        };
+        let first = write(0);
+        let mut turn = file.commit_turn(first).unwrap();
+        let second = write(5);
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| file.commit_turn(first).is_none());
+            let sends = threads.spawn(|| file.commit_turn(second).is_some_and(|turn| turn.is_first));
+            file.with_unstable(|unstable| unstable.committed(first, [1; 8]));
+            turn.answered();
+            drop(turn);
+            assert!(waits.join().unwrap() && sends.join().unwrap());
+        });
+        // Lost writes are still to be written: nobody returns without a COMMIT of its own.
+        file.with_unstable(|unstable| unstable.committed(second, [2; 8]));
+        assert!(file.commit_turn(second).is_some());
+        file.with_unstable(|unstable| unstable.forget(0..u64::MAX));
+        assert!(file.commit_turn(second).is_none());
+    }
+
+    #[test]
+    fn after_a_commit_without_an_answer_all_send_their_own() {
+        let file = FileOpen::new(&Opaque(vec![1]));
+        file.with_unstable(|unstable| unstable.note(0..1, Some([1; 8])));
+        let writes = file.with_unstable(|unstable| unstable.snapshot());
+        let turn = file.commit_turn(writes).unwrap();
+        std::thread::scope(|threads| {
+            let others: Vec<_> =
+                (0..3).map(|_| threads.spawn(|| drop(file.commit_turn(writes).unwrap()))).collect();
+            drop(turn);
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+        assert!(!file.state.lock().committing);
     }
 }

@@ -536,6 +536,20 @@ mod tests {
     }
 
     #[test]
+    fn a_given_access_time_replaces_the_mark() {
+        let (now, given) = (Timestamp { sec: 5, nsec: 0 }, Timestamp { sec: 3, nsec: 0 });
+        let new = NewInode { atime: given, mtime: given, ..NewInode::new(FileType::Regular, now) };
+        let time = creation_time(&new);
+        assert_eq!(time, attributes::wire_time(given));
+        let made = new.attr(1);
+        assert!(is_created(&made, &new, time));
+        assert!(!is_created(&Attr { mtime: now, ..made }, &new, time));
+        assert!(!is_created(&Attr { atime: now, ..made }, &new, time));
+        assert!(!is_created(&Attr { kind: FileType::Fifo, ..made }, &new, time));
+        assert_ne!(creation_time(&NewInode::new(FileType::Regular, now)), attributes::wire_time(now));
+    }
+
+    #[test]
     fn an_owner_is_sent_only_if_another_one_was_asked_for() {
         let now = Timestamp { sec: 5, nsec: 0 };
         let new = NewInode { uid: 7, gid: 8, perm: 0o640, ..NewInode::new(FileType::Directory, now) };
