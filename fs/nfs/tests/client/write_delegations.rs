@@ -164,3 +164,25 @@ fn each_change_happens_once_under_faults() {
     }
     other.vfs.unmount().unwrap();
 }
+
+/// The server needs the file of a delegation to take it back. A client that could not return it would stay
+/// on record after its unmount, and a server that restarts would wait for it.
+#[test]
+fn delegations_of_removed_files_are_returned() {
+    let served = Served::new(ext4());
+    let client = mount(served.address(), &NfsOptions { write_delegations: true, ..options() }).unwrap();
+    let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
+    for name in ["removed", "replaced", "stays"] {
+        let file = client.make(&root, name, &CreateSpec::file(0o644)).unwrap();
+        client.vfs.open(&cred, &file, READ_WRITE).unwrap();
+        client.vfs.write(&cred, &file, 0, b"contents", WriteFlags::empty()).unwrap();
+        client.vfs.close(&file, READ_WRITE);
+    }
+    client.vfs.unlink(&cred, &root, b"removed", false).unwrap();
+    client.vfs.rename(&cred, &root, b"stays", &root, b"replaced", RenameFlags::empty(), false).unwrap();
+    assert!(client.count("server_delegations") >= 3);
+    client.vfs.unmount().unwrap();
+    drop((root, client));
+    let counts = served.server.stats_handle().stats().unwrap().counts;
+    assert_eq!((counts.delegations_write, counts.delegations_read, counts.clients), (0, 0, 0));
+}

@@ -184,7 +184,9 @@ impl StateManager {
             self.recalls.remove(&(recall.check, index));
         }
         if let Some(state) = self.files.get_mut(&file) {
-            state.delegations.remove(&index);
+            if state.delegations.remove(&index) && !state.keeps_file() {
+                self.effects.push(Effect::Unpin { file });
+            }
         }
         self.delegations -= 1;
         if let Some(client) = self.clients.get_mut(&client) {

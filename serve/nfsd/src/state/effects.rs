@@ -32,13 +32,13 @@ pub enum Effect {
         /// The ticket.
         ticket: Ticket,
     },
-    /// The first open of a file. The file must stay until [`Effect::Unpin`], even if its last name is
-    /// removed.
+    /// The first open of a file without a delegation. The file must stay until [`Effect::Unpin`], even if its
+    /// last name is removed.
     Pin {
         /// The file.
         file: FileId,
     },
-    /// The last close of a file.
+    /// The last open or delegation of a file has ended.
     Unpin {
         /// The file.
         file: FileId,

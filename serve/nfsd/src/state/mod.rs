@@ -12,7 +12,7 @@
 //! | [`Effect::Persist`] | make it durable, in this order | [`effect_done`] or [`effect_failed`] |
 //! | [`Effect::Bump`] | force a bump of the file's change attribute before the reply | [`effect_done`] |
 //! | [`Effect::Wake`] | repeat the requests that wait for this ticket | |
-//! | [`Effect::Pin`], [`Effect::Unpin`] | keep the file while it is open; release it | |
+//! | [`Effect::Pin`], [`Effect::Unpin`] | keep the file while it is open or delegated; release it | |
 //! | [`Effect::Callback`] | [`StateManager::begin_callback`], send, wait | [`StateManager::end_callback`] |
 //!
 //! After the reply to a CB_GETATTR, call [`StateManager::getattr_reply`] too. A method that cannot continue

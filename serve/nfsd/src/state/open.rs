@@ -236,11 +236,11 @@ impl StateManager {
                 self.files.entry(file).or_default().count_shares(shares, open.shares());
             }
         }
-        let opens = &mut self.files.entry(file).or_default().opens;
-        if opens.is_empty() {
+        let state = self.files.entry(file).or_default();
+        if !state.keeps_file() {
             self.effects.push(Effect::Pin { file });
         }
-        opens.insert(index);
+        state.opens.insert(index);
         let reclaims = matches!(planned.claim, Claim::Previous(_));
         let mut confirm = false;
         if let Some(owner) = self.owners.get_mut(&owner) {
@@ -350,7 +350,7 @@ impl StateManager {
         if let (Some(state), EntryKind::Open(open)) = (self.files.get_mut(&entry.file), &entry.kind) {
             state.opens.remove(&index);
             state.count_shares(open.shares(), (0, 0));
-            if state.opens.is_empty() {
+            if !state.keeps_file() {
                 self.effects.push(Effect::Unpin { file: entry.file });
             }
         }

@@ -36,6 +36,11 @@ impl FileState {
         self.denying_opens = recount(self.denying_opens, before.1, now.1);
     }
 
+    /// Whether the file must stay, even without a name: CLOSE and DELEGRETURN need its filehandle.
+    pub fn keeps_file(&self) -> bool {
+        !self.opens.is_empty() || !self.delegations.is_empty()
+    }
+
     pub fn is_idle(&self) -> bool {
         self.opens.is_empty()
             && self.delegations.is_empty()

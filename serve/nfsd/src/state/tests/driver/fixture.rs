@@ -12,6 +12,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
 use super::super::super::tables::entry::EntryKind;
+use super::super::super::tables::file::FileState;
 use super::super::super::tables::pending::Pending;
 use super::super::super::*;
 use super::super::{HERE, Seeded, create, exchange, who};
@@ -144,7 +145,7 @@ pub struct Fixture {
     jobs: Vec<Job>,
     todo: VecDeque<Effect>,
     /// Pinned files.
-    open: BTreeSet<FileId>,
+    kept: BTreeSet<FileId>,
     answers: Vec<AnswerOut>,
     copies: Vec<Copying>,
     /// Replies of holders to be passed on: ticket, permit, file, and the holder's contents if modified.
@@ -191,7 +192,7 @@ impl Fixture {
             peers: (0..4).map(Peer::new).collect(),
             jobs: Vec::new(),
             todo: VecDeque::new(),
-            open: BTreeSet::new(),
+            kept: BTreeSet::new(),
             answers: Vec::new(),
             copies: Vec::new(),
             written: Vec::new(),
@@ -316,13 +317,14 @@ impl Fixture {
     fn observe(&mut self) {
         for effect in self.state.take_effects() {
             match effect {
-                Effect::Pin { file } => assert!(self.open.insert(file), "kept twice"),
-                Effect::Unpin { file } => assert!(self.open.remove(&file), "released, and was not kept"),
+                Effect::Pin { file } => assert!(self.kept.insert(file), "kept twice"),
+                Effect::Unpin { file } => assert!(self.kept.remove(&file), "released, and was not kept"),
                 effect => self.todo.push_back(effect),
             }
         }
-        let open = self.state.files.iter().filter(|(_, state)| !state.opens.is_empty());
-        assert!(open.map(|(file, _)| file).eq(&self.open), "what is open is kept, and nothing else");
+        let used = |state: &FileState| !state.opens.is_empty() || !state.delegations.is_empty();
+        let kept = self.state.files.iter().filter(|(_, state)| used(state)).map(|(file, _)| file);
+        assert!(kept.eq(&self.kept), "what is open or delegated is kept, and nothing else");
         for effect in &self.todo {
             if let Effect::Callback { call: Callback::Recall { stateid, .. }, .. } = effect {
                 for it in &mut self.shadow.delegations {
@@ -418,7 +420,7 @@ impl Fixture {
         }
         self.jobs.clear();
         self.todo.clear();
-        self.open.clear();
+        self.kept.clear();
         self.answers.clear();
         self.copies.clear();
         self.written.clear();
