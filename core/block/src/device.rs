@@ -31,6 +31,11 @@ pub trait Device: Send + Sync {
     /// Makes every write that returned before this call durable.
     fn flush(&self) -> Result<()>;
 
+    /// Makes every write into a range that returned before this call durable. Others may become durable, too.
+    fn flush_range(&self, _offset: ByteOffset, _len: u64) -> Result<()> {
+        self.flush()
+    }
+
     /// Declares the contents of a range unneeded. Afterwards they may read as anything. A device that cannot
     /// discard returns success.
     fn discard(&self, offset: ByteOffset, len: u64) -> Result<()>;
@@ -70,6 +75,10 @@ macro_rules! forward {
 
             fn flush(&self) -> Result<()> {
                 (**self).flush()
+            }
+
+            fn flush_range(&self, offset: ByteOffset, len: u64) -> Result<()> {
+                (**self).flush_range(offset, len)
             }
 
             fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {

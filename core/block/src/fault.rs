@@ -39,6 +39,13 @@ pub enum Recorded {
     },
     /// All earlier operations are durable.
     Flush,
+    /// All earlier writes into a range are durable, and other writes are not.
+    FlushRange {
+        /// The position.
+        offset: ByteOffset,
+        /// The length in bytes.
+        len: u64,
+    },
     /// A range was discarded. Images keep its old contents.
     Discard {
         /// The position.
@@ -46,6 +53,19 @@ pub enum Recorded {
         /// The length in bytes.
         len: u64,
     },
+}
+
+impl Recorded {
+    /// Returns whether this operation makes an earlier write durable.
+    pub fn seals(&self, write: &Self) -> bool {
+        match (self, write) {
+            (Self::Flush, Self::Write { .. }) => true,
+            (Self::FlushRange { offset, len }, Self::Write { offset: at, data, .. }) => {
+                *offset <= *at && at.0 + data.len() as u64 <= offset.0 + len
+            }
+            _ => false,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -120,7 +140,9 @@ impl FaultDevice {
         for op in &self.state.lock().log {
             match op {
                 Recorded::Write { fua: true, .. } => durable += 1,
-                Recorded::Flush => flushes += u32::from(std::mem::take(&mut is_dirty)),
+                Recorded::Flush | Recorded::FlushRange { .. } => {
+                    flushes += u32::from(std::mem::take(&mut is_dirty));
+                }
                 _ => is_dirty = true,
             }
         }
@@ -136,11 +158,10 @@ impl FaultDevice {
     /// those for whose index in the record `kept` returns true.
     pub fn image_where(&self, prefix: usize, kept: impl Fn(usize) -> bool) -> Result<OverlayDevice> {
         let ops: Vec<Recorded> = self.state.lock().log[..prefix].to_vec();
-        let durable = ops.iter().rposition(|op| *op == Recorded::Flush).map_or(0, |i| i + 1);
         let image = OverlayDevice::new(self.base.clone());
         for (i, op) in ops.iter().enumerate() {
             if let Recorded::Write { offset, data, fua } = op
-                && (i < durable || *fua || kept(i))
+                && (*fua || ops[i..].iter().any(|later| later.seals(op)) || kept(i))
             {
                 image.write_at(*offset, data)?;
             }
@@ -214,6 +235,10 @@ impl Device for FaultDevice {
     }
 
     fn flush(&self) -> Result<()> {
+        self.flush_range(ByteOffset(0), self.size_bytes())
+    }
+
+    fn flush_range(&self, offset: ByteOffset, len: u64) -> Result<()> {
         let mut state = self.state.lock();
         let nth = state.flushes;
         state.flushes += 1;
@@ -222,7 +247,17 @@ impl Device for FaultDevice {
         }
         let mut delayed = std::mem::take(&mut state.delayed);
         state.log.append(&mut delayed);
-        state.log.push(Recorded::Flush);
+        let flush = Recorded::FlushRange { offset, len };
+        let window = state.log.iter().rposition(|op| *op == Recorded::Flush).map_or(0, |at| at + 1);
+        let window = &state.log[window..];
+        let is_durable = |at: usize| {
+            let op = &window[at];
+            !matches!(op, Recorded::Write { fua: false, .. })
+                || flush.seals(op)
+                || window[at..].iter().any(|later| later.seals(op))
+        };
+        let all = (0..window.len()).all(is_durable);
+        state.log.push(if all { Recorded::Flush } else { flush });
         Ok(())
     }
 
@@ -254,6 +289,23 @@ mod tests {
         let mut byte = [0];
         device.read_at(offset, &mut byte).unwrap();
         byte[0]
+    }
+
+    #[test]
+    fn a_flush_of_a_part_makes_only_that_part_durable() {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192))));
+        let half = |start| crate::OffsetDevice::with_len(device.clone(), ByteOffset(start), 4096).unwrap();
+        let (one, two) = (half(0), half(4096));
+        one.write_at(ByteOffset(0), &[1; 512]).unwrap();
+        two.write_at(ByteOffset(0), &[2; 512]).unwrap();
+        one.flush().unwrap();
+        let lost = device.image_where(device.len(), |_| false).unwrap();
+        assert_eq!((at(&lost, ByteOffset(0)), at(&lost, ByteOffset(4096))), (1, 0));
+        two.flush().unwrap();
+        let lost = device.image_where(device.len(), |_| false).unwrap();
+        assert_eq!((at(&lost, ByteOffset(0)), at(&lost, ByteOffset(4096))), (1, 2));
+        // Everything is durable, so the record can forget which part was flushed.
+        assert_eq!(device.record().last(), Some(&Recorded::Flush));
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl<D: Device> Device for OffsetDevice<D> {
     }
 
     fn flush(&self) -> Result<()> {
-        self.base.flush()
+        self.base.flush_range(self.start, self.size_bytes)
     }
 
     fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {

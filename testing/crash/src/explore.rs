@@ -387,7 +387,8 @@ fn acknowledged(histories: &[Worker], at: usize) -> u64 {
     let mut count = 0;
     for history in histories {
         let synced = |step: &&Step| {
-            matches!(step.op, None | Some(Op::Sync | Op::Fsync(_) | Op::Fdatasync(_))) && step.end <= at
+            matches!(step.op, None | Some(Op::Sync | Op::Snapshot | Op::Fsync(_) | Op::Fdatasync(_)))
+                && step.end <= at
         };
         count += history.steps.iter().filter(synced).count() as u64;
         count += history.handed.iter().filter(|handed| handed.at <= at).count() as u64;

@@ -18,6 +18,9 @@ pub const MAX_WORKERS: usize = 4;
 /// The number of directories, each with a block of attributes, that are created and removed again.
 const WORN_DIRECTORIES: usize = 60;
 
+/// The name of the snapshot of [`Op::Snapshot`].
+const SNAPSHOT: &str = "ivers-snapshot";
+
 /// Inode number and generation.
 pub type Identity = (u64, u32);
 
@@ -267,7 +270,7 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
             Err(error) => anyhow::bail!("{op}: {error}"),
         };
         if let Some(id) = about {
-            if value.is_some() || observed.observes(id) {
+            if value.is_some() || observed.hooks().observes(id) {
                 unseen.remove(&id);
             } else if matches!(op, Op::Write(..) | Op::Append(..))
                 && !unseen.insert(id)
@@ -330,7 +333,7 @@ fn check_during_call(
     is: Option<&Node>,
     op: &Op,
 ) -> anyhow::Result<()> {
-    let observations = scene.observed.take_observations(id);
+    let observations = scene.observed.hooks().take_observations(id);
     let step = history.steps.len();
     for seen in &observations {
         history.handed.push(Handed { at: seen.at, step, id, value: seen.value, node: was.clone() });
@@ -480,6 +483,15 @@ impl Caller<'_> {
                 vfs.sync()?;
                 return Ok((None, None));
             }
+            Op::Snapshot => {
+                let root = vfs.root()?;
+                match vfs.delete_subvolume(&cred, &root, SNAPSHOT.as_bytes()) {
+                    Err(Error::Name(NameError::NotFound)) => {}
+                    deleted => deleted?,
+                }
+                vfs.snapshot_subvolume(&cred, &root, &root, SNAPSHOT.as_bytes(), false)?;
+                return Ok((None, None));
+            }
             Op::Open(name) => {
                 let file = self.find(name)?;
                 self.held.push(file.clone());
@@ -487,7 +499,7 @@ impl Caller<'_> {
             }
             Op::Observe(name) => {
                 let file = self.find(name)?;
-                self.observed.observe(&file);
+                self.observed.hooks().observe(&file);
                 file
             }
             Op::Query(name) => {
@@ -510,7 +522,22 @@ impl Caller<'_> {
 
 /// Reads the current tree of a worker without querying a change attribute.
 pub fn read_tree(vfs: &Arc<Vfs>, worker: usize) -> ivers_vfs::Result<Tree> {
-    let top = vfs.resolve(&Cred::root(), format!("/{}", directory(worker)), false)?;
+    read_below(vfs, &format!("/{}", directory(worker)))
+}
+
+/// As [`read_tree`], in the snapshot. `None`: there is no snapshot.
+pub fn read_snapshot(vfs: &Arc<Vfs>, worker: usize) -> ivers_vfs::Result<Option<Tree>> {
+    match vfs.resolve(&Cred::root(), format!("/{SNAPSHOT}"), false) {
+        Err(Error::Name(NameError::NotFound)) => Ok(None),
+        found => {
+            found?;
+            read_below(vfs, &format!("/{SNAPSHOT}/{}", directory(worker))).map(Some)
+        }
+    }
+}
+
+fn read_below(vfs: &Arc<Vfs>, path: &str) -> ivers_vfs::Result<Tree> {
+    let top = vfs.resolve(&Cred::root(), path, false)?;
     let mut tree = Tree::new();
     let mut todo = vec![(String::new(), top)];
     while let Some((path, inode)) = todo.pop() {

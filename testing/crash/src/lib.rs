@@ -22,6 +22,7 @@
 //!   has a name
 //! - a rename over a file shows old or new: contents of the moved file at least as new as the rename, if it
 //!   shows
+//! - a snapshot that was made durable is there, and has what its source had
 //! - no garbage: each byte was in this file at this offset since its last sync, or is zero in a hole; a file
 //!   that grows after recovery has zeros in between
 //! - C4: an old value stands for the same contents and attributes after recovery; values never decrease; the
@@ -67,6 +68,7 @@
 
 pub mod explore;
 pub mod history;
+pub mod hooked_fs;
 mod kernel_view;
 mod kinds;
 pub mod observed_fs;

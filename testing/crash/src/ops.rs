@@ -62,6 +62,8 @@ pub enum Op {
     Fdatasync(Name),
     /// Makes everything durable.
     Sync,
+    /// Makes everything durable, and replaces the snapshot of the filesystem by a new one.
+    Snapshot,
     /// Queries the change attribute.
     Query(Name),
     /// Keeps a file open until the end: when it is unlinked, it becomes an orphan.
@@ -92,6 +94,7 @@ impl fmt::Display for Op {
             Op::Fsync(name) => write!(f, "fsync {name}"),
             Op::Fdatasync(name) => write!(f, "fdatasync {name}"),
             Op::Sync => write!(f, "sync"),
+            Op::Snapshot => write!(f, "snapshot"),
             Op::Query(name) => write!(f, "query {name}"),
             Op::Open(name) => write!(f, "open {name}"),
             Op::Observe(name) => write!(f, "observe {name}"),
@@ -192,6 +195,19 @@ impl Workload {
         (0..500).map(|_| Self::sharing(rng.random_range(0..1 << 32), 40)).collect()
     }
 
+    /// Returns random workloads with snapshots.
+    pub fn all_snapshots(seed: u64) -> Vec<Self> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        (0..500).map(|_| Self::snapshots(rng.random_range(0..1 << 32), 40)).collect()
+    }
+
+    /// Returns a random mix with snapshots, after which blocks are shared.
+    pub fn snapshots(seed: u64, steps: usize) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let ops = (0..steps).map(|_| if rng.random_bool(0.08) { Op::Snapshot } else { random_op(&mut rng) });
+        Self { name: format!("snapshots {seed}:{steps}"), workers: vec![ops.collect()], small_cache: true }
+    }
+
     /// Returns a random mix of `steps` operations for each of `workers`.
     pub fn long(seed: u64, workers: usize, steps: usize) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -231,6 +247,7 @@ impl Workload {
         match (kind, &numbers[..]) {
             ("sequence", &[len, index]) => Some(Self::sequence(len.try_into().ok()?, index.try_into().ok()?)),
             ("sharing", &[seed, steps]) => Some(Self::sharing(seed, steps.try_into().ok()?)),
+            ("snapshots", &[seed, steps]) => Some(Self::snapshots(seed, steps.try_into().ok()?)),
             ("wide", &[count]) => Some(Self::wide(count.try_into().ok()?)),
             ("long", &[seed, workers, steps]) => {
                 Some(Self::long(seed, workers.try_into().ok()?, steps.try_into().ok()?))

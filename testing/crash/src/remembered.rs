@@ -77,7 +77,7 @@ impl<'a> Remembered<'a> {
                 .then(|| format!("inode {id:?} had value {old} and has {value}, without a change"));
         }
         match op {
-            Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Open(_) | Op::Observe(_) => {}
+            Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Snapshot | Op::Open(_) | Op::Observe(_) => {}
             // These change more inodes than the one they are about, perhaps within one tick of the clock.
             Op::Exchange(..) | Op::Rename(..) => self.queried.clear(),
             _ => {

@@ -3,7 +3,8 @@
 //! A **window** is the time between two flushes. Before its first write everything earlier is durable. Any
 //! subset of its writes can have reached the medium, in any order, since only a flush orders them; a write in
 //! progress can have reached some of its sectors. A forced write (FUA) that returned is durable, but says
-//! nothing about the others.
+//! nothing about the others. A flush of one of several devices ends no window: it makes durable what was
+//! written to that device.
 //!
 //! A log whose records carry checksums promises more than an honest medium requires: it detects a commit
 //! record whose sealed blocks are incomplete. For such logs the states also include media that ignored the
@@ -182,12 +183,17 @@ impl<'a> States<'a> {
                 states.extend(tears.into_iter().map(|sectors| State { at, kind: Kind::Torn(sectors) }));
             }
         }
-        // Writes are lost at the end of the window and after each forced write.
-        let forced = (from..to).filter(|&at| matches!(self.record[at], Recorded::Write { fua: true, .. }));
-        let ends: Vec<usize> = forced.map(|at| at + 1).chain([to]).collect();
+        // Writes are lost at the end of the window, after each forced write, and before each flush of a device.
+        let ends = (from..to).filter_map(|at| match self.record[at] {
+            Recorded::Write { fua: true, .. } => Some(at + 1),
+            Recorded::FlushRange { .. } => Some(at),
+            _ => None,
+        });
+        let ends: Vec<usize> = ends.chain([to]).collect();
         for at in ends {
             let loose: Vec<usize> = (from..at)
                 .filter(|&i| matches!(self.record[i], Recorded::Write { fua: false, .. }))
+                .filter(|&i| !self.record[i..at].iter().any(|later| later.seals(&self.record[i])))
                 .collect();
             if loose.len() <= ALL_SUBSETS_UP_TO {
                 for mask in 1u32..1 << loose.len() {
@@ -385,6 +391,26 @@ mod tests {
         }
         let all: Vec<_> = visit_all(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
         assert!(all.contains(&vec![1, 0, 3, 4]) && all.contains(&vec![1, 0, 3, 0]));
+    }
+
+    #[test]
+    fn a_flush_of_one_device_leaves_the_writes_to_the_other_loose() {
+        let half = 4 * SECTOR as u64;
+        let record = [
+            write(0, 1, 1, false),
+            write(half, 2, 1, false),
+            Recorded::FlushRange { offset: ByteOffset(0), len: half },
+            write(512, 3, 1, true),
+            Recorded::Flush,
+            write(1024, 4, 1, false),
+        ];
+        let all = visit_all(&record);
+        for (state, bytes) in &all {
+            assert!(state.at < 3 || bytes[0] == 1, "{state:?}");
+            assert!(state.at < 5 || bytes[4] == 2, "{state:?}");
+        }
+        let shows = |wanted: [u8; 3]| all.iter().any(|(_, bytes)| [bytes[0], bytes[4], bytes[1]] == wanted);
+        assert!(shows([0, 2, 0]) && shows([1, 0, 0]) && shows([1, 0, 3]) && shows([1, 2, 3]));
     }
 
     #[test]

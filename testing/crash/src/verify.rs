@@ -1,6 +1,6 @@
 //! The checks of a recovered crash state against the histories.
 
-use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
+use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_snapshot, read_tree};
 use crate::ops::Op;
 use crate::states::State;
 use crate::target::{Promises, Target};
@@ -36,12 +36,39 @@ pub fn worker(
     if promises.ordered_names {
         born_whole(steps, names, newest, &found)?;
     }
+    snapshot(vfs, history, newest, durable_len)?;
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
             data(path, node, steps, (names, newest), durable_len, promises)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
+}
+
+/// Checks that the snapshot has the names, attributes and contents that its source had. A new one replaces it
+/// in two steps: between them there is none.
+fn snapshot(vfs: &Arc<Vfs>, history: &Worker, newest: usize, durable_len: usize) -> Result<(), String> {
+    let steps = &history.steps;
+    let made: Vec<usize> = (1..=newest).filter(|nth| steps[*nth].op == Some(Op::Snapshot)).collect();
+    let durable = made.iter().rposition(|nth| steps[*nth].ok && steps[*nth].end <= durable_len);
+    let possible = &made[durable.unwrap_or(0)..];
+    if possible.is_empty() {
+        return Ok(());
+    }
+    let found = read_snapshot(vfs, history.index).map_err(|error| format!("the snapshot: {error}"))?;
+    let Some(found) = found else {
+        let is_missing = durable.is_some() && possible.len() == 1;
+        return if is_missing { Err("a durable snapshot is missing".into()) } else { Ok(()) };
+    };
+    let shown = |tree: &Tree| -> Vec<_> {
+        tree.iter().map(|(path, node)| (path.clone(), node.meta.clone(), node.data.clone())).collect()
+    };
+    let now = shown(&found);
+    if possible.iter().any(|nth| shown(&steps[*nth].tree) == now) {
+        return Ok(());
+    }
+    let paths: Vec<_> = found.keys().collect();
+    Err(format!("the snapshot is as the source was at none of the steps {possible:?}; it has {paths:?}"))
 }
 
 /// Promises under which the files of one history are identified by their own names.
@@ -99,7 +126,7 @@ fn by_names(
 fn durable_step(steps: &[Step], at: usize) -> usize {
     let durable_up_to = |(nth, step): (usize, &Step)| match step.op {
         _ if !step.ok || step.end > at => 0,
-        None | Some(Op::Sync) => nth,
+        None | Some(Op::Sync | Op::Snapshot) => nth,
         Some(Op::Fsync(_)) => own_change(steps, nth),
         _ => 0,
     };
@@ -203,7 +230,7 @@ fn matching_commit(steps: &[Step], newest: usize, found: &Tree, durable_len: usi
     let is_done = |step: &Step| step.ok && step.end <= durable_len;
     let oldest = (0..=newest).rev().find(|nth| {
         let step = &steps[*nth];
-        matches!(step.op, None | Some(Op::Sync)) && is_done(step)
+        matches!(step.op, None | Some(Op::Sync | Op::Snapshot)) && is_done(step)
     });
     let fits = |base: usize| {
         let before = &*steps[base].tree;
@@ -249,7 +276,7 @@ fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, pr
     let durable = step.ok
         && step.end <= at
         && match step.op {
-            None | Some(Op::Sync) => true,
+            None | Some(Op::Sync | Op::Snapshot) => true,
             Some(Op::Fsync(_) | Op::Fdatasync(_)) => about,
             _ => false,
         };
@@ -304,7 +331,9 @@ fn changes_nothing(step: &Step) -> bool {
     !step.ok
         || matches!(
             step.op,
-            None | Some(Op::Query(_) | Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Open(_))
+            None | Some(
+                Op::Query(_) | Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Snapshot | Op::Open(_)
+            )
         )
 }
 
