@@ -31,6 +31,7 @@ pub fn device_id(head: &[u8]) -> Option<DeviceId> {
 }
 
 /// A device whose superblock names the filesystem.
+#[derive(Clone)]
 pub(crate) struct Member {
     pub device: Arc<dyn Device>,
     pub uuid: [u8; 16],
@@ -41,9 +42,12 @@ pub(crate) struct Member {
 }
 
 /// The devices that were given, by number, and the newest superblock of them.
+#[derive(Clone)]
 pub(crate) struct Devices {
     pub sb: Superblock,
     pub members: HashMap<u64, Member>,
+    /// Those of them whose superblock is one commit behind.
+    pub behind: Vec<u64>,
     /// What is wrong with some of them, in words.
     pub notes: Vec<String>,
 }
@@ -83,8 +87,14 @@ fn newest_superblock(device: &dyn Device, place: &str, notes: &mut Vec<String>) 
 }
 
 impl Devices {
-    /// Reads the superblocks of all devices. `place` names the first one.
-    pub(crate) fn find(devices: Vec<Arc<dyn Device>>, place: &str, degraded: bool) -> Result<Self> {
+    /// Reads the superblocks of all devices. `place` names the first one. With `takes_behind`, devices that
+    /// are one commit behind are members.
+    pub(crate) fn find(
+        devices: &[Arc<dyn Device>],
+        place: &str,
+        degraded: bool,
+        takes_behind: bool,
+    ) -> Result<Self> {
         let incompatible = |what: String| Error::Incompatible(format!("{place}: {what}"));
         if devices.len() > DEVICES_MAX {
             return Err(incompatible(format!("{} devices are too many", devices.len())));
@@ -92,7 +102,7 @@ impl Devices {
         let mut notes = Vec::new();
         let mut found = Vec::new();
         for device in devices {
-            let (sb, at) = newest_superblock(&*device, place, &mut notes)?;
+            let (sb, at) = newest_superblock(device, place, &mut notes)?;
             sb.check_supported(place)?;
             if device.size_bytes() < sb.device_bytes {
                 let what = format!(
@@ -103,7 +113,7 @@ impl Devices {
                 );
                 return Err(Error::corrupt(what, place));
             }
-            found.push((sb, at, device));
+            found.push((sb, at, device.clone()));
         }
         // An fsync writes only the first superblock of each device. So of one generation, one with a log is
         // newer.
@@ -112,6 +122,7 @@ impl Devices {
             return Err(incompatible("no device is given".into()));
         };
         let mut members = HashMap::new();
+        let mut behind = Vec::new();
         for (sb, superblock, device) in found {
             if sb.fsid != newest.fsid {
                 return Err(incompatible("the devices belong to different filesystems".into()));
@@ -121,7 +132,8 @@ impl Devices {
                 return Err(incompatible(what.into()));
             }
             // A device that was left out of later transactions has old contents.
-            if sb.generation < newest.generation {
+            let is_behind = sb.generation < newest.generation;
+            if is_behind && !(takes_behind && sb.generation.checked_add(1) == Some(newest.generation)) {
                 notes.push(format!("device {} is not used: it is older than the others", sb.devid));
                 continue;
             }
@@ -129,6 +141,9 @@ impl Devices {
                 == (newest.sector_size, newest.node_size, newest.checksum);
             if !same_layout {
                 return Err(Error::corrupt("the superblocks of the devices contradict each other", place));
+            }
+            if is_behind {
+                behind.push(sb.devid);
             }
             let member = Member { device, uuid: sb.device_uuid, bytes: sb.device_bytes, superblock };
             if members.insert(sb.devid, member).is_some() {
@@ -145,6 +160,6 @@ impl Devices {
             }
             notes.push(what);
         }
-        Ok(Self { sb: newest, members, notes })
+        Ok(Self { sb: newest, members, behind, notes })
     }
 }

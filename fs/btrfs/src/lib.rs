@@ -8,7 +8,7 @@
 //! | [`layout`] | on-disk structures, their checks, the arithmetic of addresses; no I/O |
 //! | `devices`, `volume` | superblocks and devices; logical addresses and their copies |
 //! | `node_cache`, `dirty_nodes` | blocks of trees in memory, as stored and as changed |
-//! | `tree` | finding and visiting items |
+//! | `tree`, `chunks` | finding and visiting items; finding the chunks |
 //! | `numbers`, `subvolume` | inode numbers; subvolumes and their names |
 //! | `subvolume_list` | listing subvolumes |
 //! | `inode`, `names`, `xattr` | inodes, directories, extended attributes |
@@ -17,12 +17,14 @@
 //! | `data`, `file` | checked data; contents of files |
 //! | `ranges`, `live` | sets of ranges; what a writer has in memory |
 //! | `write` | transactions, and everything that changes |
+//! | `interrupted_commit` | a device without the superblock of the last commit |
 //! | `filesystem`, `open`, `driver` | what is open; opening; the interface to the VFS |
 //! | [`check`], [`mkfs`] | the checker and the scrub; making filesystems |
 
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod chunks;
 mod compress;
 mod compressor;
 mod data;
@@ -33,6 +35,7 @@ mod driver;
 mod file;
 mod filesystem;
 mod inode;
+mod interrupted_commit;
 pub mod layout;
 mod live;
 pub mod mkfs;

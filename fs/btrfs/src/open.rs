@@ -1,22 +1,19 @@
 //! Opening: what is refused, how the trees are found, and which subvolume is mounted.
 
+use crate::chunks::open_chunks;
 use crate::compressor::CompressWith;
 use crate::decompressed::Decompressed;
-use crate::devices::Devices;
 use crate::filesystem::Btrfs;
-use crate::layout::chunk::Chunk;
-use crate::layout::key::{Key, kind, object};
-use crate::layout::raw::RawKey;
+use crate::interrupted_commit::find_devices;
+use crate::layout::key::object;
 use crate::layout::superblock::Superblock;
 use crate::live::Session;
 use crate::numbers::{Object, pack};
 use crate::subvolume::Subvolume;
-use crate::tree::{Forest, Tree};
-use crate::volume::{CHUNKS_MAX, Volume};
-use ivers_block::{Budget, Device};
+use crate::volume::Volume;
+use ivers_block::Device;
 use ivers_vfs::sync::RankedRwLock;
 use ivers_vfs::{DriverOptions, Error, Result, ServedEpoch};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Options of [`Btrfs::open`].
@@ -48,7 +45,7 @@ impl Btrfs {
     /// Checks a filesystem on one or several devices and opens it.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let place = options.common.place.clone();
-        let devices = Devices::find(devices, &place, options.degraded)?;
+        let devices = find_devices(&devices, &place, options.degraded)?;
         let mut notes = devices.notes.clone();
         let sb = &devices.sb;
         let is_degraded = sb.num_devices > devices.members.len() as u64;
@@ -77,6 +74,9 @@ impl Btrfs {
         } else {
             btrfs.why_not_writable(is_degraded, options.no_replay)?
         };
+        if btrfs.read_only.is_none() {
+            btrfs.complete_last_commit()?;
+        }
         if replays {
             btrfs.replay(btrfs.read_only.is_none())?;
         }
@@ -101,33 +101,4 @@ impl Btrfs {
         }
         Ok(btrfs)
     }
-}
-
-/// Finds all chunks: those in the superblock lead to the tree of chunks, which has the others.
-pub(crate) fn open_chunks(volume: Volume, budget: Arc<Budget>) -> Result<Forest> {
-    let sb = volume.sb.clone();
-    let place = volume.place.clone();
-    let cut = || Error::corrupt("the array of system chunks is cut off", format!("{place}, superblock"));
-    let mut array = &sb.sys_chunks[..];
-    while !array.is_empty() {
-        let (head, rest) = array.split_at_checked(size_of::<RawKey>()).ok_or_else(cut)?;
-        let key: RawKey = crate::layout::bytes::read(head, 0).ok_or_else(cut)?;
-        let len = Chunk::item_bytes(rest).ok_or_else(cut)?;
-        let (item, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
-        volume.add_chunk(key.offset.get(), item)?;
-        array = rest;
-    }
-    let forest = Forest::new(volume, budget);
-    let tree = Tree { id: object::CHUNK_TREE, root: sb.chunk_root };
-    let key = |offset| Key::new(object::FIRST_CHUNK_TREE, kind::CHUNK_ITEM, offset);
-    let mut found = Vec::new();
-    forest.scan(&tree, key(0), key(u64::MAX), |key, data| {
-        found.push((key.offset, data.to_vec()));
-        // `add_chunk` refuses one more than it keeps.
-        Ok(if found.len() > CHUNKS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-    })?;
-    for (start, item) in found {
-        forest.volume.add_chunk(start, &item)?;
-    }
-    Ok(forest)
 }

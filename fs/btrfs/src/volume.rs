@@ -20,6 +20,8 @@ pub(crate) struct Volume {
     /// The image's name in errors.
     pub place: String,
     members: HashMap<u64, Member>,
+    /// The members whose superblock was one commit behind when they were opened.
+    behind: Vec<u64>,
     chunks: RankedRwLock<rank::Leaf, Chunks>,
     /// Copies that were wrong or unreadable, where another one was right.
     bad_copies: AtomicU64,
@@ -67,10 +69,11 @@ impl std::fmt::Display for BadCopy {
 impl Volume {
     /// Creates a volume that knows no chunk.
     pub(crate) fn new(devices: Devices, place: String) -> Self {
-        let Devices { sb, members, .. } = devices;
+        let Devices { sb, members, behind, .. } = devices;
         let chunks = RankedRwLock::new(Chunks::default());
         let (bad_copies, mended_copies) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { sb, place, members, chunks, bad_copies, mended_copies, mends: AtomicBool::new(false) }
+        let mends = AtomicBool::new(false);
+        Self { sb, place, members, behind, chunks, bad_copies, mended_copies, mends }
     }
 
     /// Adds a chunk from its item, unless it is known.
@@ -110,6 +113,11 @@ impl Volume {
     /// The devices, by number.
     pub(crate) fn members(&self) -> impl Iterator<Item = (u64, &Member)> {
         self.members.iter().map(|(devid, member)| (*devid, member))
+    }
+
+    /// Returns the members whose superblock was one commit behind when they were opened.
+    pub(crate) fn behind(&self) -> &[u64] {
+        &self.behind
     }
 
     /// Copies that were wrong so far.
@@ -168,6 +176,20 @@ impl Volume {
             done += part;
         }
         Ok(())
+    }
+
+    /// Returns the devices that should have parts of a copy of `len` bytes.
+    pub(crate) fn devices_of(&self, address: u64, copy: usize, len: usize) -> Vec<u64> {
+        let mut found = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let at = address.saturating_add(done as u64);
+            let Some(chunk) = self.chunk(at) else { break };
+            let Some(piece) = chunk.piece(at, (len - done) as u64) else { break };
+            found.extend(piece.place(copy).map(|(stripe, _)| stripe.devid));
+            done += piece.len as usize;
+        }
+        found
     }
 
     /// Fills `buf` from one copy.

@@ -8,17 +8,20 @@ use ivers_block::{Device, MemDevice};
 use ivers_btrfs::{Btrfs, CompressWith, OpenOptions};
 use ivers_crash::{Promises, Repaired, Target, Workload, explore_kinds};
 use ivers_oracle::LoopMount;
+use ivers_oracle::btrfs::{Loops, with_array};
 use ivers_oracle::kernel::{self, may_loop_mount};
 use ivers_vfs::{DriverOptions, FileSystem};
 use std::ffi::OsStr;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A kind of image.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
+    /// The size of each device.
     mib: usize,
+    devices: usize,
     mkfs: &'static [&'static str],
     /// Linux makes files and a snapshot of them first.
     has_snapshot: bool,
@@ -27,7 +30,7 @@ struct Kind {
 }
 
 const fn kind(name: &'static str, mib: usize, mkfs: &'static [&'static str]) -> Kind {
-    Kind { name, mib, mkfs, has_snapshot: false, compress: "none" }
+    Kind { name, mib, devices: 1, mkfs, has_snapshot: false, compress: "none" }
 }
 
 const SINGLE: &[&str] = &["-n", "4096", "-m", "single", "-d", "single"];
@@ -44,7 +47,35 @@ const KINDS: &[Kind] = &[
     kind("btrfs, DUP, sha256", 112, &["-n", "4096", "-m", "dup", "-d", "single", "--csum", "sha256"]),
     kind("btrfs, nodes of 64 KiB", 48, &["-n", "65536", "-m", "single", "-d", "single"]),
     Kind { compress: "zstd", ..kind("btrfs, zstd", 48, SINGLE) },
+    Kind { devices: 2, ..kind("btrfs, RAID1", 128, &["-n", "4096", "-m", "raid1", "-d", "raid1"]) },
 ];
+
+/// Linux and `btrfs check` look at all devices with the UUIDs of an array, and states of one workload have
+/// the same ones.
+static ONE_ARRAY: Mutex<()> = Mutex::new(());
+
+impl Kind {
+    /// Writes the devices, which lie one after the other in an image, to images of their own. Runs something
+    /// with them, and writes them back.
+    fn with_array<T>(
+        &self,
+        image: &Path,
+        run: impl FnOnce(&[PathBuf]) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let _alone = ONE_ARRAY.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir()?;
+        let bytes = std::fs::read(image)?;
+        let mut paths = Vec::new();
+        for (number, part) in bytes.chunks(self.mib << 20).enumerate() {
+            paths.push(dir.path().join(number.to_string()));
+            std::fs::write(&paths[number], part)?;
+        }
+        let result = run(&paths)?;
+        let parts = paths.iter().map(std::fs::read).collect::<std::io::Result<Vec<_>>>()?;
+        std::fs::write(image, parts.concat())?;
+        Ok(result)
+    }
+}
 
 impl Target for Kind {
     fn name(&self) -> &str {
@@ -54,6 +85,15 @@ impl Target for Kind {
     fn format(&self) -> anyhow::Result<MemDevice> {
         let dir = tempfile::tempdir()?;
         let image = dir.path().join("image");
+        if self.devices > 1 {
+            std::fs::write(&image, vec![0xa6; self.devices * self.mib << 20])?;
+            self.with_array(&image, |paths| {
+                let loops = Loops::attach(paths)?;
+                let args = ["-q", "-f", "-K"].into_iter().chain(self.mkfs.iter().copied()).map(str::to_owned);
+                ivers_oracle::run("mkfs.btrfs", args.chain(loops.names())).map(drop)
+            })?;
+            return Ok(MemDevice::from_bytes(&std::fs::read(&image)?));
+        }
         // Blocks that mkfs does not write keep these bytes, and no workload writes such bytes.
         std::fs::write(&image, vec![0xa6; self.mib << 20])?;
         let path = image.to_str().expect("a path of this test");
@@ -78,7 +118,7 @@ impl Target for Kind {
             compress: CompressWith::parse(self.compress),
             ..OpenOptions::default()
         };
-        Ok(Btrfs::open(vec![device], options)?)
+        Ok(Btrfs::open(common::parts(device, self.devices), options)?)
     }
 
     fn promises(&self) -> Promises {
@@ -97,6 +137,9 @@ impl Target for Kind {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
+        if self.devices > 1 {
+            return self.with_array(image, ivers_oracle::btrfs::judge_array);
+        }
         // Without `--force` it checks what each loop device mounts, and fails if another test has just
         // detached one.
         let words = ["check", "--force", "--check-data-csum"].map(OsStr::new);
@@ -109,12 +152,18 @@ impl Target for Kind {
     }
 
     fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
-        LoopMount::new(image, "")?.unmount()?;
+        match self.devices {
+            1 => LoopMount::new(image, "")?.unmount()?,
+            _ => self.with_array(image, |paths| with_array(paths, "rw", |_| Ok(())))?,
+        }
         self.check(image)?;
         Ok(Repaired::Whole)
     }
 
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
+        if self.devices > 1 {
+            return Some(self.with_array(image, |paths| with_array(paths, "rw", |_| Ok(()))));
+        }
         kernel::recovers(image, "")
     }
 
@@ -123,6 +172,9 @@ impl Target for Kind {
         image: &Path,
         look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
     ) -> Option<anyhow::Result<()>> {
+        if self.devices > 1 {
+            return Some(self.with_array(image, |paths| with_array(paths, "ro", look)));
+        }
         kernel::shows(image, "ro", look)
     }
 }
@@ -135,6 +187,11 @@ fn no_crash_point_breaks_the_contract() {
 #[test]
 fn no_crash_point_breaks_files_that_share_blocks() {
     explore(Workload::all_sharing);
+}
+
+#[test]
+fn no_crash_point_breaks_snapshots() {
+    explore(Workload::all_snapshots);
 }
 
 fn explore(workloads: impl Fn(u64) -> Vec<Workload>) {

@@ -22,11 +22,12 @@ impl Visit for FreeSpaceTree {
     fn leaf(&mut self, checker: &mut Checker, leaf: &Node) -> Result<()> {
         for index in 0..leaf.count() {
             let (key, data) = (leaf.key(index), leaf.data(index));
-            if checker.space.group(key.objectid).is_none() {
-                // mkfs.btrfs removes its first block groups, but not their items.
-                continue;
-            }
+            let has_group = checker.space.group(key.objectid).is_some();
             let taken = match key.kind {
+                // mkfs.btrfs removes its first block groups, but not their items.
+                kind::FREE_SPACE_INFO | kind::FREE_SPACE_EXTENT | kind::FREE_SPACE_BITMAP if !has_group => {
+                    continue;
+                }
                 kind::FREE_SPACE_INFO => take_info(&mut checker.space, key, data),
                 kind::FREE_SPACE_EXTENT => take_extent(&mut checker.space, key, data),
                 kind::FREE_SPACE_BITMAP => take_bitmap(&mut checker.space, key, data),

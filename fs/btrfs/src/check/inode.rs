@@ -94,6 +94,9 @@ impl Current {
         if raw.generation.get() > last || raw.transid.get() > last {
             return Err("it is newer than the last transaction".into());
         }
+        if raw.mode.get() > 0o177777 {
+            return Err(format!("its mode is {:o}", raw.mode.get()));
+        }
         if kind == FileType::Directory && nlink > 1 {
             return Err(format!("a directory has {nlink} links"));
         }

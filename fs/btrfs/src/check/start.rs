@@ -3,9 +3,9 @@
 use super::ledger::Ledger;
 use super::space::Space;
 use super::state::{Checker, Root};
-use crate::devices::Devices;
+use crate::chunks::open_chunks;
+use crate::interrupted_commit::find_devices;
 use crate::layout::superblock::TreeRoot;
-use crate::open::open_chunks;
 use crate::tree::{Forest, Tree};
 use crate::volume::Volume;
 use ivers_block::{Budget, Device};
@@ -30,7 +30,7 @@ pub(super) fn open(
     place: &str,
 ) -> Result<std::result::Result<Checker, Findings>> {
     let mut found = Findings::of("btrfs");
-    let devices = match Devices::find(devices, place, degraded) {
+    let devices = match find_devices(&devices, place, degraded) {
         Ok(devices) => devices,
         Err(Error::Corrupt { what, .. }) => {
             found.add("superblock-invalid", Place::filesystem(), what);

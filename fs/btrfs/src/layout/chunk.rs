@@ -148,7 +148,7 @@ impl Chunk {
                 return Err(BadChunk::Unsupported("RAID5 and RAID6 are not supported".into()));
             }
             (other, None) => {
-                return Err(BadChunk::Unsupported(format!("chunks of type {other:#x} are not supported")));
+                return Err(damaged(format!("its type is {other:#x}")));
             }
         };
         if count == 0 || profile.copies * profile.columns != count {
@@ -296,7 +296,8 @@ mod tests {
             let bad = Chunk::decode(0, &item(kind, sub, stripes), 4096);
             assert!(matches!(bad, Err(BadChunk::Damaged(_))), "{kind:#x} {sub} {stripes}: {bad:?}");
         }
-        for kind in [RAID5, RAID6, 1 << 20] {
+        assert!(matches!(Chunk::decode(0, &item(1 << 20, 1, 3), 4096), Err(BadChunk::Damaged(_))));
+        for kind in [RAID5, RAID6] {
             assert!(matches!(Chunk::decode(0, &item(kind, 1, 3), 4096), Err(BadChunk::Unsupported(_))));
         }
         assert!(Chunk::decode(0, &item(0, 1, 1)[..70], 4096).is_err());

@@ -9,7 +9,7 @@ pub mod storm;
 #[path = "../../../xfs/tests/common/trees.rs"]
 pub mod trees;
 
-use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
+use ivers_block::{ByteOffset, Device, FileDevice, MemDevice, OffsetDevice, OpenMode};
 use ivers_btrfs::{Btrfs, OpenOptions};
 use ivers_oracle::btrfs::Loops;
 use ivers_oracle::{LoopMount, have_programs, kernel};
@@ -178,6 +178,13 @@ pub fn mount(images: &Images) -> Arc<Vfs> {
 
 pub fn memory(bytes: &[u8]) -> Arc<dyn Device> {
     Arc::new(MemDevice::from_bytes(bytes))
+}
+
+/// Devices of equal size that lie one after the other in another one.
+pub fn parts(whole: Arc<dyn Device>, count: usize) -> Vec<Arc<dyn Device>> {
+    let len = whole.size_bytes() / count as u64;
+    let part = |start| OffsetDevice::with_len(whole.clone(), ByteOffset(start), len).unwrap();
+    (0..count as u64).map(|nth| Arc::new(part(nth * len)) as Arc<dyn Device>).collect()
 }
 
 pub fn fact(vfs: &Arc<Vfs>, name: &str) -> String {

@@ -200,6 +200,18 @@ const PLANTED: &[(&str, &[&str], Plant)] = &[
         let found = item(image, 10, 199, |item, _| item.key.0 > DATA_START && item.key.2 > 8192);
         image.change(Some(found.leaf), |block| block[found.entry + 9 + 1] ^= 0x10);
     }),
+    ("an item of a group that mkfs.btrfs removed", &["free-space-wrong"], |image| {
+        let found = item(image, 10, 198, |item, _| item.key.0 < DATA_START);
+        image.change(Some(found.leaf), |block| block[found.entry + 8] = 0);
+    }),
+    ("a mode with unknown bits", &["inode-invalid"], |image| {
+        let found = item(image, FS, 1, is_file);
+        add(image, &found, 52, 4, 1 << 20);
+    }),
+    ("the type of a chunk", &["chunks-invalid"], |image| {
+        let found = item(image, 3, 228, |_, _| true);
+        add(image, &found, 24, 8, 1 << 36);
+    }),
     ("a part of a device", &["device-extent-wrong", "device-extent-missing"], |image| {
         let found = item(image, 4, 204, |_, _| true);
         add(image, &found, 16, 8, 4096);
@@ -314,6 +326,17 @@ fn a_destroyed_superblock_is_found_by_its_copy() {
     assert_eq!(codes(&found), BTreeSet::from(["superblock-invalid"]));
     image.bytes[64 << 20..(64 << 20) + damage::SUPER_BYTES].fill(0);
     assert!(ivers_btrfs::check::check_remains(&*memory(&image.bytes)).unwrap().is_none());
+}
+
+#[test]
+fn the_largest_generation_is_a_finding() {
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut image = small(dir.path(), &[]);
+    image.change(None, |block| block[0x48..0x50].fill(0xFF));
+    assert!(!findings(vec![memory(&image.bytes)]).is_clean());
 }
 
 #[test]

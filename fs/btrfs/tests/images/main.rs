@@ -5,6 +5,7 @@ mod check;
 mod common;
 mod copies;
 mod hostile;
+mod interrupted;
 mod kernel;
 mod mkfs;
 mod scrub;

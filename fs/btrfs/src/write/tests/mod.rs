@@ -1,5 +1,7 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
+mod contradictions;
+
 use super::change::Need;
 use super::dropping::Dropped;
 use super::names::Name;
