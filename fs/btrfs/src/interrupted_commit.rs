@@ -1,5 +1,5 @@
-//! A crash between the superblock writes of two devices: one device has the superblock of the last commit, the
-//! other one that of the commit before it.
+//! A crash between the superblock writes of two devices: one device has the superblock of the last commit,
+//! the other one that of the commit before it.
 //!
 //! A commit flushes its blocks on all devices before it writes a superblock. So the device that is behind has
 //! its blocks of the last commit. A device that was absent during the last commit does not. This module tells

@@ -113,6 +113,7 @@ fn any(rng: &mut StdRng, model: &Model) -> Op {
         680..700 => Op::Sync { on: rng.random_bool(0.8).then(|| on(rng)) },
         700..706 => Op::Evict,
         706..709 => Op::Remount,
+        709..713 => Op::Snapshot { read_only: rng.random() },
         _ => Op::Query { on: on(rng) },
     }
 }

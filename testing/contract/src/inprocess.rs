@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// A mount: the VFS, and the budget that its caches share.
 pub type MountedVfs = (Arc<Vfs>, Arc<Budget>);
 
-const TOP: &str = "contract";
+pub(crate) const TOP: &str = "contract";
 /// The time of files created with explicit times; in the range of formats whose time begins at 1978 or 1980.
 const BORN: i64 = 1_000_000_006;
 const ACL: &str = "system.posix_acl_access";
@@ -62,8 +62,12 @@ impl InProcess {
         let root = vfs.root().expect("the root");
         // Another client of a server may have made it.
         if vfs.lookup(&Cred::root(), &root, TOP.as_bytes()).is_err() {
-            vfs.create(&Cred::root(), &root, TOP.as_bytes(), &CreateSpec::directory(0o755), false)
-                .expect("the top directory");
+            let spec = CreateSpec::directory(0o755);
+            let made = match vfs.fs().subvolumes() {
+                Some(_) => vfs.create_subvolume(&Cred::root(), &root, TOP.as_bytes(), &spec),
+                None => vfs.create(&Cred::root(), &root, TOP.as_bytes(), &spec, false).map(drop),
+            };
+            made.expect("the top directory");
         }
         drop(root);
         let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs + Send>);
@@ -459,6 +463,7 @@ impl Subject for InProcess {
             Op::Sync { on: None } => self.vfs().sync().map_err(refused)?,
             Op::Evict => self.evict()?,
             Op::Remount => self.remount()?,
+            Op::Snapshot { read_only } => self.snapshot(read_only)?,
             Op::Look { on } => drop(self.look(on)?),
             Op::Query { on } => drop(self.query(on)?),
         }

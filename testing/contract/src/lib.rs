@@ -59,6 +59,7 @@ mod promise;
 mod run;
 mod served;
 mod shared_inode;
+mod snapshots;
 mod subject;
 
 pub use bracketed_reads::observe;

@@ -283,7 +283,7 @@ impl Model {
                     Skip
                 }
             }
-            Op::Sync { on: None } | Op::Evict => Done,
+            Op::Sync { on: None } | Op::Evict | Op::Snapshot { .. } => Done,
         }
     }
 
@@ -412,7 +412,7 @@ impl Model {
                     node.mtime = sec.or(node.mtime);
                 }
             }
-            Op::Look { .. } | Op::Sync { .. } | Op::Evict | Op::Query { .. } => {}
+            Op::Look { .. } | Op::Sync { .. } | Op::Evict | Op::Snapshot { .. } | Op::Query { .. } => {}
         }
     }
 

@@ -360,6 +360,7 @@ impl Subject for Mounted {
             Op::Sync { on } => self.sync(on)?,
             Op::Evict => self.evict()?,
             Op::Remount => self.remount()?,
+            Op::Snapshot { .. } => return Err(Refused::Unsupported),
             Op::Look { on } => drop(self.look(on)?),
             Op::Query { on } => drop(self.query(on)?),
         }

@@ -189,6 +189,11 @@ pub enum Op {
     Evict,
     /// Unmounts cleanly and mounts again.
     Remount,
+    /// Replaces the snapshot of the top directory by a new one, compares the two, and changes the snapshot if
+    /// it is not read-only. The top directory does not change.
+    Snapshot {
+        read_only: bool,
+    },
     /// Queries the change attribute.
     Query {
         on: On<'static>,
@@ -239,7 +244,8 @@ impl Op {
             | Op::Store { .. }
             | Op::Unmap { .. }
             | Op::Evict
-            | Op::Remount => None,
+            | Op::Remount
+            | Op::Snapshot { .. } => None,
         }
     }
 

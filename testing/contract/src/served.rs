@@ -302,7 +302,8 @@ impl Subject for Served {
             | Op::SetAcl { .. }
             | Op::RemoveAcl { .. }
             | Op::Sync { on: None }
-            | Op::Evict => return Err(Refused::Unsupported),
+            | Op::Evict
+            | Op::Snapshot { .. } => return Err(Refused::Unsupported),
         }
         Ok(Vec::new())
     }

@@ -183,7 +183,8 @@ impl<'a> States<'a> {
                 states.extend(tears.into_iter().map(|sectors| State { at, kind: Kind::Torn(sectors) }));
             }
         }
-        // Writes are lost at the end of the window, after each forced write, and before each flush of a device.
+        // Writes are lost at the end of the window, after each forced write, and before each flush of a
+        // device.
         let ends = (from..to).filter_map(|at| match self.record[at] {
             Recorded::Write { fua: true, .. } => Some(at + 1),
             Recorded::FlushRange { .. } => Some(at),

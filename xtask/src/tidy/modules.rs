@@ -255,8 +255,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             (
                 "",
                 "layout devices volume node_cache dirty_nodes tree chunks numbers compress compressor \
-                 decompressed ranges live filesystem interrupted_commit subvolume inode names subvolume_list xattr data file write open \
-                 driver check mkfs",
+                 decompressed ranges live filesystem interrupted_commit subvolume inode names \
+                 subvolume_list xattr data file write open driver check mkfs",
             ),
             ("layout", "bytes features raw key checksum superblock chunk node edit items extent_item"),
             ("live", "groups refs log state session"),

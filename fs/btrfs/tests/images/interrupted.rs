@@ -59,7 +59,7 @@ fn clean_images(dir: &std::path::Path) -> Images {
 }
 
 fn numbers(vfs: &Arc<Vfs>) -> usize {
-    (0..5).filter(|number| vfs.resolve(&Cred::root(), &format!("/{number}"), false).is_ok()).count()
+    (0..5).filter(|number| vfs.resolve(&Cred::root(), format!("/{number}"), false).is_ok()).count()
 }
 
 #[test]
