@@ -4,11 +4,12 @@
 //!
 //! Linux fills the images, so this requires root and loop mounts. Each field of each kind of item, of the
 //! headers of blocks and of the superblock is damaged in several ways, in all copies, with a right checksum.
-//! With STEP, only one of STEP images is used.
+//! Whole blocks and sectors of data get a wrong bit, are zeroed, and are exchanged. With STEP, only one of
+//! STEP images is used.
 
 use anyhow::{Context, Result, bail};
 use ivers_oracle::LoopMount;
-use ivers_oracle::btrfs_fields::{BtrfsImage, DAMAGES, Field, damage};
+use ivers_oracle::btrfs_fields::{BLOCK_DAMAGES, BtrfsImage, DAMAGES, Field, WholeBlock, damage};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,13 +106,50 @@ fn write_changes(file: &std::fs::File, before: &[u8], after: &[u8]) -> Result<()
     Ok(())
 }
 
-fn damaged(whole: &BtrfsImage, field: &Field, how: &str) -> Option<BtrfsImage> {
-    let mut image = whole.clone();
-    let range = field.bytes.clone();
-    image.change(field.block, |block| {
-        damage(&mut block[range.clone()], how);
-    });
-    (image.bytes != whole.bytes).then_some(image)
+/// What an image is damaged in.
+enum Damage {
+    Field(Field, &'static str),
+    Block(WholeBlock, &'static str),
+}
+
+impl Damage {
+    /// Returns all damage of an image.
+    fn all(image: &BtrfsImage) -> Vec<Self> {
+        let fields = image.fields(SAMPLES).into_iter();
+        let fields = fields.flat_map(|field| DAMAGES.iter().map(move |how| Self::Field(field.clone(), how)));
+        let blocks = image.whole_blocks(SAMPLES).into_iter();
+        let blocks =
+            blocks.flat_map(|block| BLOCK_DAMAGES.iter().map(move |how| Self::Block(block.clone(), how)));
+        fields.chain(blocks).collect()
+    }
+
+    /// Returns the name of the structure, and what is done to it.
+    fn names(&self) -> (&str, String) {
+        match self {
+            Self::Field(field, how) => (&field.structure, format!("{} {how}", field.name)),
+            Self::Block(block, how) => (&block.structure, (*how).into()),
+        }
+    }
+
+    /// Returns the logical address of the damaged block; `None`: it is the superblock.
+    fn address(&self) -> Option<u64> {
+        match self {
+            Self::Field(field, _) => field.block,
+            Self::Block(block, _) => Some(block.address),
+        }
+    }
+
+    /// Returns the damaged image, if it differs.
+    fn apply(&self, whole: &BtrfsImage) -> Option<BtrfsImage> {
+        let mut image = whole.clone();
+        match self {
+            Self::Field(field, how) => image.change(field.block, |block| {
+                damage(&mut block[field.bytes.clone()], how);
+            }),
+            Self::Block(block, how) => image.damage_block(block, how),
+        }
+        (image.bytes != whole.bytes).then_some(image)
+    }
 }
 
 fn run(step: usize, only: Option<&str>) -> Result<bool> {
@@ -127,24 +165,23 @@ fn run(step: usize, only: Option<&str>) -> Result<bool> {
         }
         let file = std::fs::OpenOptions::new().write(true).open(&path)?;
         let whole = BtrfsImage::parse(std::fs::read(&path)?);
-        for field in whole.fields(SAMPLES) {
-            for how in DAMAGES {
-                nth += 1;
-                let target = format!("{name}: {}", field.structure);
-                if !nth.is_multiple_of(step) || only.is_some_and(|only| !target.contains(only)) {
-                    continue;
-                }
-                let Some(image) = damaged(&whole, &field, how) else { continue };
-                write_changes(&file, &whole.bytes, &image.bytes)?;
-                let row = compare(&ivers, &path, &target, &format!("{} {how}", field.name));
-                write_changes(&file, &image.bytes, &whole.bytes)?;
-                let row = row?;
-                if row.is_missed() {
-                    let said = complaints(&row.said);
-                    println!("{target}: {}: they: {said}; we {:?} {:?}", row.damage, row.ours, field.block);
-                }
-                rows.push(row);
+        for damage in Damage::all(&whole) {
+            nth += 1;
+            let (structure, how) = damage.names();
+            let target = format!("{name}: {structure}");
+            if !nth.is_multiple_of(step) || only.is_some_and(|only| !target.contains(only)) {
+                continue;
             }
+            let Some(image) = damage.apply(&whole) else { continue };
+            write_changes(&file, &whole.bytes, &image.bytes)?;
+            let row = compare(&ivers, &path, &target, &how);
+            write_changes(&file, &image.bytes, &whole.bytes)?;
+            let row = row?;
+            if row.is_missed() {
+                let said = complaints(&row.said);
+                println!("{target}: {how}: they: {said}; we {:?} {:?}", row.ours, damage.address());
+            }
+            rows.push(row);
         }
         std::fs::remove_file(&path)?;
     }

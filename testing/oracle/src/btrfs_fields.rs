@@ -17,6 +17,7 @@ const COVERED: usize = 32;
 const HEADER: usize = 101;
 const ITEM: usize = 25;
 const POINTER: usize = 33;
+const SECTOR: u64 = 4096;
 
 /// An item of a leaf that the filesystem uses.
 #[derive(Debug, Clone)]
@@ -55,6 +56,19 @@ pub struct Field {
     pub block: Option<u64>,
     /// Its bytes in the block.
     pub bytes: Range<usize>,
+}
+
+/// A block of a tree, or a sector of data, that can be damaged as a whole.
+#[derive(Debug, Clone)]
+pub struct WholeBlock {
+    /// What it is.
+    pub structure: String,
+    /// Its logical address.
+    pub address: u64,
+    /// Its length.
+    pub bytes: usize,
+    /// Another one of its kind.
+    pub other: Option<u64>,
 }
 
 /// A name and the bytes of a field: offset and length.
@@ -381,6 +395,77 @@ impl BtrfsImage {
         }
     }
 
+    /// Changes the bytes at a logical address, in all copies. Their checksums stay as they are.
+    pub fn change_bytes(&mut self, address: u64, len: usize, change: impl Fn(&mut [u8])) {
+        for at in self.places(address) {
+            change(&mut self.bytes[at..at + len]);
+        }
+    }
+
+    /// Damages a block of a tree, or a sector of data.
+    pub fn damage_block(&mut self, block: &WholeBlock, how: &str) {
+        let &WholeBlock { address, bytes, other, .. } = block;
+        match (how, other) {
+            ("one bit", _) => self.change_bytes(address, bytes, |all| all[bytes / 2] ^= 0x10),
+            ("zeroes", _) => self.change_bytes(address, bytes, |all| all.fill(0)),
+            (_, Some(other)) => {
+                let is_moved = how == "exchanged, and moved there";
+                let [one, two] =
+                    [address, other].map(|from| self.bytes[self.places(from)[0]..][..bytes].to_vec());
+                for (to, new) in [(address, two), (other, one)] {
+                    self.change_bytes(to, bytes, |all| {
+                        all.copy_from_slice(&new);
+                        if is_moved {
+                            all[0x30..0x38].copy_from_slice(&to.to_le_bytes());
+                            seal(all);
+                        }
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns blocks of all trees, and sectors of data: of each kind the first, the last, and some between
+    /// them.
+    pub fn whole_blocks(&self, samples: usize) -> Vec<WholeBlock> {
+        let mut kinds: BTreeMap<(u64, u8), Vec<u64>> = BTreeMap::new();
+        for block in &self.blocks {
+            kinds.entry((block.tree, block.level)).or_default().push(block.address);
+        }
+        let mut found = Vec::new();
+        for ((tree, level), addresses) in &kinds {
+            let same_level = kinds.iter().filter(|((_, other), _)| other == level);
+            let others: Vec<u64> =
+                addresses.iter().chain(same_level.flat_map(|(_, all)| all)).copied().collect();
+            for address in sample(addresses, samples) {
+                found.push(WholeBlock {
+                    structure: format!("whole block of tree {}, level {level}", *tree as i64),
+                    address,
+                    bytes: self.node_size,
+                    other: others.iter().copied().find(|other| *other != address),
+                });
+            }
+        }
+        const DATA: u64 = 1;
+        let is_data = |item: &&Item| {
+            item.key.1 == 168 && self.block(item.leaf)[item.data.start + 16] as u64 & DATA != 0
+        };
+        let extents: Vec<(u64, u64)> =
+            self.items.iter().filter(is_data).map(|item| (item.key.0, item.key.2)).collect();
+        for (start, len) in sample(&extents, 4 * samples) {
+            let other = extents.iter().map(|(other, _)| *other).find(|other| *other != start);
+            let structure = String::from("sector of data");
+            found.push(WholeBlock {
+                structure,
+                address: start + len - SECTOR,
+                bytes: SECTOR as usize,
+                other,
+            });
+        }
+        found
+    }
+
     /// Changes all copies of a block, or the superblock and its copy, and makes their checksums right again.
     pub fn change(&mut self, block: Option<u64>, change: impl Fn(&mut [u8])) {
         let (places, size) = match block {
@@ -459,6 +544,9 @@ fn sample<T: Clone>(all: &[T], count: usize) -> Vec<T> {
 
 /// Ways to damage a field.
 pub const DAMAGES: &[&str] = &["add 1", "bit", "zeroes", "ones"];
+
+/// Ways to damage a block. A block that is moved names its new place, and has a right checksum.
+pub const BLOCK_DAMAGES: &[&str] = &["one bit", "zeroes", "exchanged", "exchanged, and moved there"];
 
 /// Damages bytes of a field. Returns whether something changed.
 pub fn damage(bytes: &mut [u8], how: &str) -> bool {
