@@ -86,7 +86,7 @@ impl Target for Kind {
         let dir = tempfile::tempdir()?;
         let image = dir.path().join("image");
         if self.devices > 1 {
-            std::fs::write(&image, vec![0xa6; self.devices * self.mib << 20])?;
+            std::fs::write(&image, vec![0xa6; (self.devices * self.mib) << 20])?;
             self.with_array(&image, |paths| {
                 let loops = Loops::attach(paths)?;
                 let args = ["-q", "-f", "-K"].into_iter().chain(self.mkfs.iter().copied()).map(str::to_owned);
