@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Repetitions of the rows through FUSE (default 3; scale_*: 5 for 10,000 files, otherwise 1)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) fuse_rounds: Option<u32>,
-    /// Only these filesystems: mem, ext4, xfs
+    /// Only these filesystems: mem, ext4, xfs, btrfs
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub(crate) fs: Vec<String>,
     /// Only these rows, or rows whose names begin with these words (see below)
@@ -96,12 +96,14 @@ from rows.json of one or more runs.
 
 Rows:
   overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; \
-  on ext4 and, with --fs xfs, on XFS:
+  on ext4 and, with --fs xfs or --fs btrfs, on XFS or btrfs:
   sequential_4k_8_jobs_queried: the same while a thread queries the change attribute in a loop, each time \
   with a system call, as a process would
   query_hammer_1, _2, _8: overwrites while 1, 2 or 8 threads query without pause
   query_curve: overwrites, by the number of queries per million writes
   nolazyversion_8_jobs_queried, nolazyversion_query_curve: the same rows, mounted with -o nolazyversion
+  by_query_overwrite_1_byte, by_query_append_1_byte, by_query_4k_8_jobs: on btrfs, with a mode `new` in \
+  which each store of an inode counts as a query, as in the patch series
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads
   updates_by_tick: inode updates per million writes, by the clock's tick

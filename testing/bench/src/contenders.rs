@@ -28,8 +28,18 @@ const CACHE_BYTES: u64 = 1 << 30;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) format: Format,
-    /// Whether bumps are logged at once (`-o nolazyversion`). Only the mode `new` is affected.
-    pub(crate) nolazyversion: bool,
+    pub(crate) storing: Storing,
+}
+
+/// When the mode `new` stores a bump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Storing {
+    /// With the inode (the default).
+    Deferred,
+    /// At once (`-o nolazyversion`).
+    AtOnce,
+    /// At once, and each store of an inode counts as a query. The patch series did so on btrfs.
+    ByQuery,
 }
 
 impl Kind {
@@ -193,7 +203,7 @@ impl Contenders {
         let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
         let mut ours = Vec::new();
         for (label, mode) in MODES {
-            let lazyversion = kind.nolazyversion.then_some(false);
+            let lazyversion = (kind.storing != Storing::Deferred).then_some(false);
             let options = MountOptions {
                 mode,
                 lazyversion,
@@ -203,7 +213,9 @@ impl Contenders {
             };
             let image = scratch.path().join(label);
             kind.image().make(&image)?;
-            ours.push(InProcess::open(kind.format, &image, options)?);
+            let by_query = kind.storing == Storing::ByQuery && mode == ChangeMode::Lazy;
+            let open = if by_query { InProcess::open_storing_by_query } else { InProcess::open };
+            ours.push(open(kind.format, &image, options)?);
         }
         Ok(Self { kind, ours, kernel: None, missing: Map::new(), scratch })
     }

@@ -12,6 +12,7 @@ const UUID: &str = "1ac8e3ee-7e0e-4d3c-8f4a-0f2017121315";
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
+    Btrfs,
     Ext4,
     Fat,
     Xfs,
@@ -23,6 +24,7 @@ impl Format {
     /// The name for rows, which `ivers mount -t` takes too.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Btrfs => "btrfs",
             Self::Ext4 => "ext4",
             Self::Fat => "fat",
             Self::Xfs => "xfs",
@@ -31,12 +33,14 @@ impl Format {
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        [Self::Ext4, Self::Fat, Self::Xfs, Self::Mem].into_iter().find(|format| format.name() == name)
+        let all = [Self::Btrfs, Self::Ext4, Self::Fat, Self::Xfs, Self::Mem];
+        all.into_iter().find(|format| format.name() == name)
     }
 
     /// The kernel's driver as a contender: its name in rows.
     pub(crate) fn kernel_peer(self) -> &'static str {
         match self {
+            Self::Btrfs => "kernel_btrfs",
             Self::Ext4 => "kernel_ext4",
             Self::Fat => "kernel_vfat",
             Self::Xfs => "kernel_xfs",
@@ -58,7 +62,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Makes an image. The images of one run are equal in all bytes except timestamps.
+    /// Makes an image. The images of one run are equal in all bytes except timestamps, and UUIDs of btrfs.
     pub(crate) fn make(self, path: &Path) -> Result<()> {
         if self.format == Format::Mem {
             return Ok(());
@@ -67,6 +71,13 @@ impl Image {
         std::fs::File::create(path)?.set_len(self.bytes)?;
         match self.format {
             Format::Mem => Ok(()),
+            Format::Btrfs => {
+                let mkfs = find_program("mkfs.btrfs").context(
+                    "mkfs.btrfs is not installed: the btrfs rows need it; install package btrfs-progs",
+                )?;
+                // The kernel cannot mount two filesystems with one UUID at the same time.
+                run(Command::new(mkfs).args(["-q", "-f", "-K"]).arg(path))
+            }
             Format::Ext4 => {
                 let mkfs = find_program("mkfs.ext4").context(
                     "mkfs.ext4 is not installed: the ext4 rows need it; install package e2fsprogs or use \

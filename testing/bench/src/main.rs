@@ -61,7 +61,7 @@ use self::row_filter::RowFilter;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The formats of the in-process rows.
-const FORMATS: [Format; 3] = [Format::Mem, Format::Ext4, Format::Xfs];
+const FORMATS: [Format; 4] = [Format::Mem, Format::Ext4, Format::Xfs, Format::Btrfs];
 
 fn main() -> ExitCode {
     let Err(error) = bench(&Args::parse()) else { return ExitCode::SUCCESS };
@@ -77,7 +77,7 @@ fn bench(args: &Args) -> Result<()> {
         return query_load::run(file, args.ask_change);
     }
     if let Some(other) = args.fs.iter().find(|fs| FORMATS.iter().all(|format| format.name() != *fs)) {
-        return Err(UsageError(format!("--fs {other}: unknown; use mem, ext4 or xfs")).into());
+        return Err(UsageError(format!("--fs {other}: unknown; use mem, ext4, xfs or btrfs")).into());
     }
     if args.ops == 0 {
         return Err(UsageError("--ops 0: must be at least 1".into()).into());

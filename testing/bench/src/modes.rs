@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
-use super::contenders::{Contenders, Kind, Length, MODES};
+use super::contenders::{Contenders, Kind, Length, MODES, Storing};
 use super::curves::Curve;
 use super::image::Format;
 use super::row_filter::RowFilter;
@@ -43,6 +43,8 @@ enum When {
     Logged,
     /// Only on ext4.
     OnExt4,
+    /// Only on btrfs.
+    OnBtrfs,
     /// Only on a filesystem with a log and a device, and only by name or with `--all`.
     ByName,
 }
@@ -62,8 +64,7 @@ struct Spec {
     /// Fixed numbers of rounds and of operations per round.
     fixed: Option<(u64, u64)>,
     reference: Option<Reference>,
-    /// Whether to mount with `nolazyversion`.
-    nolazyversion: bool,
+    storing: Storing,
 }
 
 const fn spec(name: &'static str, when: When, work: Work, ops_divisor: u64, rounds_divisor: u64) -> Spec {
@@ -76,7 +77,7 @@ const fn spec(name: &'static str, when: When, work: Work, ops_divisor: u64, roun
         at_least: Duration::ZERO,
         fixed: None,
         reference: None,
-        nolazyversion: false,
+        storing: Storing::Deferred,
     }
 }
 
@@ -93,7 +94,12 @@ impl Spec {
 
     /// Returns the same row, mounted with `nolazyversion`.
     const fn nolazyversion(self, name: &'static str) -> Self {
-        Self { name, nolazyversion: true, ..self }
+        Self { name, storing: Storing::AtOnce, ..self }
+    }
+
+    /// Returns the same row on btrfs, with a mode `new` that stores as the patch series did.
+    const fn stored_by_query(self, name: &'static str) -> Self {
+        Self { name, when: When::OnBtrfs, storing: Storing::ByQuery, reference: None, ..self }
     }
 
     const fn reference(
@@ -155,12 +161,21 @@ const EIGHT_JOBS_QUERIED: Spec =
         .reference(1.27, None, FIO_QUERIED);
 const QUERY_CURVE: Spec = spec("query_curve", When::Logged, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1);
 
-const ROWS: [Spec; 31] = [
+const OVERWRITE_1_BYTE: Spec = spec("overwrite_1_byte", When::Always, plain(Pattern::Overwrite, 1), 1, 1);
+const APPEND_1_BYTE: Spec =
+    spec("append_1_byte", When::Always, plain(Pattern::Append, 1), 1, 1).reference(2.05, None, DD);
+const EIGHT_JOBS: Spec =
+    spec("sequential_4k_8_jobs", When::Always, shared_file(0, false), 1, 8).reference(1.29, Some(0.94), FIO);
+
+const ROWS: [Spec; 34] = [
     spec("inode_memory", When::OnExt4, Work::InodeMemory, 10, u64::MAX),
-    spec("overwrite_1_byte", When::Always, plain(Pattern::Overwrite, 1), 1, 1),
-    spec("append_1_byte", When::Always, plain(Pattern::Append, 1), 1, 1).reference(2.05, None, DD),
+    OVERWRITE_1_BYTE,
+    APPEND_1_BYTE,
     spec("append_4k", When::Always, plain(Pattern::Append, BLOCK), 16, 2),
-    spec("sequential_4k_8_jobs", When::Always, shared_file(0, false), 1, 8).reference(1.29, Some(0.94), FIO),
+    EIGHT_JOBS,
+    OVERWRITE_1_BYTE.stored_by_query("by_query_overwrite_1_byte"),
+    APPEND_1_BYTE.stored_by_query("by_query_append_1_byte"),
+    EIGHT_JOBS.stored_by_query("by_query_4k_8_jobs"),
     EIGHT_JOBS_QUERIED,
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),
@@ -223,7 +238,7 @@ impl Spec {
 
     fn row(&self, format: Format, args: &Args, bar: &ProgressBar) -> Result<Value> {
         let length = self.length(args);
-        let kind = Kind { format, nolazyversion: self.nolazyversion };
+        let kind = Kind { format, storing: self.storing };
         let (unit, figures) = match self.work {
             Work::Plain(work) => ("ops/s", self.measure(kind, &work, length, bar)?),
             Work::Crowd(work) => ("ops/s", self.measure(kind, &work, length, bar)?),
@@ -254,6 +269,7 @@ impl Spec {
             When::Always => true,
             When::Logged | When::ByName => format != Format::Mem,
             When::OnExt4 => format == Format::Ext4,
+            When::OnBtrfs => format == Format::Btrfs,
         }
     }
 }

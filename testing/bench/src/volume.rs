@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use ivers_block::{Budget, FileDevice, OpenMode};
+use ivers_btrfs::Btrfs;
+use ivers_crash::hooked_fs::{HookedFs, Hooks};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_mem::Mem;
 use ivers_vfs::{
-    CreateSpec, Cred, DriverOptions, FallocateMode, FileSystem, InodeRef, MountOptions, SetAttr, Vfs,
+    CreateSpec, Cred, DriverOptions, FallocateMode, FileSystem, Inode, InodeRef, MountOptions, SetAttr, Vfs,
     WriteFlags,
 };
 use ivers_xfs::Xfs;
@@ -83,7 +85,21 @@ pub(crate) struct InProcess {
 
 impl InProcess {
     /// Mounts an image, or a filesystem in memory.
-    pub(crate) fn open(format: Format, path: &Path, mut options: MountOptions) -> Result<Self> {
+    pub(crate) fn open(format: Format, path: &Path, options: MountOptions) -> Result<Self> {
+        Self::open_wrapped(format, path, options, |driver| driver)
+    }
+
+    /// As [`Self::open`], but each store of an inode counts as a query of its change attribute.
+    pub(crate) fn open_storing_by_query(format: Format, path: &Path, options: MountOptions) -> Result<Self> {
+        Self::open_wrapped(format, path, options, |driver| HookedFs::with(driver, StoredByQuery))
+    }
+
+    fn open_wrapped(
+        format: Format,
+        path: &Path,
+        mut options: MountOptions,
+        wrap: impl FnOnce(Arc<dyn FileSystem>) -> Arc<dyn FileSystem>,
+    ) -> Result<Self> {
         let budget = Arc::new(Budget::new(options.cache_bytes));
         let driver_options = DriverOptions {
             read_only: options.read_only,
@@ -97,6 +113,11 @@ impl InProcess {
         };
         let (fs, device): (Arc<dyn FileSystem>, _) = match format {
             Format::Mem => (Arc::new(Mem::new(options.cache_bytes)), None),
+            Format::Btrfs => {
+                let device = image()?;
+                let options = ivers_btrfs::OpenOptions { common: driver_options, ..Default::default() };
+                (Btrfs::open(vec![device.clone()], options)?, Some(device))
+            }
             Format::Ext4 => {
                 let device = image()?;
                 (Ext4::open(device.clone(), OpenOptions::from(driver_options))?, Some(device))
@@ -109,7 +130,16 @@ impl InProcess {
             Format::Fat => anyhow::bail!("no row measures FAT in this process"),
         };
         options.budget = Some(budget);
-        Ok(Self { vfs: Vfs::mount(fs, options)?, device, cred: Cred::root() })
+        Ok(Self { vfs: Vfs::mount(wrap(fs), options)?, device, cred: Cred::root() })
+    }
+}
+
+/// Makes each store of an inode a query: the next change must bump its counter again.
+struct StoredByQuery;
+
+impl Hooks for StoredByQuery {
+    fn stored(&self, inode: &Inode) {
+        let _handed_out = inode.with_attr(|_| inode.counter.query_under_lock());
     }
 }
 
