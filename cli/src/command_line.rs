@@ -40,7 +40,7 @@ Getting started:
   ivers stat mnt/tree
   ivers unmount mnt";
 
-/// Open ext2 to ext4, FAT, XFS and Amiga images, mount them in userspace, and know exactly what changed.
+/// Open ext2 to ext4, FAT, XFS, btrfs and Amiga images, mount them in userspace, and know what changed.
 ///
 /// Every inode has a change attribute: a 64-bit number that is larger after any change of the inode since the
 /// last query. `ivers stat` shows it, `ivers changed` compares it.
@@ -127,7 +127,7 @@ enum Command {
     /// Show counters of a mount or a server: changes, queries, bumps, inode updates by cause, journal,
     /// operations, clients
     Stats(stats::Args),
-    /// Make an ext2, ext3, ext4, FAT, XFS or Amiga filesystem in a file or on a device
+    /// Make an ext2, ext3, ext4, FAT, XFS, btrfs or Amiga filesystem in a file or on a device
     Mkfs(mkfs::Args),
     /// Show or set the label of a filesystem
     Label(label::Args),

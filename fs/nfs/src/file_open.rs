@@ -278,9 +278,9 @@ impl FileOpen {
         f(&mut self.state.lock().unstable)
     }
 
-    /// Waits while another thread sends COMMIT. Returns the right to send one, or `None` if the other one made
-    /// these writes durable. After a COMMIT without an answer, all who waited send their own: each may give
-    /// up after its own time.
+    /// Waits while another thread sends COMMIT. Returns the right to send one, or `None` if the other one
+    /// made these writes durable. After a COMMIT without an answer, all who waited send their own: each may
+    /// give up after its own time.
     pub(crate) fn commit_turn(&self, writes: Snapshot) -> Option<CommitTurn<'_>> {
         let mut state = self.state.lock();
         let failed = state.failed_commits;

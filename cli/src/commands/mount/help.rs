@@ -13,8 +13,8 @@ Mount options (-o), separated by commas:
                    (nolazytime: do not)
   lazyversion      keep a bump that a query asked for in memory until the
                    inode is written back. The default where the format
-                   stores the change counter (ext2, ext3, ext4, xfs): after
-                   a crash of ivers every value is raised in any case.
+                   stores the change counter (ext2, ext3, ext4, xfs, btrfs):
+                   after a crash of ivers every value is raised in any case.
                    Requires iversion=lazy
   nolazyversion    log each bump at once: for images whose stored counter
                    another kernel reads after a crash of ivers

@@ -183,10 +183,11 @@ impl StateManager {
         if let Some(recall) = &delegation.recall {
             self.recalls.remove(&(recall.check, index));
         }
-        if let Some(state) = self.files.get_mut(&file) {
-            if state.delegations.remove(&index) && !state.keeps_file() {
-                self.effects.push(Effect::Unpin { file });
-            }
+        if let Some(state) = self.files.get_mut(&file)
+            && state.delegations.remove(&index)
+            && !state.keeps_file()
+        {
+            self.effects.push(Effect::Unpin { file });
         }
         self.delegations -= 1;
         if let Some(client) = self.clients.get_mut(&client) {
