@@ -501,6 +501,7 @@ pub(crate) mod tests {
         state.unclaimed = true;
         assert!(!state.is_idle());
     }
+
     /// [`N11`] A thread that waits for a COMMIT of another one returns when its own writes are durable.
     #[test]
     fn threads_share_a_commit() {
