@@ -68,6 +68,8 @@ struct Map {
     unstable_runs: u64,
     /// How many pages are under write-back.
     writeback: u64,
+    /// False: every page must stay. A writer of a large file need not be searched for clean pages.
+    has_clean: bool,
     /// Raised when clean pages became outdated: what was read from the driver before is not added after.
     generation: u64,
     hand: u64,
@@ -85,6 +87,7 @@ static EMPTY: Map = Map {
     unstable: BTreeMap::new(),
     unstable_runs: 0,
     writeback: 0,
+    has_clean: false,
     generation: 0,
     hand: 0,
     readahead_next: 0,
@@ -334,6 +337,7 @@ impl Pages {
                 Page::new(page_of(bytes), false)
             });
         }
+        map.has_clean |= added > 0;
         memory.budget.charge(added * PAGE64);
         self.has_pages.store(true, Ordering::Relaxed);
     }
@@ -414,6 +418,7 @@ impl Pages {
                 cleaned += 1;
             }
         }
+        map.has_clean |= cleaned > 0;
         memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
     }
 
@@ -509,7 +514,10 @@ impl Pages {
         let mut map = self.map.lock();
         map.generation += 1;
         let before = map.pages.len();
-        map.pages.retain(|_, page| page.must_stay());
+        if std::mem::take(&mut map.has_clean) {
+            map.pages.retain(|_, page| page.must_stay());
+        }
+        debug_assert!(map.pages.values().all(Page::must_stay));
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         } else {
@@ -610,6 +618,7 @@ impl Pages {
             }
             false
         });
+        map.has_clean |= cleaned > dropped;
         self.has_unstable.store(!map.unstable.is_empty(), Ordering::Release);
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
