@@ -1,6 +1,6 @@
 //! A proxy that delays both directions of a connection, and counts the requests: the messages of the client.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// A message consists of fragments. Each fragment begins with a word of 32 bits: the low 31 bits are its
 /// length, and the highest bit marks the last fragment (RFC 5531, 11).
 const LAST: u32 = 1 << 31;
+
+/// How many calls measure a round trip.
+const EMPTY_CALLS: u32 = 50;
 
 /// Counts the messages in a stream.
 #[derive(Default)]
@@ -68,6 +71,25 @@ impl Proxy {
             }
         });
         Ok(Self { port, requests })
+    }
+
+    /// Returns how long a round trip takes at least: the shortest of several calls of the procedure NULL.
+    pub(super) fn round_trip(&self) -> Result<Duration> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut shortest = Duration::MAX;
+        for xid in 0..EMPTY_CALLS {
+            // A call of version 4 of program 100003, procedure 0, without credentials (RFC 5531, 9).
+            let words = [LAST | 40, xid, 0, 2, 100_003, 4, 0, 0, 0, 0, 0];
+            let begin = Instant::now();
+            stream.write_all(&words.map(u32::to_be_bytes).concat())?;
+            let mut reply = [0; 28];
+            stream.read_exact(&mut reply)?;
+            ensure!(reply[4..8] == xid.to_be_bytes(), "another reply");
+            shortest = shortest.min(begin.elapsed());
+        }
+        Ok(shortest)
     }
 
     /// Returns the number of requests so far.

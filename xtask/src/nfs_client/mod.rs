@@ -9,6 +9,7 @@ mod delay;
 mod kills;
 mod linux;
 mod page;
+mod peers;
 mod servers;
 pub(crate) mod speed;
 mod watch;
