@@ -68,7 +68,7 @@ struct Map {
     unstable_runs: u64,
     /// How many pages are under write-back.
     writeback: u64,
-    /// False: every page must stay. A writer of a large file need not be searched for clean pages.
+    /// If false, every page must stay: no search finds a clean one. A writer of a large file has many pages.
     has_clean: bool,
     /// Raised when clean pages became outdated: what was read from the driver before is not added after.
     generation: u64,

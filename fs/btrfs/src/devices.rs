@@ -46,7 +46,7 @@ pub(crate) struct Member {
 pub(crate) struct Devices {
     pub sb: Superblock,
     pub members: HashMap<u64, Member>,
-    /// Those of them whose superblock is one commit behind.
+    /// The members whose superblock is one commit behind.
     pub behind: Vec<u64>,
     /// What is wrong with some of them, in words.
     pub notes: Vec<String>,

@@ -2,7 +2,7 @@
 //! use a client as a library beside each other. All do the same work. They take turns within each round.
 
 use super::servers::{Kind, Server};
-use super::speed::{FuseNfs, Options, archive, quartiles, untar, walk};
+use super::speed::{FuseNfs, Options, TREE, archive, quartiles, untar, walk};
 use crate::suites::{Mount, Setup};
 use anyhow::{Context, Result, bail, ensure};
 use ivers_oracle::said;
@@ -16,8 +16,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Directories and files of the tree: 8,930 names.
-const TREE: u32 = 8820;
 const MIB: usize = 1 << 20;
 const DATA_MIB: usize = 64;
 /// The longest that a peer may take for an operation of a row, in seconds.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: &str = "docs/results/nfs-client-speed.md";
 /// Directories and files of the tree: 8,930 names.
-const TREE: u32 = 8820;
+pub(super) const TREE: u32 = 8820;
 /// Files of the tree behind the slow network.
 const FEWER: u32 = 600;
 const DELAY: Duration = Duration::from_millis(10);

@@ -89,8 +89,7 @@ impl Bits {
         let mut bit = start;
         while bit < end {
             let stop = end.min((bit / 64 + 1) * 64);
-            let mask = (!0u64 >> (64 - (stop - bit))) << (bit % 64);
-            let found = word(self, bit) & mask;
+            let found = word(self, bit) & mask(bit, stop);
             if found != 0 {
                 return Some(bit / 64 * 64 + u64::from(found.trailing_zeros()));
             }
@@ -122,12 +121,17 @@ impl Bits {
     }
 }
 
+/// The bits from `bit` to `stop` of their word.
+fn mask(bit: u64, stop: u64) -> u64 {
+    (!0 >> (64 - (stop - bit))) << (bit % 64)
+}
+
 /// Sets a run of bits of a chunk.
 fn set_bits(chunk: &mut [u64; WORDS], start: u64, len: u64) {
     let (mut bit, end) = (start, start + len);
     while bit < end {
         let stop = end.min((bit / 64 + 1) * 64);
-        chunk[(bit / 64) as usize] |= (!0u64 >> (64 - (stop - bit))) << (bit % 64);
+        chunk[(bit / 64) as usize] |= mask(bit, stop);
         bit = stop;
     }
 }

@@ -42,8 +42,7 @@ impl FileState {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.opens.is_empty()
-            && self.delegations.is_empty()
+        !self.keeps_file()
             && self.locks.is_empty()
             && self.waiters.is_empty()
             && self.in_flight.is_empty()
