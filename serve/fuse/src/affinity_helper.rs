@@ -1,4 +1,9 @@
-//! Moves a serving thread to the processor of its caller, for [`caller_affinity`](crate::caller_affinity).
+//! Moves a serving thread to the processor of its caller, for [`caller_affinity`](crate::caller_affinity), and
+//! keeps the other threads of its process off that processor.
+//!
+//! The others are threads that commit and write back. The kernel takes a processor that runs only the serving
+//! thread, in `SCHED_IDLE`, for an idle one, and wakes them there although another processor is idle. The
+//! serving thread and its caller would wait for them.
 //!
 //! This needs /proc and a right that the process which parses an image has given up. So a thread outside the
 //! sandbox does it, on request over a socket. It moves only threads of the process that asks; the kernel says
@@ -85,11 +90,40 @@ struct Moved {
     /// Thread numbers are reused, start times are not.
     born: u64,
     before: CpuSet,
+    processor: usize,
 }
 
 impl Moved {
     fn is_there(&self) -> bool {
         born(self.process, self.thread) == Some(self.born)
+    }
+
+    /// The processors of the other threads.
+    fn rest(&self) -> CpuSet {
+        let mut rest = self.before;
+        rest.unset(self.processor);
+        rest
+    }
+
+    /// Changes the affinity of the other threads that have the affinity `from`. An administrator's own choice
+    /// for a thread stays. Threads that end meanwhile are skipped.
+    fn change_others(&self, from: &CpuSet, to: &CpuSet) {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.process)) else { return };
+        let numbers = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let others = numbers.filter(|number| *number != self.thread);
+        for id in others.filter_map(|number| Pid::from_raw(number.try_into().ok()?)) {
+            if sched_getaffinity(Some(id)).is_ok_and(|set| set == *from) {
+                _ = sched_setaffinity(Some(id), to);
+            }
+        }
+    }
+
+    fn keep_others_away(&self) {
+        self.change_others(&self.before, &self.rest());
+    }
+
+    fn let_others_back(&self) {
+        self.change_others(&self.rest(), &self.before);
     }
 }
 
@@ -130,7 +164,11 @@ impl AffinityHelper {
             return Some(THERE);
         }
         sched_setaffinity(Some(id), &there).ok()?;
-        self.moved = Some(Moved { process, thread, born, before });
+        if let Some(moved) = &self.moved {
+            moved.let_others_back();
+        }
+        let moved = self.moved.insert(Moved { process, thread, born, before, processor });
+        moved.keep_others_away();
         Some(YES)
     }
 
@@ -138,6 +176,7 @@ impl AffinityHelper {
     fn undo(&mut self) -> Option<u8> {
         let moved = self.moved.take()?;
         let id = Pid::from_raw(moved.thread.try_into().ok()?)?;
+        moved.let_others_back();
         if !moved.is_there() {
             return None;
         }
@@ -176,10 +215,14 @@ fn field<T: std::str::FromStr>(file: &str, number: usize) -> Option<T> {
 mod tests {
     use super::*;
     use crate::privileged_helper::own_number as me;
+    use parking_lot::Mutex;
 
     fn ask(socket: &OwnedFd, thread: u32, caller: u32) -> bool {
         crate::privileged_helper::ask(socket, &question(thread, caller), 1) != Some(vec![NO])
     }
+
+    /// Held by a test while it moves threads: the others are threads of the same process.
+    static TURN: Mutex<()> = Mutex::new(());
 
     /// Whether this process can leave `SCHED_IDLE` and has several processors.
     fn can_be_moved() -> bool {
@@ -188,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_thread_moves_to_its_caller_and_back() {
-        let socket = start().unwrap();
+        let (_turn, socket) = (TURN.lock(), start().unwrap());
         // In a separate thread: the tested thread may stay on its processor.
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -213,7 +256,37 @@ mod tests {
     }
 
     #[test]
+    fn other_threads_of_the_process_stay_away_meanwhile() {
+        let (_turn, socket) = (TURN.lock(), start().unwrap());
+        if !can_be_moved() {
+            return assert!(!ask(&socket, me(), me()));
+        }
+        let (number, end) = (std::sync::OnceLock::new(), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                number.set(me()).unwrap();
+                end.wait();
+            });
+            scope.spawn(|| {
+                let other = Pid::from_raw(number.wait().cast_signed());
+                let before = sched_getaffinity(other).unwrap();
+                for _ in 0..2 {
+                    assert!(ask(&socket, me(), std::process::id()));
+                    let (mine, others) =
+                        (sched_getaffinity(None).unwrap(), sched_getaffinity(other).unwrap());
+                    assert_eq!((mine.count(), others.count()), (1, before.count() - 1));
+                    assert!((0..CpuSet::MAX_CPU).all(|at| !(mine.is_set(at) && others.is_set(at))));
+                }
+                assert!(ask(&socket, me(), NOBODY));
+                assert_eq!(sched_getaffinity(other).unwrap(), before);
+                end.wait();
+            });
+        });
+    }
+
+    #[test]
     fn a_closed_socket_undoes_the_move() {
+        let _turn = TURN.lock();
         if !can_be_moved() {
             return assert!(!ask(&start().unwrap(), me(), me()));
         }
@@ -234,7 +307,7 @@ mod tests {
 
     #[test]
     fn threads_of_others_are_left_alone() {
-        let socket = start().unwrap();
+        let (_turn, socket) = (TURN.lock(), start().unwrap());
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         for thread in [other.id(), 1, 0, u32::MAX] {
             for about in [me(), WAKE_UP] {
