@@ -5,7 +5,7 @@ use crate::layout::dinode::{FILE_BLOCKS_END, LINKS_MAX};
 use crate::layout::directory::NAME_MAX;
 use crate::layout::features::{Features2, Incompat, RoCompat, Version};
 use crate::live::Xfs;
-use crate::live::{Edited, core_of, journal_error, private_of};
+use crate::live::{core_of, journal_error, private_of};
 use crate::symlink::LinkSource;
 use ivers_block::FileBlock;
 use ivers_vfs::*;
@@ -223,8 +223,7 @@ impl InodeOps for Xfs {
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
-        let change = self.change()?;
-        change.finish(vec![Edited::new(inode).logged()])
+        self.log_attributes(inode)
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {

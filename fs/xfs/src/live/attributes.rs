@@ -17,6 +17,22 @@ impl Dinode {
         raw.di_flags = stored_flags(raw.di_flags.get(), attr.flags).into();
     }
 
+    /// Takes over what the VFS decides from another version of the inode. The larger counter stays.
+    pub(super) fn keep_attributes_of(&mut self, other: &Self) {
+        // An inode that was freed has none.
+        if self.raw.di_mode.get() == 0 {
+            return;
+        }
+        let count = self.change_count().max(other.change_count());
+        let (raw, other) = (&mut self.raw, &other.raw);
+        raw.di_mode = ((raw.di_mode.get() & !0o7777) | (other.di_mode.get() & 0o7777)).into();
+        (raw.di_uid, raw.di_gid) = (other.di_uid, other.di_gid);
+        (raw.di_projid, raw.di_projid_hi) = (other.di_projid, other.di_projid_hi);
+        (raw.di_atime, raw.di_mtime, raw.di_ctime) = (other.di_atime, other.di_mtime, other.di_ctime);
+        raw.di_flags = other.di_flags;
+        self.set_change_count(count);
+    }
+
     /// Reduces attributes to what is stored.
     pub(crate) fn round(&self, new: &mut Attr) -> Result<()> {
         let stored = |time: Timestamp| self.time(self.stored_time(time));

@@ -2,18 +2,20 @@
 //!
 //! The transaction works on copies of blocks, and the change on copies of inodes. At its end it publishes
 //! both under the locks of the inodes, so that a reader never sees one without the other. Then the change
-//! counters move, and then the inodes are logged: an observer of the new value finds the new contents.
+//! counters move, and then the inodes are logged: an observer of the new value finds the new contents. The
+//! locks are released after that, so the newest version of an inode is the last one that is logged.
 
 use super::session::Session;
 use super::vnode::{XfsInode, private_of};
 use super::volume::Xfs;
 use crate::inode::Dinode;
 use crate::layout::superblock::Superblock;
+use crate::write::space::journal_error;
 use crate::write::tx::{LoggedInodes, Publish, Tx};
 use ivers_journal::{Changes, Tid};
 use ivers_vfs::sync::{RankedMutexGuard, RankedWriteGuard};
 use ivers_vfs::{FileType, Inode, Logged, Result, Timestamp, Touch};
-use std::sync::Arc;
+use smallvec::SmallVec;
 
 /// One change of the filesystem. Dropping it forgets it.
 pub(crate) struct Change<'x> {
@@ -70,11 +72,8 @@ impl<'i> Edited<'i> {
     /// Makes the inode visible. Returns whether it is logged.
     fn publish(self, guard: &mut Dinode, sb: &Superblock) -> bool {
         let Self { inode, mut core, touch, logs, has_attributes } = self;
-        if touch.is_some() {
-            // Times are the VFS's: a change of them alone need not be logged.
-            core.raw.di_mtime = guard.raw.di_mtime;
-            core.raw.di_ctime = guard.raw.di_ctime;
-        }
+        // They may have been logged meanwhile. A change of times alone need not be logged here.
+        core.keep_attributes_of(guard);
         let differs = core != *guard;
         *guard = core;
         inode.with_attr(|attr| {
@@ -105,30 +104,39 @@ impl<'i> Edited<'i> {
     }
 }
 
+/// Few changes have more inodes.
+const USUAL_INODES: usize = 4;
+
+type Privates<'i> = SmallVec<[&'i XfsInode; USUAL_INODES]>;
+
 /// Publishes edited inodes with their transaction.
 struct Publisher<'p, 'i> {
     sb: &'p Superblock,
     changes: &'p Changes,
-    privates: &'p [Arc<XfsInode>],
+    /// The inodes of `edited`, in the order of their locks.
+    privates: Privates<'i>,
     edited: Vec<Edited<'i>>,
-    guards: Vec<RankedWriteGuard<'p, Dinode>>,
+    guards: SmallVec<[RankedWriteGuard<'i, Dinode>; USUAL_INODES]>,
 }
 
 impl Publish for Publisher<'_, '_> {
     fn begin(&mut self) {
-        self.guards = self.privates.iter().map(|private| private.core.write()).collect();
+        self.guards.extend(self.privates.iter().map(|private| private.core.write()));
     }
 
     fn end(&mut self, tid: Tid) -> LoggedInodes {
         let mut inodes = LoggedInodes::new();
-        for (edited, guard) in self.edited.drain(..).zip(&mut self.guards) {
+        for ((edited, private), guard) in self.edited.drain(..).zip(&self.privates).zip(&mut self.guards) {
             if edited.publish(guard, self.sb) {
-                inodes.extend(guard.image(self.sb));
+                inodes.extend(private.image(guard, self.sb));
             }
         }
-        self.guards.clear();
         self.changes.transaction_ends(tid, self.privates.iter().map(|private| &private.last_change));
         inodes
+    }
+
+    fn release(&mut self) {
+        self.guards.clear();
     }
 
     fn decides_about(&self, ino: u64) -> bool {
@@ -137,6 +145,21 @@ impl Publish for Publisher<'_, '_> {
 }
 
 impl Xfs {
+    /// Logs the attributes that the VFS decides. It does not wait for a change: nothing else of the inode
+    /// differs, and a change that publishes the inode later keeps them.
+    pub(crate) fn log_attributes(&self, inode: &Inode) -> Result<()> {
+        let (session, private) = (self.session()?, private_of(inode));
+        let handle = session.space.begin_inode()?;
+        let mut core = private.core.write();
+        core.apply(&inode.attr());
+        core.set_change_count(inode.counter.peek());
+        let unfit = || self.corrupt("its forks do not fit", core.whose());
+        let image = private.image(&core, &self.sb).ok_or_else(unfit)?;
+        handle.log_object(&image).map_err(journal_error)?;
+        session.commits.changes().transaction_ends(handle.tid(), [&private.last_change]);
+        Ok(())
+    }
+
     /// Begins a change. It waits for the one before.
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         let session = self.session()?;
@@ -159,14 +182,9 @@ impl Change<'_> {
         }
         // The order of their locks.
         edited.sort_by_key(|edited| edited.inode.ino);
-        let privates: Vec<_> = edited.iter().map(|edited| private_of(edited.inode).clone()).collect();
+        let privates = edited.iter().map(|edited| &**private_of(edited.inode)).collect();
         let changes = self.session.commits.changes();
-        self.tx.finish_with(&mut Publisher {
-            sb: self.sb,
-            changes,
-            privates: &privates,
-            edited,
-            guards: Vec::new(),
-        })
+        let guards = SmallVec::new();
+        self.tx.finish_with(&mut Publisher { sb: self.sb, changes, privates, edited, guards })
     }
 }

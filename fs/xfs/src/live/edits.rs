@@ -4,7 +4,9 @@ use super::change::Change;
 use crate::fork::Which;
 use crate::inode::Dinode;
 use crate::layout::owner::Owner;
+use crate::layout::superblock::FsBlock;
 use crate::write::alloc::{AllocRequest, Run};
+use crate::write::claims::Claim;
 use crate::write::fork::MapRequest;
 use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::Result;
@@ -34,8 +36,15 @@ impl Change<'_> {
         ahead: u32,
     ) -> Result<Option<BlockNo>> {
         let request = MapRequest { at, min: len, max: len, goal: None, unwritten: false, ahead };
-        let extent = self.tx.map_extent(core, Which::Data, request)?;
-        Ok(extent.and_then(|extent| self.tx.space().sb.run(extent.start, extent.len)))
+        let Some(extent) = self.tx.map_extent(core, Which::Data, request)? else { return Ok(None) };
+        // Files that are written next are put there.
+        self.tx.fill_pool(FsBlock(extent.start.0 + extent.len))?;
+        Ok(self.tx.space().sb.run(extent.start, extent.len))
+    }
+
+    /// Gives blocks that are claimed, and have the data, to a hole. False if the file cannot have them.
+    pub(super) fn map_claim(&mut self, core: &mut Dinode, at: FileBlock, claim: &Claim<'_>) -> Result<bool> {
+        self.tx.map_claim(core, at, claim)
     }
 
     /// Marks blocks as written.

@@ -34,7 +34,6 @@ mod volume;
 mod writeback;
 
 pub(crate) use crate::write::space::journal_error;
-pub(crate) use change::Edited;
 pub(crate) use session::Session;
 pub(crate) use vnode::{XfsInode, core_of, private_of};
 pub use volume::Xfs;

@@ -1,6 +1,7 @@
 //! Write-back: space as unwritten blocks, then the data, then the map says that it is written. A short write
-//! to a hole does all in one transaction: the data is on the device before the map is visible, and a commit
-//! flushes the device before it writes to the log.
+//! to a hole needs one transaction: the data is on the device before the map is visible, and a commit flushes
+//! the device before it writes to the log. The data of a new file is written before the transaction begins, if
+//! blocks can be [claimed](crate::write::claims).
 
 use super::change::Edited;
 use super::reservations::PAGE_BYTES;
@@ -96,6 +97,9 @@ impl Xfs {
         if !is_hole || delayed.is_some_and(|delayed| delayed.end > self.page_end(range.end)) {
             return Ok(false);
         }
+        if self.write_to_claim(inode, range.clone(), offset, data)? {
+            return Ok(true);
+        }
         let ahead = self.session()?.window_blocks(range.start);
         let mut change = self.change()?;
         let mut edited = Edited::new(inode);
@@ -103,6 +107,34 @@ impl Xfs {
             return Ok(false);
         };
         self.put_data(inode, start, range.clone(), offset, data)?;
+        raise_size(&mut edited, (offset + data.len() as u64).min(inode.size()));
+        change.finish(vec![edited])?;
+        self.release_range(inode, range);
+        Ok(true)
+    }
+
+    /// Writes data to claimed blocks, and maps them in a transaction. Returns false, and does nothing, if the
+    /// file has blocks already, after which these should be, or nothing can be claimed.
+    fn write_to_claim(
+        &self,
+        inode: &Inode,
+        range: Range<FileBlock>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool> {
+        if core_of(inode).data.has_blocks() {
+            return Ok(false);
+        }
+        let Some((ag, _)) = self.sb.agino(inode.ino.0) else { return Ok(false) };
+        let len = (range.end - range.start) as u32;
+        let Some(claim) = self.session()?.space.claims.take(ag, len) else { return Ok(false) };
+        let Some(start) = claim.first_block(&self.sb) else { return Ok(false) };
+        self.put_data(inode, start, range.clone(), offset, data)?;
+        let mut change = self.change()?;
+        let mut edited = Edited::new(inode);
+        if !change.map_claim(&mut edited.core, range.start, &claim)? {
+            return Ok(false);
+        }
         raise_size(&mut edited, (offset + data.len() as u64).min(inode.size()));
         change.finish(vec![edited])?;
         self.release_range(inode, range);

@@ -103,7 +103,8 @@ fn file(owner: Owner) -> Option<Ino> {
 }
 
 impl Tx<'_> {
-    /// Blocks of a free extent that a request does not get, by their start: busy ones, and windows of others.
+    /// Blocks of a free extent that a request does not get, by their start: busy and claimed ones, and windows
+    /// of others.
     pub(super) fn obstacles(&self, ag: u32, extent: FreeExtent, request: GroupRequest) -> Vec<FreeExtent> {
         let overlaps = |other: &FreeExtent| other.start < extent.end() && other.end() > extent.start;
         let mut found = Vec::new();
@@ -113,6 +114,7 @@ impl Tx<'_> {
             let own = self.freed.iter().filter(|freed| freed.ag == ag).map(|freed| freed.extent);
             found.extend(own.filter(overlaps));
         }
+        self.space().claims.add_overlapping(ag, extent, &mut found);
         if request.avoids_windows {
             let in_extent = |window: &GroupWindow| {
                 Some(window.extent).filter(|extent| window.ag == ag && overlaps(extent))
@@ -160,7 +162,7 @@ impl Tx<'_> {
     ///
     /// 1. What continues the file: no allocation makes fewer extents.
     /// 2. All blocks, in the nearest group that has them, and after them the window of the file.
-    /// 3. Many blocks; then, without the windows of any file, the same again; then any.
+    /// 3. Many blocks; then, without the windows of any file and without pools, the same again; then any.
     pub(crate) fn allocate_growing(&mut self, request: AllocRequest, growth: Growth) -> Result<Option<Run>> {
         let AllocRequest { goal, min, max, alignment, owner } = request;
         let sb = &self.space().sb;
@@ -204,25 +206,27 @@ impl Tx<'_> {
                     }
                 }
             }
-            if !self.space().windows.clear() {
+            let space = self.space();
+            if !(space.windows.clear() | space.claims.empty_pools()) {
                 return Ok(None);
             }
         }
     }
 
-    /// Allocates in a group: from windows of files if there is no other space.
+    /// Allocates in a group: from windows of files and from pools if there is no other space.
     pub(super) fn allocate_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
         match self.try_in(ag, GroupRequest { avoids_windows: true, ..request })? {
-            None => self.try_in(ag, GroupRequest { avoids_windows: false, ..request }),
+            None => {
+                self.space().claims.empty_pools();
+                self.try_in(ag, GroupRequest { avoids_windows: false, ..request })
+            }
             found => Ok(found),
         }
     }
 
     fn try_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
-        let agf = self.agf(ag)?;
-        let reserve = if request.reserve { 0 } else { self.reserved(ag)? };
-        let usable = agf.agf_freeblks.get().saturating_sub(reserve);
-        if usable < request.min || agf.agf_longest.get() < request.min {
+        let usable = self.usable(ag, request.reserve)?;
+        if usable < request.min || self.agf(ag)?.agf_longest.get() < request.min {
             return Ok(None);
         }
         let most = request.max.min(usable);
@@ -240,17 +244,28 @@ impl Tx<'_> {
         Ok(Some(part))
     }
 
-    /// Free blocks that are kept for B-trees.
+    /// Free blocks for a request, which may use the reserve of the group or not.
+    pub(super) fn usable(&mut self, ag: u32, with_reserve: bool) -> Result<u32> {
+        let reserve = if with_reserve { 0 } else { self.reserved(ag)? };
+        Ok(self.agf(ag)?.agf_freeblks.get().saturating_sub(reserve))
+    }
+
+    /// Free blocks that are kept for B-trees, and claimed ones.
     pub(super) fn reserved(&mut self, ag: u32) -> Result<u32> {
         let agf = self.agf(ag)?;
         let [mappings, counts] = self.space().tree_shares(ag);
         Ok(RESERVE_BLOCKS
+            + self.space().claims.claimed_blocks(ag)
             + mappings.saturating_sub(agf.agf_rmap_blocks.get())
             + counts.saturating_sub(agf.agf_refcount_blocks.get()))
     }
 
     /// A free extent and the part of it that the request gets.
-    fn find_free(&mut self, ag: u32, request: GroupRequest) -> Result<Option<(FreeExtent, FreeExtent)>> {
+    pub(super) fn find_free(
+        &mut self,
+        ag: u32,
+        request: GroupRequest,
+    ) -> Result<Option<(FreeExtent, FreeExtent)>> {
         if request.at_goal {
             return self.find_at_goal(ag, request);
         }
@@ -276,7 +291,7 @@ impl Tx<'_> {
     }
 
     /// Looks for an extent that has all blocks, the smallest first; then for the largest one.
-    fn find_by_size(
+    pub(super) fn find_by_size(
         &mut self,
         ag: u32,
         request: GroupRequest,

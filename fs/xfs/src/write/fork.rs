@@ -2,6 +2,7 @@
 
 use super::alloc::{AllocRequest, Run};
 use super::bmbt::Edit;
+use super::claims::Claim;
 use super::tx::Tx;
 use super::windows::Growth;
 use crate::fork::{EXTENT_BYTES, Extent, Fork, ForkSource, Which};
@@ -86,6 +87,19 @@ impl Tx<'_> {
         self.insert_extent(inode, which, extent)?;
         inode.add_blocks(extent.len as i64);
         Ok(Some(extent))
+    }
+
+    /// Gives claimed blocks to a hole. False, and nothing has changed, if the group needs its blocks itself.
+    pub(crate) fn map_claim(&mut self, inode: &mut Dinode, at: FileBlock, claim: &Claim<'_>) -> Result<bool> {
+        let start = self.space().sb.fs_block(claim.ag, claim.extent.start);
+        let extent = Extent { file_block: at, start, len: claim.extent.len.into(), unwritten: false };
+        let owner = owner_of(inode, Which::Data, &extent);
+        if !self.allocate_claim(claim, owner)? {
+            return Ok(false);
+        }
+        self.insert_extent(inode, Which::Data, extent)?;
+        inode.add_blocks(extent.len as i64);
+        Ok(true)
     }
 
     /// The block with an inode.

@@ -4,8 +4,8 @@
 //! list is filled before each change with what the change can take at most. Blocks of the list have the same
 //! owner in the reverse map as the blocks of these trees: nothing is mapped when a tree takes one.
 
+use super::alloc::GroupRequest;
 use super::extent::FreeExtent;
-use super::free_space::by_size;
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
@@ -43,22 +43,33 @@ impl Tx<'_> {
             if count >= wanted {
                 return Ok(());
             }
-            // The smallest extent that suffices, so that the large ones stay whole.
-            let tree = by_size(ag);
-            let cursor = match self.at_least(tree, [(wanted - count).into(), 0, 0])? {
-                Some(cursor) => cursor,
-                None => match self.last(tree)? {
-                    Some(cursor) => cursor,
-                    None => return Ok(()),
-                },
-            };
-            let extent = self.free_extent(tree, &cursor)?;
-            let part = FreeExtent { len: extent.len.min(wanted - count), ..extent };
+            let Some((extent, part)) = self.extent_for_list(ag, wanted - count)? else { return Ok(()) };
             self.cut_free(ag, extent, part)?;
             for block in part.start..part.end() {
                 self.put_listed(ag, block)?;
             }
             self.map_in_group(ag, part, Owner::SPACE)?;
+        }
+    }
+
+    /// A free extent and the part of it for the list, at most `most` blocks: of the smallest extent that
+    /// suffices, so that the large ones stay whole, or else of the largest one.
+    fn extent_for_list(&mut self, ag: u32, most: u32) -> Result<Option<(FreeExtent, FreeExtent)>> {
+        let request = GroupRequest {
+            goal: 0,
+            min: 1,
+            max: most,
+            ahead: 0,
+            alignment: 1,
+            range: (0, self.space().sb.ag_len(ag)),
+            owner: Owner::SPACE,
+            reserve: true,
+            at_goal: false,
+            avoids_windows: false,
+        };
+        match self.find_by_size(ag, request, None)? {
+            None if self.space().claims.empty_pools() => self.find_by_size(ag, request, None),
+            found => Ok(found),
         }
     }
 

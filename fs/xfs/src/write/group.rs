@@ -76,7 +76,7 @@ impl Tx<'_> {
         let (block, at) = place.ok_or_else(|| space.corrupt("the group has no header", whose))?;
         // What was read or changed here was checked then.
         if !self.has_changed(block) && !self.is_recent(block) {
-            let buffer = space.cache.get(block)?;
+            let (buffer, _) = self.load_new(&[block], None, whose)?;
             check_heads(&space.sb, &buffer).map_err(|what| space.corrupt_block(what, whose, block))?;
         }
         let head = Head { bytes: self.read_unit(&[block], None, whose)?, block, at };

@@ -9,6 +9,7 @@ use crate::layout::features::Incompat;
 use crate::layout::raw::{RawBmdrBlock, RawDinode};
 use crate::layout::superblock::Superblock;
 use crate::log::object;
+use ivers_block::Unit;
 use ivers_journal::{LogObject, ObjectId, Patch};
 use ivers_vfs::{FileType, NameError, Result, Timestamp};
 use smallvec::SmallVec;
@@ -272,8 +273,14 @@ impl Dinode {
     }
 
     /// The inode as it is now, for the log. `None` if it cannot be encoded.
-    pub(crate) fn image(&self, sb: &Superblock) -> Option<Arc<dyn LogObject>> {
-        let (bytes, (unit, at)) = (self.encode(sb)?, sb.inode_cluster(self.ino)?);
+    fn image(&self, sb: &Superblock) -> Option<Arc<dyn LogObject>> {
+        let (unit, at) = sb.inode_cluster(self.ino)?;
+        self.image_in(sb, unit, at)
+    }
+
+    /// As [`Dinode::image`]; the inode is at byte `at` of its cluster.
+    pub(crate) fn image_in(&self, sb: &Superblock, unit: Unit, at: usize) -> Option<Arc<dyn LogObject>> {
+        let bytes = self.encode(sb)?;
         let (bytes, at): (Arc<[u8]>, _) = (self.used_part(&bytes).into(), at as u32);
         // The link between unlinked inodes is not the inode's own.
         let (link, after) = (offset_of!(RawDinode, di_next_unlinked), offset_of!(RawDinode, di_crc));

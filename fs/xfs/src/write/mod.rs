@@ -14,6 +14,7 @@
 //! | `extent`, `group` | runs of blocks in a group; heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
 //! | `free_space`, `free_list`, `alloc`, `windows` | free space, allocation, space for files that grow |
+//! | `claims` | free blocks that get data before a transaction takes them |
 //! | `owner`, `rmap`, `refcount` | owners of blocks; the reverse map; reference counts |
 //! | `inodes`, `unlinked` | inodes and their chunks; lists of unlinked inodes |
 //! | `counters` | counters of the superblock |
@@ -30,6 +31,7 @@ pub(crate) mod alloc;
 mod attr;
 mod bmbt;
 mod busy;
+pub(crate) mod claims;
 mod counters;
 mod credits;
 mod deferred;

@@ -1,6 +1,7 @@
 //! What all transactions share.
 
 use super::busy::Busy;
+use super::claims::Claims;
 use super::spare::Spare;
 use super::windows::GroupWindow;
 use crate::layout::superblock::{Counts, Superblock};
@@ -39,6 +40,7 @@ pub(crate) struct Space {
     /// Blocks that were freed.
     pub(super) busy: Busy,
     pub(crate) windows: ReservationWindows<GroupWindow>,
+    pub(crate) claims: Claims,
     /// Blocks that two files shared, and one has now.
     pub(super) unshared: Busy,
     groups: RankedMutex<GroupsRank, Groups>,
@@ -77,6 +79,7 @@ impl Space {
             costs,
             busy: Busy::default(),
             windows: ReservationWindows::default(),
+            claims: Claims::default(),
             unshared: Busy::default(),
             groups: RankedMutex::new(Groups { counts, next_directory: 0 }),
             next_intent: AtomicU64::new(1),

@@ -64,11 +64,14 @@ pub(crate) trait Publish {
     /// after that of the groups.
     fn begin(&mut self) {}
 
-    /// All blocks are visible. It returns the inodes to log in this transaction, and lets readers in. Called
-    /// again, with nothing left to do, if the transaction rolls.
+    /// All blocks are visible. It returns the inodes to log in this transaction. Called again, with nothing
+    /// left to do, if the transaction rolls.
     fn end(&mut self, _tid: Tid) -> LoggedInodes {
         LoggedInodes::new()
     }
+
+    /// The inodes are logged: lets readers in.
+    fn release(&mut self) {}
 
     /// Whether it decides if an inode is logged.
     fn decides_about(&self, _ino: u64) -> bool {
@@ -115,6 +118,12 @@ impl Changed {
 }
 
 impl Space {
+    /// Begins a part of a transaction that logs one inode.
+    pub(crate) fn begin_inode(&self) -> Result<Handle> {
+        let credits = self.costs.of_object(self.sb.inode_size as usize);
+        self.journal.begin(u32::try_from(credits).unwrap_or(u32::MAX)).map_err(journal_error)
+    }
+
     /// Begins a transaction that may log `credits`.
     pub(crate) fn begin(&self, credits: u32) -> Result<Tx<'_>> {
         let handle = self.journal.begin(credits).map_err(journal_error)?;
@@ -321,7 +330,7 @@ impl<'s> Tx<'s> {
     }
 
     /// Loads a unit from the cache that is none of the recent ones, and checks its checksum once.
-    fn load_new(
+    pub(super) fn load_new(
         &self,
         blocks: &[BlockNo],
         kind: Option<&SelfDescription>,
@@ -395,6 +404,7 @@ impl<'s> Tx<'s> {
         for object in std::mem::take(&mut self.objects).into_iter().chain(inodes) {
             self.handle.log_object(&object).map_err(journal_error)?;
         }
+        publisher.release();
         for (id, record) in self.deferred.take_done() {
             self.handle.finish_object(id, Some(record));
         }

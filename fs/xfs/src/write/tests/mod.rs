@@ -1,5 +1,6 @@
 //! Random changes of images of all kinds without a log; xfs_repair, our checker and Linux judge the results.
 
+mod claims;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod crash;

@@ -10,7 +10,7 @@ use crate::write::alloc::{AllocRequest, Run};
 use crate::write::tx::Tx;
 use ivers_journal::ObjectId;
 
-fn have_tools() -> bool {
+pub fn have_tools() -> bool {
     super::common::have_xfsprogs() && ivers_oracle::kernel::can_loop_mount()
 }
 

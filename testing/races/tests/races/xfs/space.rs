@@ -1,12 +1,16 @@
-//! A filesystem that is nearly full: threads that write in two groups take what the other one wants.
+//! Threads that want the same space.
 //!
-//! Promise: what a write got is stored, also if nothing is free then; a write that got nothing leaves
-//! nothing; and all space comes back.
+//! - A filesystem that is nearly full: threads that write in two groups take what the other one wants. Promise:
+//!   what a write got is stored, also if nothing is free then; a write that got nothing leaves nothing; and all
+//!   space comes back.
+//! - Short new files, whose data is written before a transaction takes their blocks. Promise: no file has the
+//!   data of another one, also after a crash.
 
 use super::SLOWER;
 use ivers_races::*;
 use ivers_vfs::{CreateSpec, Cred, Error, FallocateMode, InodeRef, NameError, SetAttr, Vfs, WriteFlags};
 use shuttle::thread::scope;
+use std::sync::{Mutex, PoisonError};
 
 /// Blocks that are left: less than the threads want.
 const LEFT: u64 = 14;
@@ -111,7 +115,69 @@ fn nearly_full() {
     fixture.end();
 }
 
+/// The bytes of a file that has the word in the first byte of its name.
+fn words(name: &str, pages: u64) -> Vec<u8> {
+    u64::from(name.as_bytes()[0]).to_le_bytes().repeat((pages * PAGE / 8) as usize)
+}
+
+fn short_files() {
+    let fixture = XfsFixture::new(Log::Small);
+    let (vfs, root) = (&fixture.vfs, fixture.vfs.root().unwrap());
+    let dir = make(&fixture, &root, "d", &CreateSpec::directory(0o755));
+    // Each durable file, with its pages.
+    let durable = Mutex::new(Vec::new());
+    let write = |name: String, pages: u64| {
+        let file = make(&fixture, &dir, &name, &CreateSpec::file(0o644));
+        vfs.write(&Cred::root(), &file, 0, &words(&name, pages), WriteFlags::empty()).unwrap();
+        if coin() {
+            vfs.fsync(&file, false).unwrap();
+            durable.lock().unwrap_or_else(PoisonError::into_inner).push((name, pages));
+        }
+    };
+    // The first one fills the pool of its group.
+    write("first".to_owned(), 1);
+    scope(|scope| {
+        for letter in ["a", "b"] {
+            let write = &write;
+            scope.spawn(move || (0..ROUNDS).for_each(|round| write(format!("{letter}{round}"), 1 + round)));
+        }
+        scope.spawn(|| {
+            let large = make(&fixture, &dir, "large", &CreateSpec::file(0o644));
+            let len = (1 + draw(600)) as u64 * PAGE;
+            vfs.fallocate(&Cred::root(), &large, FallocateMode::empty(), 0, len).unwrap();
+        });
+        if coin() {
+            scope.spawn(|| vfs.sync().unwrap());
+        }
+        scope.spawn(|| {
+            let durable = durable.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            recover(fixture.crash(), |vfs| {
+                let Some(dir) = find(vfs, &vfs.root().unwrap(), "d") else {
+                    return assert!(durable.is_empty(), "the directory of {durable:?} is gone");
+                };
+                for (name, pages) in durable {
+                    let file = find(vfs, &dir, &name).unwrap_or_else(|| panic!("{name} is gone"));
+                    let mut bytes = vec![0; vfs.stat(&file).size as usize];
+                    vfs.read(&Cred::root(), &file, 0, &mut bytes).unwrap();
+                    assert!(bytes == words(&name, pages), "{name} has other contents");
+                }
+                for name in ["a0", "a1", "a2", "b0", "b1", "b2"] {
+                    let file = find(vfs, &dir, name);
+                    file.iter().for_each(|file| check(vfs, file, name.as_bytes()[0].into()));
+                }
+            });
+        });
+    });
+    drop((dir, root));
+    fixture.end();
+}
+
 #[test]
 fn xfs_nearly_full() {
     explore_one_in(SLOWER, nearly_full);
+}
+
+#[test]
+fn xfs_short_files() {
+    explore_one_in(SLOWER, short_files);
 }
