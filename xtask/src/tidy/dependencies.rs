@@ -6,7 +6,7 @@
 
 use super::root;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Licenses that the program may contain, alone or together.
@@ -141,4 +141,33 @@ fn tools_are_not_published() {
         let is_tool = path.contains("/testing/") || path.contains("/xtask/");
         assert_eq!(is_tool, !package["publish"].is_null(), "{path}");
     }
+}
+
+/// Otherwise each build of the fuzz targets changes the file.
+#[test]
+fn the_lock_file_of_the_fuzz_targets_is_complete() {
+    let lock = std::fs::read_to_string(root().join("fuzz/Cargo.lock")).unwrap();
+    let quoted = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
+    let mut locked: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in lock.split("[[package]]") {
+        let named = |line: &&str| line.starts_with("name = ");
+        let Some(name) = package.lines().find(named) else { continue };
+        let uses = package.lines().filter(|line| line.starts_with(" \""));
+        let without_version = |line| quoted(line).split(' ').next().unwrap_or_default().to_owned();
+        locked.insert(quoted(name), uses.map(without_version).collect());
+    }
+    let metadata = metadata();
+    let mut compared = 0;
+    for package in list(&metadata, "packages").filter(|package| package["source"].is_null()) {
+        let name = package["name"].as_str().unwrap();
+        let Some(locked) = locked.get(name) else { continue };
+        let needed = list(package, "dependencies")
+            .filter(|it| it["kind"].is_null() && it["target"].is_null() && it["optional"] == false);
+        for needed in needed.map(|it| it["name"].as_str().unwrap()) {
+            let how = "run \"cargo metadata --manifest-path fuzz/Cargo.toml\" and commit the file";
+            assert!(locked.contains(needed), "fuzz/Cargo.lock: {name} lacks {needed}: {how}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{compared}");
 }
