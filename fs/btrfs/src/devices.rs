@@ -48,6 +48,8 @@ pub(crate) struct Devices {
     pub members: HashMap<u64, Member>,
     /// The members whose superblock is one commit behind.
     pub behind: Vec<u64>,
+    /// How many more the superblock counts.
+    missing: u64,
     /// What is wrong with some of them, in words.
     pub notes: Vec<String>,
 }
@@ -151,15 +153,18 @@ impl Devices {
             }
         }
         let missing = newest.num_devices.saturating_sub(members.len() as u64);
-        if missing > 0 {
-            let what = format!("{missing} of {} devices are missing", newest.num_devices);
-            if !degraded {
-                let stale = notes.iter().map(|note| format!("; {note}")).collect::<String>();
-                let how = "name the images of all devices, or read what is left with -o degraded";
-                return Err(incompatible(format!("{what}; {how}{stale}")));
-            }
-            notes.push(what);
+        let found = Self { sb: newest, members, behind, missing, notes };
+        if let Some(what) = found.missing_in_words().filter(|_| !degraded) {
+            let stale = found.notes.iter().map(|note| format!("; {note}")).collect::<String>();
+            let how = "name the images of all devices, or read what is left with -o degraded";
+            return Err(incompatible(format!("{what}; {how}{stale}")));
         }
-        Ok(Self { sb: newest, members, behind, notes })
+        Ok(found)
+    }
+
+    /// Says how many devices are missing, if some are.
+    pub(crate) fn missing_in_words(&self) -> Option<String> {
+        let all = self.sb.num_devices;
+        (self.missing > 0).then(|| format!("{} of {all} devices are missing", self.missing))
     }
 }

@@ -47,8 +47,10 @@ impl Btrfs {
         let place = options.common.place.clone();
         let devices = find_devices(&devices, &place, options.degraded)?;
         let mut notes = devices.notes.clone();
+        let missing = devices.missing_in_words();
+        let is_degraded = missing.is_some();
+        notes.extend(missing);
         let sb = &devices.sb;
-        let is_degraded = sb.num_devices > devices.members.len() as u64;
         let replays = sb.has_log() && !options.no_replay;
         if sb.has_log() && options.no_replay {
             notes.push("files that were written by fsync before a crash are not shown".into());

@@ -4,7 +4,9 @@ use super::ledger::Ledger;
 use super::space::Space;
 use super::state::{Checker, Root};
 use crate::chunks::open_chunks;
+use crate::devices::Devices;
 use crate::interrupted_commit::find_devices;
+use crate::layout::key::{Key, kind, object};
 use crate::layout::superblock::TreeRoot;
 use crate::tree::{Forest, Tree};
 use crate::volume::Volume;
@@ -12,6 +14,7 @@ use ivers_block::{Budget, Device};
 use ivers_vfs::check::{Findings, Memory, Place};
 use ivers_vfs::{Error, Result};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// The bytes of memory for blocks that may be read again.
@@ -30,7 +33,7 @@ pub(super) fn open(
     place: &str,
 ) -> Result<std::result::Result<Checker, Findings>> {
     let mut found = Findings::of("btrfs");
-    let devices = match find_devices(&devices, place, degraded) {
+    let devices = match find_or_count(&devices, place, degraded) {
         Ok(devices) => devices,
         Err(Error::Corrupt { what, .. }) => {
             found.add("superblock-invalid", Place::filesystem(), what);
@@ -39,6 +42,9 @@ pub(super) fn open(
         Err(error) => return Err(error),
     };
     devices.notes.iter().for_each(|note| found.note(note));
+    if degraded {
+        devices.missing_in_words().into_iter().for_each(|what| found.note(what));
+    }
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     match open_chunks(Volume::new(devices, place.into()), budget) {
         Ok(forest) => {
@@ -57,6 +63,30 @@ pub(super) fn open(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Finds the devices. If the superblock counts more than are given, but the chunk tree has items of the given
+/// ones only, none is missing: the number in the superblock is wrong. A later pass reports that.
+fn find_or_count(devices: &[Arc<dyn Device>], place: &str, degraded: bool) -> Result<Devices> {
+    find_devices(devices, place, degraded).or_else(|error| match find_devices(devices, place, true) {
+        Ok(found) if has_all_devices(&found, place).unwrap_or(false) => Ok(found),
+        _ => Err(error),
+    })
+}
+
+/// Returns whether the chunk tree has an item of each of these devices, and no other one.
+fn has_all_devices(devices: &Devices, place: &str) -> Result<bool> {
+    let volume = Volume::new(devices.clone(), place.into());
+    let forest = open_chunks(volume, Arc::new(Budget::new(CACHE_BYTES)))?;
+    let tree = Tree { id: object::CHUNK_TREE, root: devices.sb.chunk_root };
+    let item = |devid| Key::new(object::DEV_ITEMS, kind::DEV_ITEM, devid);
+    let mut given = 0;
+    let other = forest.scan(&tree, item(0), item(u64::MAX), |key, _| {
+        given += 1;
+        let is_given = devices.members.contains_key(&key.offset);
+        Ok(if is_given { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
+    Ok(other.is_none() && given == devices.members.len())
 }
 
 pub(super) fn root_of(id: u64, root: TreeRoot) -> Root {

@@ -130,6 +130,7 @@ const PLANTED: &[(&str, &[&str], Plant)] = &[
         add(image, &found, 17, 8, 1 << 49);
     }),
     ("bytes_used of the superblock", &["superblock-field-wrong"], |image| super_field(image, 0x78, 0x10)),
+    ("more devices in the superblock", &["superblock-field-wrong"], |image| super_field(image, 0x88, 2)),
     ("a copy of the superblock", &["superblock-copy-wrong"], |image| image.bytes[(64 << 20) + 300] ^= 1),
     ("link count", &["link-count-wrong"], |image| {
         let found = item(image, FS, 1, is_file);
