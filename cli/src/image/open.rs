@@ -15,7 +15,7 @@ use ivers_block::{
 use ivers_btrfs::check::Scrubbed;
 use ivers_mem::Mem;
 use ivers_vfs::check::{Findings, Memory};
-use ivers_vfs::{Clock, CoarseClock, FileSystem, MountOptions, Timestamp, Vfs};
+use ivers_vfs::{Clock, CoarseClock, Error, FileSystem, MountOptions, Timestamp, Vfs};
 
 use super::formats::{self, Devices, Format};
 use super::image_files::{ImageFile, ImageFiles};
@@ -259,7 +259,7 @@ pub fn check_image(
     check_options(format, options).with_context(|| image_name.clone())?;
     let options = ImageOptions { partition, ..options.clone() };
     let found = format.check(devices, &options, memory, &image_name, with_data);
-    let found = found.with_context(|| image_name.clone())?;
+    let found = found.map_err(|error| named(error, &image_name))?;
     Ok((found.fs_type().unwrap_or(format.names[0]), found))
 }
 
@@ -269,7 +269,15 @@ pub fn scrub_image(image: &Path, options: &ImageOptions) -> Result<Scrubbed> {
     let OpenImage { files, memory } = open_whole(image, options)?;
     let Located { devices, format, image_name, .. } = locate_all(&files, uncounted, image, options)?;
     check_options(format, options).with_context(|| image_name.clone())?;
-    format.scrub(devices, options, memory, &image_name).with_context(|| image_name.clone())
+    let scrubbed = format.scrub(devices, options, memory, &image_name);
+    scrubbed.map_err(|error| named(error, &image_name))
+}
+
+/// Names the image in an error, unless the driver has done so.
+fn named(error: Error, image_name: &str) -> anyhow::Error {
+    let is_named = error.to_string().contains(image_name);
+    let error = anyhow::Error::from(error);
+    if is_named { error } else { error.context(image_name.to_owned()) }
 }
 
 /// Finds a filesystem whose superblock is destroyed, and reports that. Returns `None` if it finds none, or if

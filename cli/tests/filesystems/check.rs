@@ -2,6 +2,7 @@
 
 use crate::common;
 use crate::common::{ivers, said, works};
+use ivers_oracle::btrfs_fields::BtrfsImage;
 use ivers_oracle::{Image, have_programs};
 use std::fs;
 use std::path::Path;
@@ -243,6 +244,43 @@ fn a_destroyed_superblock_is_called_damaged() {
         assert_eq!(checked.status.code(), Some(4), "{}", said(&checked));
         assert!(said(&checked).contains("e2fsck -b 8193 -B 1024"), "{}", said(&checked));
     }
+}
+
+#[test]
+fn errors_name_the_image_once() {
+    if !have_programs(&["mkfs.ext4", "mkfs.xfs", "xfs_db", "mkfs.btrfs", "btrfs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.img");
+    let name = path.to_str().unwrap();
+    let set_len = |bytes| fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+    let refused = |format: &str| {
+        for words in [["check", name], ["scrub", name], ["ls", name]] {
+            let output = ivers(words);
+            let code = if words[0] == "ls" { 4 } else { 8 };
+            assert_eq!(output.status.code(), Some(code), "{format}: {words:?}: {}", said(&output));
+            assert_eq!(said(&output).matches(name).count(), 1, "{format}: {words:?}: {}", said(&output));
+        }
+    };
+    // An unknown incompatible feature each.
+    set_len(24 << 20);
+    ivers_oracle::run("mkfs.ext4", ["-q", "-O", "^metadata_csum,^uninit_bg", name]).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[1024 + 0x63] |= 0x40;
+    fs::write(&path, &bytes).unwrap();
+    refused("ext4");
+    set_len(320 << 20);
+    ivers_oracle::run("mkfs.xfs", ["-q", name]).unwrap();
+    ivers_oracle::run("xfs_db", ["-x", "-c", "sb 0", "-c", "write features_incompat 0x40000003", name])
+        .unwrap();
+    refused("xfs");
+    set_len(128 << 20);
+    ivers_oracle::run("mkfs.btrfs", ["-q", "-f", name]).unwrap();
+    let mut image = BtrfsImage::parse(fs::read(&path).unwrap());
+    image.change(None, |superblock| superblock[0xbc + 6] |= 0x40);
+    fs::write(&path, &image.bytes).unwrap();
+    refused("btrfs");
 }
 
 #[test]
