@@ -19,8 +19,8 @@ use crate::output::{format, print, progress};
 const HELP: &str = "\
 If a program has a file open there, nothing is done (exit code 6): close it, or use --lazy. Exit code 1 \
 means that the image could not be closed without error, or that files lack data that programs wrote (a full \
-image, and a program that ignored the error); the message says what. A mount whose process died is removed \
-as well. After umount(8) the command waits until the image is closed.
+image or server, and a program that ignored the error); the message says what, and names files. A mount \
+whose process died is removed as well. After umount(8) the command waits until the image is closed.
 
 JSON: dir, fs, uuid.
 

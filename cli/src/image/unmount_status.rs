@@ -18,7 +18,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::output::failure;
+use crate::output::{failure, format};
 
 /// Sent once the mount is gone and the image is being closed; the status follows.
 const CLOSING: &str = "closing\n";
@@ -26,6 +26,8 @@ const CLOSING: &str = "closing\n";
 const CLOSED: &str = "closed\n";
 /// Begins the status of an image that was closed without error, but lacks data that programs wrote.
 const LOST: &str = "lost ";
+/// Files that the status names.
+const NAMED_MAX: usize = 5;
 /// Most waiting clients of other users.
 const OTHER_CLIENTS_MAX: usize = 64;
 /// Longest backlog of a socket: a client that has connected is among so many, however fast others connect.
@@ -37,19 +39,31 @@ fn socket_name(pid: u32) -> String {
 
 /// Files lack data that programs wrote, although the image was closed without error.
 #[derive(Debug)]
-pub struct LostData(u64);
+pub struct LostData {
+    files: u64,
+    /// As they are shown.
+    names: Vec<String>,
+}
 
 impl LostData {
-    /// Describes `files` files.
-    pub fn of(files: u64) -> Self {
-        Self(files)
+    /// Describes `files` files. `names` has the names of the first ones.
+    pub fn of(files: u64, names: &[String]) -> Self {
+        let names = names.iter().take(NAMED_MAX).map(|name| format::name(name.as_bytes())).collect();
+        Self { files, names }
     }
 }
 
 impl std::fmt::Display for LostData {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let files = if self.0 == 1 { "1 file lacks".to_owned() } else { format!("{} files lack", self.0) };
-        write!(f, "{files} data that programs wrote: it could not be stored; the log of the mount names them")
+        let lack = if self.files == 1 { "file lacks" } else { "files lack" };
+        write!(f, "{} {lack} data that programs wrote: it could not be stored", self.files)?;
+        if !self.names.is_empty() {
+            write!(f, ": {}", self.names.join(", "))?;
+        }
+        if self.files > self.names.len() as u64 {
+            write!(f, "; the log of the mount names more of them")?;
+        }
+        Ok(())
     }
 }
 

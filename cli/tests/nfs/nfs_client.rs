@@ -645,6 +645,44 @@ fn a_mount_changes_the_server() {
 }
 
 /// The supervisor makes the connections: the worker cannot.
+/// Each MiB fills an eighth of the memory for data that is not sent yet.
+#[test]
+fn a_full_server_stops_a_writing_program() {
+    if !can_serve() || !can_mount() {
+        return;
+    }
+    let image = Image::new("ext4", 32 << 20, &["-m", "0"]).unwrap();
+    let flag = format!("full={}", export(&image, "no_root_squash"));
+    let server = Server::start(&image.dir().join("state"), ["--export".to_owned(), flag]);
+    let (dir, log) = (image.dir().join("mnt"), image.dir().join("log"));
+    fs::create_dir(&dir).unwrap();
+    let name = format!("nfs://{}/full", server.address());
+    let words = ["mount", "--log", log.to_str().unwrap(), "-o", "cache=16M", &name, dir.to_str().unwrap()];
+    works(&words);
+    let mounted = Mounted(dir);
+    full_disk::stops_a_writing_program(&mounted.0, "nfs");
+    // Files that lack data at the end, and others that had.
+    let path = |name: &str| mounted.0.join(name);
+    let endless = |name: &str| {
+        let mut file = fs::File::create(path(name)).unwrap();
+        let written = (0..1024).take_while(|_| file.write_all(&[7; 1 << 20]).is_ok()).count();
+        assert!((8..64).contains(&written), "{name}: {written} MiB");
+        file
+    };
+    drop(endless("cut"));
+    fs::OpenOptions::new().write(true).open(path("cut")).unwrap().set_len(0).unwrap();
+    drop(endless("removed"));
+    fs::remove_file(path("removed")).unwrap();
+    drop(endless("lost"));
+    let unmounted = ivers(["unmount", mounted.0.to_str().unwrap()]);
+    assert_eq!(unmounted.status.code(), Some(1), "{}", said(&unmounted));
+    let said = said(&unmounted);
+    assert!(said.contains("1 file lacks data") && said.contains(": lost"), "{said}");
+    assert!(!said.contains("cut") && !said.contains("removed"), "{said}");
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("(lost): "), "{log}");
+}
+
 #[test]
 fn a_mount_survives_a_restart_of_its_server() {
     if !can_serve() || !can_mount() {

@@ -191,6 +191,15 @@ impl NameCache {
         }
     }
 
+    /// Returns a cached name of an inode. Searches all names: only for messages.
+    pub(crate) fn name_of(&self, ino: Ino) -> Option<Arc<[u8]>> {
+        self.shards.iter().find_map(|shard| {
+            let shard = shard.lock();
+            let mut names = shard.directories.values().flatten();
+            names.find(|(_, entry)| entry.ino == Some(ino)).map(|(name, _)| name.clone())
+        })
+    }
+
     /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().entries).sum()

@@ -285,6 +285,7 @@ impl Vfs {
                     }
                     Ok(()) => bumped?,
                 }
+                self.lost_data.forget(inode.ino, at..at + piece as u64);
                 done += piece;
                 size = size.max(at + piece as u64);
             }

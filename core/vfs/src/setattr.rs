@@ -87,6 +87,7 @@ impl Vfs {
             if let Some(size) = set.size {
                 self.remove_privileges(cred, inode, !cred.keeps_set_id())?;
                 self.set_size(cred, inode, size)?;
+                self.lost_data.forget(inode.ino, size..u64::MAX);
             }
             self.set_plain(cred, inode, set, &old, new)?;
             inode.attr()
@@ -125,6 +126,7 @@ impl Vfs {
         for (offset, len) in inode.pages.truncate(size, &self.memory) {
             self.fs.unreserve(inode, offset, len);
         }
+        self.lost_data.forget(inode.ino, size..u64::MAX);
         Ok(inode.attr())
     }
 

@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
 use crate::locks::LockListener;
+use crate::lost_data::{LossListener, LostData};
 use crate::memory::Memory;
 use crate::open_hooks::FileObserver;
 use crate::pages::{PAGE, RUN_PAGES};
@@ -66,6 +67,8 @@ pub struct Vfs {
     subscribers: RankedRwLock<rank::Subscribers, Vec<Box<dyn Fn(&ChangeEvent) + Send + Sync>>>,
     has_subscribers: AtomicBool,
     pub(crate) lock_listener: OnceLock<LockListener>,
+    pub(crate) lost_data: LostData,
+    pub(crate) loss_listener: OnceLock<LossListener>,
 }
 
 /// A counted reference to an inode. It keeps the inode in memory. When the last reference to an orphan is
@@ -163,6 +166,8 @@ impl Vfs {
             subscribers: RankedRwLock::new(Vec::new()),
             has_subscribers: AtomicBool::new(false),
             lock_listener: OnceLock::new(),
+            lost_data: LostData::default(),
+            loss_listener: OnceLock::new(),
         });
         vfs.fs.mounted(CacheHandle(vfs.me.clone()));
         let root = vfs.root()?;
@@ -352,8 +357,12 @@ impl Vfs {
             self.names.forget(inode.ino);
         }
         self.memory.budget.uncharge(INODE_BYTES);
-        if !self.info.persistent_inos || inode.with_attr(|attr| attr.nlink) == 0 {
+        let is_removed = inode.with_attr(|attr| attr.nlink) == 0;
+        if !self.info.persistent_inos || is_removed {
             self.names.path_hints.forget(inode.ino);
+        }
+        if is_removed {
+            self.lost_data.forget(inode.ino, 0..u64::MAX);
         }
         self.release_ino(inode.ino);
     }
@@ -615,6 +624,7 @@ impl Vfs {
             if let Err(error) = written {
                 note(error);
             }
+            self.report_lost_data();
         }
         self.state.store(CLOSING, Ordering::Release);
         // Busy slots were skipped. The deferred update of an inode that is being deleted is logged by its

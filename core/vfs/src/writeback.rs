@@ -134,7 +134,7 @@ impl Vfs {
     /// change. Called under the write-back lock. `ranges` are bytes (offset, length) that were dirty.
     pub(crate) fn note_data_loss(&self, inode: &Inode, ranges: Vec<(u64, u64)>, error: &Error) {
         self.note_writeback_error(inode, error);
-        log::error!("inode {}: data is lost: {error}", inode.ino);
+        self.note_lost_ranges(inode, &ranges, error);
         inode.writeback_errors.add_lost_ranges(ranges);
         self.failure.note_loss(error);
         if !inode.data_lost.swap(true, Ordering::AcqRel) {

@@ -7,7 +7,6 @@ use crate::errno::errno;
 use crate::flusher::Flusher;
 use crate::inflight_changes::{Caller, InflightChange, Noted};
 use crate::lock_waits::LockWaits;
-use crate::lost_data::LostData;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::ops::PlusBytes;
 use crate::options::FuseOptions;
@@ -120,7 +119,6 @@ pub(crate) struct Connection {
     /// an error when they were opened.
     error_cursors: Mutex<HashMap<u32, Arc<ErrorCursor>>>,
     /// What programs wrote and the image does not have.
-    pub(crate) lost_data: Arc<LostData>,
     /// Notifies the kernel of changes that it did not request.
     pub(crate) kernel: OnceLock<Notifier>,
 }
@@ -152,7 +150,6 @@ impl Connection {
             announcements: Announcements::default(),
             next_handle: AtomicU32::new(0),
             error_cursors: Mutex::default(),
-            lost_data: Arc::default(),
             no_opendir: AtomicBool::new(false),
             kernel_keeps_times: AtomicBool::new(false),
             mounter: rustix::process::geteuid().as_raw(),
@@ -587,18 +584,20 @@ impl Connection {
     pub(crate) fn cannot_store(&self, node: &Node, bytes: Range<u64>, why: &Error) {
         node.diverges();
         self.ahead(node);
-        let name = || String::from_utf8_lossy(&node.last_name().unwrap_or_default()).into_owned();
-        self.lost_data.note(&node.inode, bytes, name, why);
+        self.vfs.note_refused_data(&node.inode, bytes, || node.shown_name(), why);
     }
 
-    /// Notes that bytes of a file were written again or cut off: they are not missing.
-    pub(crate) fn is_stored(&self, node: &Node, bytes: Range<u64>) {
-        self.lost_data.forget(node.inode.ino, bytes);
+    /// Write-back has lost data of a file. Returns its name. Called under the write-back lock of the file.
+    pub(crate) fn loses_data(&self, inode: &Inode, why: &Error) -> String {
+        let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0)) else { return String::new() };
+        if node.is_held_back() {
+            self.report_at_next_write(&node, errno(why.clone()).code());
+        }
+        node.shown_name()
     }
 
     /// Notes that a file was truncated. If nothing is left of it, the kernel shows what the filesystem has.
     pub(crate) fn is_truncated(&self, node: &Node, size: u64) {
-        self.is_stored(node, size..u64::MAX);
         if size == 0 {
             node.agrees_again();
         }

@@ -70,7 +70,6 @@ mod inflight_changes;
 mod ioctl;
 mod kept_places;
 mod lock_waits;
-mod lost_data;
 mod mount;
 mod mountinfo;
 mod nodes;

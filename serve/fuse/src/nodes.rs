@@ -198,6 +198,11 @@ impl Node {
         self.places.lock().last().map(|(_, name)| name.clone())
     }
 
+    /// Returns that name for messages; empty if there is none.
+    pub(crate) fn shown_name(&self) -> String {
+        String::from_utf8_lossy(&self.last_name().unwrap_or_default()).into_owned()
+    }
+
     /// Returns where a directory was last seen. A directory has one place at a time.
     fn place(&self) -> Option<Place> {
         self.places.lock().last().cloned()

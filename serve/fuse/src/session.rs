@@ -6,7 +6,6 @@ use crate::affinity_helper;
 use crate::caller_affinity::CallerAffinity;
 use crate::connection::Connection;
 use crate::flusher::Flusher;
-use crate::lost_data::LostData;
 use crate::mount::{self, MountError, detach, device_of};
 use crate::mountinfo;
 use crate::nodes::Nodes;
@@ -109,7 +108,6 @@ impl Drop for Attached {
 /// [`Served::wait`].
 pub struct Served {
     state: Arc<State>,
-    lost_data: Arc<LostData>,
 }
 
 /// Starts to answer requests. The mount works when this returns.
@@ -127,7 +125,10 @@ pub fn serve(
     config.n_threads = Some(options.thread_count());
     let has_locks = vfs.has_locks();
     let connection = Arc::new(Connection::new(vfs, nodes, flusher, caller_affinity, options, server));
-    let lost_data = connection.lost_data.clone();
+    let losing = Arc::downgrade(&connection);
+    connection.vfs.on_data_loss(Box::new(move |inode, error| {
+        losing.upgrade().map(|connection| connection.loses_data(inode, error)).unwrap_or_default()
+    }));
     // The kernel has already decided who may use the mount. fuser's filter would also refuse requests that
     // the kernel makes itself, such as handing over the times that it keeps.
     let session = fuser::Session::from_fd(Ops(connection.clone()), channels.device, SessionACL::All, config)
@@ -160,7 +161,7 @@ pub fn serve(
             thread_state.ended.notify_all();
         })
         .map_err(MountError::Session)?;
-    Ok(Served { state, lost_data })
+    Ok(Served { state })
 }
 
 impl Served {
@@ -182,12 +183,6 @@ impl Served {
                 None => self.state.ended.wait(&mut end),
             }
         }
-    }
-
-    /// Logs the files that lack data that programs wrote, and returns their number. Call it after
-    /// [`Served::wait`], before the [`Vfs`] is unmounted.
-    pub fn report_lost_data(&self, vfs: &Vfs) -> u64 {
-        self.lost_data.report(vfs)
     }
 
     /// As [`Served::wait`], with a timeout. Returns whether the mount has ended.

@@ -250,8 +250,10 @@ fn supervise(args: &Args, options: Options, ready: impl FnOnce(MountStatus)) -> 
     handle.close();
     let _ = watcher.join();
     let result = match closed {
-        Ok(Event::Closed { lost_files: 0 }) => worker.wait(),
-        Ok(Event::Closed { lost_files }) => worker.wait().and_then(|()| Err(LostData::of(lost_files).into())),
+        Ok(Event::Closed { lost_files: 0, .. }) => worker.wait(),
+        Ok(Event::Closed { lost_files, names }) => {
+            worker.wait().and_then(|()| Err(LostData::of(lost_files, &names).into()))
+        }
         Ok(_) => Err(unexpected_event()),
         // If only closing the image failed, the directory is unmounted already.
         Err(error) if is_dead_mount(&args.dir) => {

@@ -46,6 +46,8 @@ pub enum Event {
     Closed {
         /// Files that lack data that programs wrote.
         lost_files: u64,
+        /// The names of the first ones.
+        names: Vec<String>,
     },
     /// The worker failed and ends.
     Failed {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ivers_fuse::{FuseOptions, MountChannels, Server};
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::{Error, LostFiles, MountOptions, Vfs};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -40,14 +40,14 @@ pub fn run(args: &Args, options: Options) -> Result<()> {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     let event = match serve_mount(args, options, &channel) {
-        Ok(lost_files) => Event::Closed { lost_files },
+        Ok(LostFiles { count, names }) => Event::Closed { lost_files: count, names },
         Err(error) => Event::Failed { code: failure::code(&error), line: failure::short_line(&error) },
     };
     channel.send(&event, &[])
 }
 
-/// Returns the number of files that lack data that programs wrote.
-fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> {
+/// Returns the files that lack data that programs wrote.
+fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<LostFiles> {
     let Options { image: mut image_options, mut vfs, fuse, .. } = options;
     let mut request = channel.receive()?;
     let mut measure = None;
@@ -70,14 +70,24 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<u64> 
     vfs.observer = measure.map(|(setup, fds)| measurement::observer(setup, fds)).transpose()?;
     let vfs = open_on(files, &args.image, &image_options, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox);
-    // Unmount also on error, so that earlier writes reach the image.
-    let closed = vfs.unmount();
-    let lost_files = served?;
-    closed.with_context(|| format!("{}: cannot close the image", args.image.shown()))?;
-    Ok(lost_files)
+    unmount(&vfs, served, || format!("{}: cannot close the image", args.image.shown()))
 }
 
-/// Serves the files of a server. Returns the number of files that lack data that programs wrote.
+/// Unmounts, also after an error, so that earlier writes are stored. Returns the files that lack data that
+/// programs wrote.
+fn unmount(vfs: &Vfs, served: Result<()>, failure: impl FnOnce() -> String) -> Result<LostFiles> {
+    let closed = vfs.unmount();
+    served?;
+    let lost = vfs.lost_files();
+    match closed {
+        // The files that this error is about are among these.
+        Err(Error::FileData(_) | Error::DataRefused(_)) if lost.count > 0 => {}
+        closed => closed.with_context(failure)?,
+    }
+    Ok(lost)
+}
+
+/// Serves the files of a server. Returns the files that lack data that programs wrote.
 fn serve_server(
     args: &Args,
     image_options: &ImageOptions,
@@ -85,7 +95,7 @@ fn serve_server(
     fuse: FuseOptions,
     channel: &Channel,
     fds: Vec<OwnedFd>,
-) -> Result<u64> {
+) -> Result<LostFiles> {
     let mut fds = fds.into_iter();
     let (Some(stream), Some(maker)) = (fds.next(), fds.next()) else { bail!("a connection is missing") };
     let connection = ServerConnection::adopt(&args.image, stream, image_options)?;
@@ -95,10 +105,7 @@ fn serve_server(
     let sandbox = enter_sandbox(args, image_options.sandbox, &fuse);
     let vfs = connection.open_for_mount(maker, image_options, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox);
-    let closed = vfs.unmount();
-    let lost_files = served?;
-    closed.with_context(|| format!("{}: cannot leave the server", args.image.shown()))?;
-    Ok(lost_files)
+    unmount(&vfs, served, || format!("{}: cannot leave the server", args.image.shown()))
 }
 
 /// Enters the sandbox, if wanted. Returns which parts of it are in force.
@@ -144,10 +151,10 @@ fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd, ended: Ar
     Ok(())
 }
 
-fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<u64> {
+fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<()> {
     channel.send(&Event::Opened { read_only: vfs.health().read_only }, &[])?;
     // Without a request the supervisor failed to mount, and there is nothing to serve.
-    let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(0) };
+    let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(()) };
     let ended = Arc::new(AtomicBool::new(false));
     if vfs.fs().server().is_some() {
         let device = fds.first().context("an incomplete connection")?.try_clone()?;
@@ -159,6 +166,5 @@ fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<St
     let result = served.wait();
     ended.store(true, Relaxed);
     channel.send(&Event::Ended, &[])?;
-    result?;
-    Ok(served.report_lost_data(&vfs))
+    Ok(result?)
 }

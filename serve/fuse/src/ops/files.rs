@@ -117,7 +117,7 @@ impl Ops {
     pub(super) fn write_file(
         &self,
         request: &Request,
-        ino: INodeNo,
+        (ino, handle): (INodeNo, Handle),
         offset: u64,
         data: &[u8],
         how: VfsWrite,
@@ -128,6 +128,9 @@ impl Ops {
             s.caller_affinity.large();
         }
         let node = s.node(ino)?;
+        if !from_cache && node.inode.has_lost_data() {
+            s.vfs.take_writeback_error(&node.inode, &s.error_cursor(handle)).or_errno()?;
+        }
         // From the page cache: the identity may also be that of another caller.
         let cred = if from_cache { Cred::trusted() } else { s.cred_for_set_gid(request, &node) };
         if !from_cache {
@@ -140,7 +143,6 @@ impl Ops {
         let (end, mut stored_end) = (offset.saturating_add(data.len() as u64), offset);
         if let Ok(outcome) = &written {
             stored_end = offset.saturating_add(outcome.bytes as u64);
-            s.is_stored(&node, offset..stored_end);
             node.note_written(stored_end);
         }
         let written = written.and_then(report);

@@ -216,9 +216,10 @@ impl Filesystem for Ops {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let how = self.write_how(Handle::unpack(fh), write_flags, flags.0, data.len());
+        let handle = Handle::unpack(fh);
+        let how = self.write_how(handle, write_flags, flags.0, data.len());
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let written = self.write_file(request, ino, offset, data, how, from_cache);
+        let written = self.write_file(request, (ino, handle), offset, data, how, from_cache);
         self.answer(request, reply, written, |reply, written| reply.written(written));
     }
 

@@ -4,6 +4,7 @@ mod callers;
 mod clones;
 mod commits;
 mod delegations;
+mod lost_data;
 mod own_changes;
 
 use ivers_mem::Mem;
