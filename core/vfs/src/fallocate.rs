@@ -7,6 +7,7 @@ use crate::file_io::Missing;
 use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE64;
 use crate::requests::*;
+use crate::sync::atomic::Ordering;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use std::ops::Range;
@@ -37,6 +38,20 @@ impl Vfs {
         offset: u64,
         len: u64,
     ) -> Result<()> {
+        self.fallocate_as(cred, inode, mode, offset, len, WriteFlags::empty())
+    }
+
+    /// [`Vfs::fallocate`], as a write with these flags: with [`WriteFlags::TIMES_SET_BY_CALLER`] it moves no
+    /// times. Other flags do nothing.
+    pub fn fallocate_as(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        flags: WriteFlags,
+    ) -> Result<()> {
         self.reclaim();
         if inode.kind != FileType::Regular {
             return Err(NameError::NotSupported.into());
@@ -63,9 +78,9 @@ impl Vfs {
         {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;
-            let (size, flags) = inode.with_attr(|attr| (attr.size, attr.flags));
-            if flags.contains(InodeFlags::IMMUTABLE)
-                || (flags.contains(InodeFlags::APPEND) && !kind.is_empty())
+            let (size, inode_flags) = inode.with_attr(|attr| (attr.size, attr.flags));
+            if inode_flags.contains(InodeFlags::IMMUTABLE)
+                || (inode_flags.contains(InodeFlags::APPEND) && !kind.is_empty())
             {
                 return Err(NameError::NotPermitted.into());
             }
@@ -97,12 +112,15 @@ impl Vfs {
             let pool = self.block_pool(cred);
             // Nobody wants the blocks of a failed call, and they would fill the filesystem unseen.
             let nothing_behind = kind.is_empty() && end > size && !self.has_blocks_behind(inode)?;
+            let keeps_times = flags.contains(WriteFlags::TIMES_SET_BY_CALLER);
+            inode.times_set_by_caller.store(keeps_times, Ordering::Relaxed);
             let done = self.with_space(|| allocation.fallocate(cred, inode, mode, offset, len, pool));
+            // Some of it may be done, unless the format cannot do this at all.
+            if done.as_ref().is_err_and(|error| !matches!(error, Error::Name(NameError::NotSupported))) {
+                let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
+            }
+            inode.times_set_by_caller.store(false, Ordering::Relaxed);
             if let Err(error) = done {
-                // Some of it may be done, unless the format cannot do this at all.
-                if !matches!(error, Error::Name(NameError::NotSupported)) {
-                    let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
-                }
                 if nothing_behind && let Err(why) = self.free_behind(cred, inode) {
                     log::warn!(
                         "inode {}: cannot free the blocks past its end after a failed allocation: {why}",

@@ -95,6 +95,8 @@ pub struct Inode {
     pub(crate) writeback_errors: WritebackErrors,
     /// Data of it was lost. It stays in memory, because it could read differently after a reload.
     pub(crate) data_lost: AtomicBool,
+    /// The caller sets the times that the running change moves. Set and cleared under the exclusive lock.
+    pub(crate) times_set_by_caller: AtomicBool,
     /// Found since eviction last looked at it.
     pub(crate) recent: AtomicBool,
     /// Distinguishes entries of the eviction queue.
@@ -155,6 +157,7 @@ impl Inode {
             needs_log: AtomicBool::new(false),
             writeback_errors: WritebackErrors::default(),
             data_lost: AtomicBool::new(false),
+            times_set_by_caller: AtomicBool::new(false),
             recent: AtomicBool::new(false),
             cache_id: AtomicU64::new(0),
             acl: AclCache::default(),
@@ -206,7 +209,8 @@ impl Inode {
         let anyway = logged == Logged::Anyway;
         // Directories keep a counter in every mode: readdir relies on it to revalidate cursors.
         let keeps_version = policy.mode != ChangeMode::Off || self.kind == FileType::Directory;
-        let now = (touch != Touch::Nothing).then(|| policy.now());
+        let moves_times = touch != Touch::Nothing && !self.times_set_by_caller.load(Ordering::Relaxed);
+        let now = moves_times.then(|| policy.now());
         let (times_moved, logs, bumped) = {
             let mut attr = self.attr.lock();
             let mut times_moved = false;

@@ -318,10 +318,18 @@ fn times_that_the_caller_sets_are_kept() {
     assert_eq!(vfs.write(&Cred::root(), &f, 0, b"x", WriteFlags::TIMES_SET_BY_CALLER).unwrap(), 1);
     assert_eq!((vfs.stat(&f).mtime, vfs.stat(&f).ctime), (at, at));
     assert_ne!(vfs.change(&f), before, "a change nevertheless");
+    let (before, by_caller) = (vfs.change(&f), WriteFlags::TIMES_SET_BY_CALLER);
+    vfs.fallocate_as(&Cred::root(), &f, FallocateMode::empty(), 0, 9000, by_caller).unwrap();
+    assert_eq!((vfs.stat(&f).mtime, vfs.stat(&f).ctime, vfs.stat(&f).size), (at, at, 9000));
+    assert_ne!(vfs.change(&f), before, "a change nevertheless");
     // The given ctime equals the stored one, and is used nevertheless.
     let set = SetAttr { perm: Some(0o600), ctime: Some(at), ..SetAttr::default() };
     vfs.set_attr(&Cred::root(), &f, &set).unwrap();
     assert_eq!((vfs.stat(&f).perm, vfs.stat(&f).ctime), (0o600, at));
+    vfs.fallocate(&Cred::root(), &f, FallocateMode::empty(), 0, 9001).unwrap();
+    assert!(vfs.stat(&f).mtime > at);
+    let set = SetAttr { mtime: Some(TimeSet::At(at)), ..SetAttr::default() };
+    vfs.set_attr(&Cred::root(), &f, &set).unwrap();
     write(&vfs, &f, 0, b"y");
     assert!(vfs.stat(&f).mtime > at);
 }

@@ -198,7 +198,10 @@ impl Ops {
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
         let cred = s.cred_for_room(request, s.cred_for_set_gid(request, &node));
         s.changes(request, Some(&node), &[&node]);
-        s.telling_of_set_id(&node, || s.vfs.fallocate(&cred, &node.inode, mode, offset, length)).or_errno()
+        let mut how = VfsWrite::empty();
+        how.set(VfsWrite::TIMES_SET_BY_CALLER, s.kernel_keeps_times.load(Ordering::Relaxed));
+        let allocate = || s.vfs.fallocate_as(&cred, &node.inode, mode, offset, length, how);
+        s.telling_of_set_id(&node, allocate).or_errno()
     }
 
     /// Finds data or a hole. The kernel asks with its lock of the inode held and with dirty pages in its

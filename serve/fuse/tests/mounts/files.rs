@@ -4,7 +4,7 @@ use crate::common::*;
 use ivers_block::Budget;
 use ivers_fuse::FuseOptions;
 use ivers_mem::Mem;
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::{Cred, MountOptions, Vfs};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -45,6 +45,32 @@ fn names_are_created_renamed_and_removed() {
         rustix::fs::mknodat(CWD, m.path("dev"), rustix::fs::FileType::CharacterDevice, mode, device).unwrap();
         assert_eq!(fs::metadata(m.path("dev")).unwrap().rdev(), device);
     }
+}
+
+/// The kernel keeps the times of a file that it may write back, and shows its own.
+#[test]
+fn times_of_fallocate_are_stored_as_the_mount_shows_them() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let names: Vec<_> = (0..3000).map(|nth| format!("f{nth}")).collect();
+    let shown: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let file = File::create(m.path(name)).unwrap();
+            rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 4096).unwrap();
+            let meta = file.metadata().unwrap();
+            [(meta.mtime(), meta.mtime_nsec()), (meta.ctime(), meta.ctime_nsec())]
+        })
+        .collect();
+    let stored = |name: &String| {
+        let inode = m.vfs.resolve(&Cred::root(), format!("/{name}"), true).unwrap();
+        let attr = m.vfs.stat(&inode);
+        [attr.mtime, attr.ctime].map(|time| (time.sec, i64::from(time.nsec)))
+    };
+    let differ = names.iter().zip(&shown).filter(|(name, shown)| stored(name) != **shown).count();
+    assert_eq!(differ, 0, "of {}", names.len());
 }
 
 #[test]
