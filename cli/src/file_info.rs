@@ -29,21 +29,21 @@ pub struct FileInfo {
 
 /// Returns the instance of a filesystem: change attributes of different instances are never compared.
 pub fn instance(vfs: &Vfs) -> String {
-    let info = vfs.info();
     let prefix = if vfs.fs().server().is_some() { ivers_fuse::OF_SERVER } else { "" };
-    let mut instance: String = prefix.to_owned();
-    instance.extend(info.uuid.iter().map(|b| format!("{b:02x}")));
-    if !info.semantics.persistent {
-        // The values end with this opening of the image.
-        instance += &format!("-{}", uuid::Uuid::new_v4().simple());
-    }
-    instance
+    let this_opening = uuid::Uuid::new_v4().simple().to_string();
+    prefix.to_owned() + &vfs.info().instance(&this_opening)
 }
 
 /// Returns whether the upper bits of an instance's change attributes are an epoch. They are not if the values
-/// are valid only within one mount (the instance has a hyphen), or if a server makes them.
+/// are valid only within one mount or until a program writes, or if a server makes them.
 pub fn has_epoch(instance: &str) -> bool {
-    !instance.contains('-') && !instance.starts_with(ivers_fuse::OF_SERVER)
+    !instance.contains(['-', '~']) && !instance.starts_with(ivers_fuse::OF_SERVER)
+}
+
+/// Returns the UUID in the name of an instance on a device whose values outlive a mount.
+pub fn lasting_uuid(instance: &str) -> Option<&str> {
+    let lasts = !instance.contains('-') && !instance.starts_with(ivers_fuse::OF_SERVER);
+    lasts.then(|| instance.split('~').next()).flatten()
 }
 
 /// Reads the information on an inode of an image.

@@ -158,8 +158,8 @@ impl Jobs<'_> {
                 let found = facts.into_iter().find(|(name, _)| name == RAISED_BY);
                 return Ok(Reply::Raises(found.map_or(String::new(), |(_, text)| text)));
             }
-            Request::Walk { path, to_save } => {
-                write_state(&self.vfs, &self.image, &path, to_save, descriptor(fds)?)?;
+            Request::Walk { path } => {
+                write_state(&self.vfs, &self.image, &path, descriptor(fds)?)?;
             }
             Request::Measure { path } => {
                 measure::image::measure(&self.vfs, &self.image, &path, descriptor(fds)?)?

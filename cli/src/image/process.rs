@@ -63,12 +63,10 @@ pub enum Request {
     },
     /// Return why the epoch of the filesystem rose.
     Raises,
-    /// Write the saved state of a tree to the pipe.
+    /// Write the saved state of a tree to the pipe. Refused if its change attributes end with this process.
     Walk {
         /// The tree.
         path: Vec<u8>,
-        /// The state is for a later comparison. Refused if change attributes are not persistent.
-        to_save: bool,
     },
     /// Measure a tree. The job is read from the socket, the findings are written to it.
     Measure {

@@ -6,6 +6,7 @@ mod changed_elsewhere;
 mod common;
 mod copy;
 mod edit;
+mod foreign_images;
 mod listing;
 mod raises;
 mod shell;

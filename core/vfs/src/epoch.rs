@@ -25,6 +25,8 @@ pub const EPOCH_XATTR: &[u8] = b"trusted.ivers.epoch";
 pub const RECORD_LEN: usize = 48;
 /// An epoch is shifted by this many bits.
 pub const EPOCH_SHIFT: u32 = 40;
+/// Why a driver serves no stored values if it cannot read the record.
+pub const UNREADABLE_RECORD: &str = "the epoch record cannot be read";
 const VERSION: u8 = 1;
 /// No filesystem is mounted this often. A larger value was not written by ivers, and raising it must not
 /// overflow.

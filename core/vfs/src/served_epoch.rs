@@ -4,6 +4,7 @@ use crate::epoch::{Decision, EPOCH_SHIFT, EpochRecord, Found, base_of, decide};
 use crate::raises::{RAISED_BY, Raises};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
+use crate::types::ValidUntil;
 
 /// The epoch of a mount, and what the record says or will say.
 #[derive(Debug, Default)]
@@ -41,6 +42,35 @@ impl ServedEpoch {
                 None
             }
         }
+    }
+
+    /// Decides what a session serves that writes nothing. It cannot record what it hands out, so it serves an
+    /// epoch only if that is the recorded one: later writers start above it. Otherwise stored values are
+    /// valid until a program writes, if the fingerprint shows each writer (`shows_writers`). Returns `None`
+    /// if the values are persistent.
+    pub fn serve_reader(&self, found: &Found<'_>, shows_writers: bool) -> Option<ValidUntil> {
+        let record = match found.record.map(EpochRecord::decode) {
+            Some(Err(why)) => return Some(ValidUntil::Unmount(Some(why))),
+            Some(Ok(record)) => Some(record),
+            None => None,
+        };
+        if record.is_some_and(|record| record.open) {
+            return Some(ValidUntil::Unmount(Some("the last session of ivers did not end cleanly")));
+        }
+        if !found.clean {
+            return Some(ValidUntil::Unmount(Some("the filesystem was not closed cleanly")));
+        }
+        let is_unchanged = decide(found).is_ok_and(|decision| decision.raised.is_none());
+        if let Some(record) = record.filter(|_| is_unchanged) {
+            self.serve(record.epoch, record.raises, record.fingerprint);
+            return None;
+        }
+        if !shows_writers {
+            let why = "a system that mounted it for writing did not unmount it";
+            return Some(ValidUntil::Unmount(Some(why)));
+        }
+        self.serve(0, Raises::default(), found.fingerprint);
+        Some(ValidUntil::Write(found.fingerprint))
     }
 
     /// Serves this epoch from now on.
@@ -139,6 +169,51 @@ mod tests {
         assert_eq!((epoch.record([2; 16], true).epoch, epoch.base()), (8, base_of(7)));
         epoch.stop_serving("a test");
         assert!(!epoch.closes() && !epoch.raise_stored() && epoch.missing().is_some());
+    }
+
+    #[test]
+    fn a_reader_serves_what_no_writer_can_make_wrong() {
+        let record = EpochRecord {
+            open: false,
+            uuid: [2; 16],
+            epoch: 7,
+            fingerprint: [1; 16],
+            raises: Raises::default(),
+        };
+        let (closed, open) = (record.encode(), EpochRecord { open: true, ..record }.encode());
+        let found = Found {
+            record: Some(&closed),
+            uuid: [2; 16],
+            fingerprint: [1; 16],
+            clean: true,
+            trust_foreign: false,
+            read_only: true,
+            others: OtherWriters::ByFingerprint,
+        };
+        let reads = |found: Found<'_>, shows_writers| {
+            let epoch = ServedEpoch::default();
+            (epoch.serve_reader(&found, shows_writers), epoch.base())
+        };
+        let until_write = |mark| (Some(ValidUntil::Write([mark; 16])), 0);
+        for shows_writers in [true, false] {
+            assert_eq!(reads(found, shows_writers), (None, base_of(7)));
+        }
+        assert_eq!(reads(Found { record: None, ..found }, true), until_write(1));
+        assert_eq!(reads(Found { fingerprint: [3; 16], ..found }, true), until_write(3));
+        assert_eq!(reads(Found { uuid: [3; 16], ..found }, true), until_write(1));
+        for (found, shows_writers, why) in [
+            (Found { fingerprint: [3; 16], ..found }, false, "did not unmount"),
+            (Found { record: None, ..found }, false, "did not unmount"),
+            (Found { record: Some(&open), ..found }, true, "did not end cleanly"),
+            (Found { clean: false, ..found }, true, "not closed cleanly"),
+            (Found { record: Some(&[0; 48]), ..found }, true, "unknown version"),
+        ] {
+            let until = reads(found, shows_writers);
+            assert!(
+                matches!(until, (Some(ValidUntil::Unmount(Some(said))), 0) if said.contains(why)),
+                "{until:?}"
+            );
+        }
     }
 
     #[test]

@@ -201,6 +201,15 @@ impl ChangeSemantics {
         Self { data: true, metadata: true, monotonic: true, persistent: false, crash_safe: false };
 }
 
+/// How long change attributes are valid that are not [`persistent`](ChangeSemantics::persistent).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValidUntil {
+    /// Until the filesystem is unmounted. If the format stores change attributes: why they are not served.
+    Unmount(Option<&'static str>),
+    /// Until a program writes to the filesystem. Each writer changes these bytes.
+    Write([u8; 16]),
+}
+
 /// The change attribute of a directory before and after one namespace change, atomic in the sense of RFC
 /// 8881, section 3.3.3 (`change_info4`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -86,6 +86,7 @@ impl FileSystem for Affs {
             max_links: u32::MAX,
             time_granularity_ns: TICK_NS,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
+            valid_until: ValidUntil::Unmount(None),
             projects: false,
             persistent_inos: false,
             names_alias: true,

@@ -44,6 +44,7 @@ impl FileSystem for Btrfs {
                 crash_safe: self.is_persistent,
                 ..ChangeSemantics::WITHIN_A_MOUNT
             },
+            valid_until: self.valid_until,
             reserve_granularity: sb.sector_size.into(),
             ..FsInfo::usual("btrfs", sb.sector_size)
         }

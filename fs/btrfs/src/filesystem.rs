@@ -5,7 +5,7 @@ use crate::decompressed::Decompressed;
 use crate::live::{Live, Session};
 use crate::tree::Forest;
 use ivers_vfs::sync::{RankedRwLock, rank};
-use ivers_vfs::{Ino, ServedEpoch};
+use ivers_vfs::{Ino, ServedEpoch, ValidUntil};
 
 /// An open btrfs filesystem.
 pub struct Btrfs {
@@ -22,6 +22,8 @@ pub struct Btrfs {
     pub(crate) epoch: ServedEpoch,
     /// The change attribute is that of earlier mounts.
     pub(crate) is_persistent: bool,
+    /// How long change attributes are valid otherwise.
+    pub(crate) valid_until: ValidUntil,
     /// Why nothing can be changed.
     pub(crate) read_only: Option<String>,
     /// What is wrong with devices or not shown, in words.

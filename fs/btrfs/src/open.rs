@@ -13,7 +13,7 @@ use crate::subvolume::Subvolume;
 use crate::volume::Volume;
 use ivers_block::Device;
 use ivers_vfs::sync::RankedRwLock;
-use ivers_vfs::{DriverOptions, Error, Result, ServedEpoch};
+use ivers_vfs::{DriverOptions, Error, Result, ServedEpoch, ValidUntil};
 use std::sync::Arc;
 
 /// Options of [`Btrfs::open`].
@@ -68,6 +68,7 @@ impl Btrfs {
             session: Session::default(),
             epoch: ServedEpoch::default(),
             is_persistent: false,
+            valid_until: ValidUntil::Unmount(None),
             read_only: None,
             notes,
         };

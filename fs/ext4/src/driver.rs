@@ -94,6 +94,7 @@ impl FileSystem for Ext4 {
             max_links: 65000,
             time_granularity_ns: if self.sb.want_extra_isize >= 16 { 1 } else { 1_000_000_000 },
             semantics: self.semantics(),
+            valid_until: ValidUntil::Unmount(None),
             projects: self.sb.ro_compat.contains(RoCompat::PROJECT),
             persistent_inos: true,
             names_alias: false,

@@ -289,6 +289,7 @@ impl FileSystem for Fat {
             max_links: u32::MAX,
             time_granularity_ns: 2_000_000_000,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
+            valid_until: ValidUntil::Unmount(None),
             projects: false,
             persistent_inos: false,
             names_alias: true,

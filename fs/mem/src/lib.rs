@@ -267,6 +267,7 @@ impl<const BLOCK: usize> FileSystem for MemWithBlocks<BLOCK> {
             max_links: 1 << 30,
             time_granularity_ns: 1,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
+            valid_until: ValidUntil::Unmount(None),
             projects: true,
             persistent_inos: false,
             names_alias: false,

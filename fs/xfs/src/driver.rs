@@ -59,10 +59,11 @@ impl FileSystem for Xfs {
             persistent_inos: true,
             names_alias: self.sb.ignores_case(),
             semantics: ChangeSemantics {
-                persistent: self.serves_stored,
-                crash_safe: self.serves_stored,
+                persistent: self.is_persistent,
+                crash_safe: self.is_persistent,
                 ..ChangeSemantics::WITHIN_A_MOUNT
             },
+            valid_until: self.valid_until,
             ..FsInfo::usual("xfs", self.sb.block_size)
         }
     }
@@ -138,7 +139,7 @@ impl FileSystem for Xfs {
             let what = format!("{} blocks on another device; its files cannot be read", sb.realtime_blocks);
             facts.push(fact("realtime", what));
         }
-        if self.serves_stored {
+        if self.is_persistent {
             facts.extend(self.epoch.describe());
         }
         facts
@@ -205,7 +206,7 @@ impl FileSystem for Xfs {
     }
 
     fn epochs(&self) -> Option<&dyn EpochOps> {
-        self.serves_stored.then_some(self as &dyn EpochOps)
+        self.is_persistent.then_some(self as &dyn EpochOps)
     }
 
     fn journal(&self) -> Option<&dyn JournalOps> {

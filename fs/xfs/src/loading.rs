@@ -10,7 +10,7 @@ use crate::unit::Whose;
 use crate::write::inode::inode_id;
 use ivers_block::BlockNo;
 use ivers_journal::{Commits, LastChange};
-use ivers_vfs::{InitialCounter, Ino, LoadedInode, NameError, Result};
+use ivers_vfs::{InitialCounter, Ino, LoadedInode, NameError, Result, ValidUntil};
 
 /// The bytes of an inode.
 pub(crate) struct Slot {
@@ -115,11 +115,10 @@ impl Xfs {
             ino: Ino(ino),
             generation,
             attr,
-            // See docs/xfs.md: without an epoch record the stored counter proves nothing across mounts.
-            counter: if self.serves_stored {
-                InitialCounter::Stored(counter)
-            } else {
-                InitialCounter::NotStored
+            // See docs/xfs.md: what the stored counter proves.
+            counter: match self.valid_until {
+                ValidUntil::Unmount(_) if !self.is_persistent => InitialCounter::NotStored,
+                _ => InitialCounter::Stored(counter),
             },
             private: Box::new(private),
         })

@@ -9,7 +9,7 @@ use crate::write::space::Space;
 use ivers_block::{BlockNo, BufferCache, ByteOffset, Device};
 use ivers_journal::{Commits, Journal, JournalOptions, LogFormat};
 use ivers_vfs::sync::RankedMutex;
-use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result, ServedEpoch};
+use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result, ServedEpoch, ValidUntil};
 use std::sync::{Arc, Weak};
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
@@ -124,7 +124,13 @@ impl Xfs {
         }
         xfs.check_root()?;
         if let Some(end) = clean_end.filter(|_| xfs.sb.is_v5()) {
-            xfs.serves_stored = xfs.open_epoch(&end, options.trust_foreign)?;
+            match xfs.read_epoch(&end, options.trust_foreign)? {
+                None => xfs.is_persistent = true,
+                Some(until) => xfs.valid_until = until,
+            }
+        } else if xfs.sb.is_v5() {
+            let why = if options.no_replay { "the log is not replayed" } else { "the log is dirty" };
+            xfs.valid_until = ValidUntil::Unmount(Some(why));
         }
         Ok(xfs)
     }
@@ -170,7 +176,7 @@ impl Xfs {
         }
         xfs.session = Some(Session::new(space, Commits::new(journal), next_record));
         xfs.check_root()?;
-        xfs.serves_stored = true;
+        xfs.is_persistent = true;
         xfs.finish_intents(intents)?;
         xfs.free_leftovers()?;
         xfs.open_epoch(&end, options.trust_foreign)?;
@@ -197,7 +203,8 @@ impl Xfs {
             log_state,
             session: None,
             epoch: ServedEpoch::default(),
-            serves_stored: false,
+            is_persistent: false,
+            valid_until: ValidUntil::Unmount(None),
             root_private: RankedMutex::new(Weak::new()),
         }
     }

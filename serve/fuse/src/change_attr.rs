@@ -132,21 +132,14 @@ pub(crate) fn growth(vfs: &Vfs, bytes: Option<u64>) -> String {
 /// The prefix of the `instance` of a filesystem on a server.
 pub const OF_SERVER: &str = "server:";
 
-/// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do
-/// not outlive the mount also a random number.
+/// Describes the mount. Values may only be compared within one `instance`.
 pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
     use std::hash::{BuildHasher, RandomState};
     static THIS_PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     let info = vfs.info();
-    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     let prefix = if vfs.fs().server().is_some() { OF_SERVER } else { "" };
-    let mut instance = prefix.to_owned() + &hex(&info.uuid);
-    if !info.semantics.persistent {
-        instance += &format!(
-            "-{:016x}",
-            THIS_PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
-        );
-    }
+    let this_mount = THIS_PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()));
+    let instance = prefix.to_owned() + &info.instance(&format!("{this_mount:016x}"));
     json!({
         "fs": info.fs_type,
         "uuid": dashed(&info.uuid),

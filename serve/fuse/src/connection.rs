@@ -118,7 +118,6 @@ pub(crate) struct Connection {
     /// The write-back errors that open files were told of, by handle. Only of files that were synced, or had
     /// an error when they were opened.
     error_cursors: Mutex<HashMap<u32, Arc<ErrorCursor>>>,
-    /// What programs wrote and the image does not have.
     /// Notifies the kernel of changes that it did not request.
     pub(crate) kernel: OnceLock<Notifier>,
 }

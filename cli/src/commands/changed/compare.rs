@@ -164,8 +164,8 @@ impl Comparison {
         let mut one = Self { old: None, report, events: spool(), renames, state, kept: BTreeSet::new() };
         if let Some(saved) = old {
             let root = header.root;
-            if root.change.is_none() || saved.header.root != root {
-                let record = Record { identity: root, is_dir: true };
+            let (before, record) = (saved.header.root, Record { identity: root, is_dir: true });
+            if one.is_changed(&Record { identity: before, ..record }, &record) {
                 one.put(ROOT, Status::Changed, &record)?;
             }
             let mut old = Old { saved, next: None };
@@ -173,6 +173,12 @@ impl Comparison {
             one.old = Some(old);
         }
         Ok(one)
+    }
+
+    /// Returns whether a file is not known to be as it was. Values of different instances can be equal by
+    /// chance.
+    fn is_changed(&self, before: &Record, now: &Record) -> bool {
+        self.report.epoch_raised || now.identity.change.is_none() || before != now
     }
 
     /// Notes a change, which is printed at the end.
@@ -226,9 +232,7 @@ impl Comparison {
         if let Some(old) = &mut self.old {
             let status = match old.take_before(Some(path), true)? {
                 None => Some(Status::New),
-                Some((_, before)) if record.identity.change.is_none() || before != *record => {
-                    Some(Status::Changed)
-                }
+                Some((_, before)) if self.is_changed(&before, record) => Some(Status::Changed),
                 Some(_) => None,
             };
             if let Some(status) = status {

@@ -114,8 +114,17 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
 
 /// Returns why all change attributes differ from the saved ones, if they do, and the cause if it is certain.
 /// The upper bits of a value that is valid across mounts are the epoch. It rises when another system may have
-/// written to the image.
+/// written to the image. Values that no epoch protects have another instance then.
 fn why_all_differ(old: &Header, new: &Header, raises: Raises) -> Option<(&'static str, Option<Cause>)> {
+    if old.instance != new.instance {
+        let other = "since the state was saved, another system wrote to the image";
+        let ivers = "another system had written to the image when the state was saved, and ivers wrote since";
+        return Some(if file_info::has_epoch(&new.instance) {
+            (ivers, None)
+        } else {
+            (other, Some(Cause::OtherProgram))
+        });
+    }
     let epoch = |header: &Header| header.root.change.map(|change| change >> EPOCH_SHIFT);
     let (before, now) = (epoch(old).filter(|_| file_info::has_epoch(&new.instance))?, epoch(new)?);
     if before == now {
@@ -149,7 +158,10 @@ impl Job<'_> {
     /// the saved state is not one of the same directory.
     fn begin(mut self, header: &Header, raises: Raises) -> Result<Comparison> {
         if let Some(Saved { header: old, .. }) = &self.old {
-            let elsewhere = if old.instance != header.instance {
+            let uuid = file_info::lasting_uuid;
+            let is_same = old.instance == header.instance
+                || uuid(&old.instance).is_some_and(|old| uuid(&header.instance) == Some(old));
+            let elsewhere = if !is_same {
                 Some("on another filesystem, or on a mount that has ended and stored nothing")
             } else if !old.root.is_same_file(&header.root) {
                 Some("of another directory")
@@ -190,12 +202,11 @@ impl Job<'_> {
         let mut process = start_process(image, &path, options, Stdio::null())?;
         let raises = process.raises()?;
         let (from, into) = std::io::pipe()?;
-        let to_save = self.to_save;
         let (walked, compared) = std::thread::scope(|scope| {
             let walk = scope.spawn(|| {
                 // Dropped after the reply: the reader below waits for the end of the pipe.
                 let into = into;
-                process.request(&Request::Walk { path, to_save }, into.as_fd())
+                process.request(&Request::Walk { path }, into.as_fd())
             });
             let compared = self.receive(from, raises);
             (walk.join(), compared)

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use ivers::state_format::{Header, Identity, Record, Writer, fnv1a};
 use ivers_fuse::MOUNT;
 use ivers_vfs::raises::{RAISED_BY, Raises};
-use ivers_vfs::{FileType, InodeRef, Vfs};
+use ivers_vfs::{FileType, InodeRef, ValidUntil, Vfs};
 
 use crate::arguments::{image_path, join};
 use crate::file_info;
@@ -330,12 +330,21 @@ impl Tree for InImage<'_> {
 }
 
 /// Writes the state of a tree of an image. Runs in the image process. A file that cannot be read is an error.
-pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool, out: impl Write) -> Result<()> {
-    if to_save && !vfs.info().semantics.persistent {
-        let (image, format) = (image.shown(), vfs.info().fs_type);
-        let why =
-            "does not store change attributes, so a saved state would be useless; mount it and save that";
-        return Err(failure(REFUSED, format!("{image}: {format} {why}")));
+pub fn write_state(vfs: &Vfs, image: &Path, path: &[u8], out: impl Write) -> Result<()> {
+    if let (false, ValidUntil::Unmount(why)) = (vfs.info().semantics.persistent, vfs.info().valid_until) {
+        let image = image.shown();
+        let why = match why {
+            None => format!(
+                "{image}: {} does not store change attributes, so no state of the image can be compared \
+                 with a later one; mount it, and name the directory",
+                vfs.info().fs_type
+            ),
+            Some(why) => format!(
+                "{image}: {why}, so its change attributes cannot be compared; mount it once for writing and \
+                 unmount it (ivers mount {image} DIR; ivers unmount DIR)"
+            ),
+        };
+        return Err(failure(REFUSED, why));
     }
     let mut tree = InImage { vfs, image, entered: CycleGuard::default() };
     let root = resolve(vfs, image, path, true)?;

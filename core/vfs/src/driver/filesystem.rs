@@ -32,6 +32,8 @@ pub struct FsInfo {
     pub time_granularity_ns: u32,
     /// The promises of the change attribute.
     pub semantics: ChangeSemantics,
+    /// How long change attributes are valid if they are not persistent.
+    pub valid_until: ValidUntil,
     /// Whether the format stores project ids.
     pub projects: bool,
     /// Whether (ino, generation) identifies an inode across remounts. For the root it always does.
@@ -66,12 +68,25 @@ impl FsInfo {
             max_links: 65_000,
             time_granularity_ns: 1_000_000_000,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
+            valid_until: ValidUntil::Unmount(None),
             projects: false,
             persistent_inos: false,
             names_alias: false,
             reserve_granularity: unit.into(),
             io_unit: unit,
             reserved: None,
+        }
+    }
+
+    /// Returns the name under which change attributes can be compared: those with different names never can.
+    /// `mount` is another text for each mount; it has only letters and digits.
+    pub fn instance(&self, mount: &str) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let uuid = hex(&self.uuid);
+        match self.valid_until {
+            _ if self.semantics.persistent => uuid,
+            ValidUntil::Write(mark) => format!("{uuid}~{}", hex(&mark)),
+            ValidUntil::Unmount(_) => format!("{uuid}-{mount}"),
         }
     }
 }

@@ -9,8 +9,8 @@ use super::change::Need;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::layout::key::object;
-use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, decide};
-use ivers_vfs::{EpochOps, Error, NameError, Result, XattrMode};
+use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, UNREADABLE_RECORD};
+use ivers_vfs::{EpochOps, Error, NameError, Result, ValidUntil, XattrMode};
 
 /// What shows a foreign writer: the last transaction, and where its tree of roots is.
 fn fingerprint(generation: u64, root: u64) -> [u8; 16] {
@@ -57,17 +57,16 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Serves the values of the last session, if it ended cleanly and nothing wrote since. Nothing is stored.
+    /// Decides which values a mount serves that stores nothing. Every commit changes the fingerprint.
     pub(crate) fn read_epoch(&mut self, trust_foreign: bool) {
-        let Ok(record) = self.top_attribute(EPOCH_XATTR) else { return };
-        let closed = record.as_deref().and_then(|bytes| EpochRecord::decode(bytes).ok());
-        let decision = decide(&self.found(record.as_deref(), trust_foreign, true)).ok();
-        if let Some((record, decision)) = closed.zip(decision)
-            && decision.raised.is_none()
-            && decision.epoch == record.epoch
-        {
-            self.epoch.serve(record.epoch, record.raises, record.fingerprint);
-            self.is_persistent = true;
+        let Ok(record) = self.top_attribute(EPOCH_XATTR) else {
+            self.valid_until = ValidUntil::Unmount(Some(UNREADABLE_RECORD));
+            return;
+        };
+        let found = self.found(record.as_deref(), trust_foreign, true);
+        match self.epoch.serve_reader(&found, true) {
+            None => self.is_persistent = true,
+            Some(until) => self.valid_until = until,
         }
     }
 

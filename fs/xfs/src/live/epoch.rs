@@ -14,8 +14,8 @@ use crate::layout::dinode::FILE_BLOCKS_END;
 use crate::log::{LogEnd, mark, others_wrote};
 use crate::write::space::journal_error;
 use ivers_block::{BlockNo, FileBlock};
-use ivers_vfs::epoch::{EPOCH_XATTR, EpochRecord, Found, OtherWriters, RECORD_LEN};
-use ivers_vfs::{EpochOps, Error, Inode, NameError, Result, XattrMode};
+use ivers_vfs::epoch::{EPOCH_XATTR, Found, OtherWriters, RECORD_LEN, UNREADABLE_RECORD};
+use ivers_vfs::{EpochOps, Error, Inode, NameError, Result, ValidUntil, XattrMode};
 use std::sync::Arc;
 
 /// Blocks of attributes of the root that are searched for the record.
@@ -43,21 +43,9 @@ impl Xfs {
         }
     }
 
-    /// Decides the epoch. A writable mount makes the OPEN record durable. Returns whether stored counters are
-    /// served.
-    pub(crate) fn open_epoch(&self, end: &LogEnd, trust_foreign: bool) -> Result<bool> {
-        let root = self.epoch_root()?;
-        let found = self.stored_record(&root);
-        let record = match (&found, self.session.is_some()) {
-            (Ok(record), _) => record.as_deref(),
-            (Err(_), false) => return Ok(false),
-            (Err(error), true) => {
-                self.epoch.stop_serving(format!("the epoch record cannot be read: {error}"));
-                return Ok(true);
-            }
-        };
+    fn found<'a>(&self, record: Option<&'a [u8]>, end: &LogEnd, trust_foreign: bool) -> Result<Found<'a>> {
         let others = others_wrote(end, &**self.cache.device(), &self.sb, &self.place)?;
-        let found = Found {
+        Ok(Found {
             record,
             uuid: self.sb.uuid,
             fingerprint: fingerprint(end.last, &end.after),
@@ -65,28 +53,37 @@ impl Xfs {
             trust_foreign,
             read_only: self.session.is_none(),
             others: OtherWriters::Known(others),
+        })
+    }
+
+    /// Decides which values a mount serves that writes nothing.
+    pub(crate) fn read_epoch(&self, end: &LogEnd, trust_foreign: bool) -> Result<Option<ValidUntil>> {
+        let Ok(record) = self.stored_record(&self.epoch_root()?) else {
+            return Ok(Some(ValidUntil::Unmount(Some(UNREADABLE_RECORD))));
         };
-        let Some(session) = &self.session else {
-            // Nothing is recorded of what a reader shows. So it shows stored values only if no writer was
-            // there since the record: later writers start above them.
-            let closed = record.and_then(|bytes| EpochRecord::decode(bytes).ok());
-            let closed = closed.filter(|record| {
-                ivers_vfs::epoch::decide(&found)
-                    .is_ok_and(|decision| decision.raised.is_none() && decision.epoch == record.epoch)
-            });
-            if let Some(record) = closed {
-                self.epoch.serve(record.epoch, record.raises, found.fingerprint);
-                return Ok(true);
+        let found = self.found(record.as_deref(), end, trust_foreign)?;
+        Ok(self.epoch.serve_reader(&found, !end.hides_next_mount))
+    }
+
+    /// Decides the epoch of a writable mount, and makes the OPEN record durable.
+    pub(crate) fn open_epoch(&self, end: &LogEnd, trust_foreign: bool) -> Result<()> {
+        let root = self.epoch_root()?;
+        let record = match self.stored_record(&root) {
+            Ok(record) => record,
+            Err(error) => {
+                self.epoch.stop_serving(format!("{UNREADABLE_RECORD}: {error}"));
+                return Ok(());
             }
-            return Ok(false);
         };
-        let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(true) };
+        let found = self.found(record.as_deref(), end, trust_foreign)?;
+        let Some(decision) = self.epoch.decide(&found, &self.place) else { return Ok(()) };
         self.epoch.serve(decision.epoch, decision.raises, found.fingerprint);
-        let stored = self.store_epoch(&root).and_then(|()| session.commits.commit().map_err(journal_error));
+        let commits = &self.session()?.commits;
+        let stored = self.store_epoch(&root).and_then(|()| commits.commit().map_err(journal_error));
         if let Err(error) = stored {
             self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Stores the OPEN record.

@@ -8,7 +8,7 @@ use crate::source::Source;
 use crate::unit::{Unit, Whose};
 use ivers_block::{BlockNo, BufferCache};
 use ivers_vfs::sync::{RankedMutex, rank};
-use ivers_vfs::{Error, Inode, NameError, Result, ServedEpoch};
+use ivers_vfs::{Error, Inode, NameError, Result, ServedEpoch, ValidUntil};
 use std::sync::{Arc, Weak};
 
 /// An open XFS filesystem.
@@ -26,8 +26,10 @@ pub struct Xfs {
     /// What a writable mount has beside.
     pub(crate) session: Option<Session>,
     pub(crate) epoch: ServedEpoch,
-    /// Change counters are those that are stored.
-    pub(crate) serves_stored: bool,
+    /// Change attributes are persistent.
+    pub(crate) is_persistent: bool,
+    /// How long they are valid otherwise.
+    pub(crate) valid_until: ValidUntil,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
     pub(crate) root_private: RankedMutex<rank::Leaf, Weak<XfsInode>>,
 }

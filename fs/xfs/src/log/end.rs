@@ -36,6 +36,9 @@ pub(crate) struct LogEnd {
     pub head: u64,
     /// What follows the cycle in the sector there.
     pub after: Vec<u8>,
+    /// Linux wrote that sector when it mounted, and no record since. It writes the same at its next mount, so
+    /// nothing would show that one.
+    pub hides_next_mount: bool,
 }
 
 impl LogEnd {
@@ -46,8 +49,11 @@ impl LogEnd {
             let wrapped = *sector >= head.sector;
             Lsn { cycle: head.cycle - u32::from(wrapped && head.cycle > 0), sector: *sector }.raw()
         });
-        let after = ring.read(head.sector % ring.len, 1)?.split_off(CYCLE_BYTES);
-        Ok(Self { clean: found.clean, last, head: head.raw(), after })
+        let next = head.sector % ring.len;
+        let after = ring.read(next, 1)?.split_off(CYCLE_BYTES);
+        // After a clean unmount the tail is the head. The lower half of an LSN is the sector.
+        let hides_next_mount = after[AFTER_TAIL].ends_with(&next.to_be_bytes());
+        Ok(Self { clean: found.clean, last, head: head.raw(), after, hides_next_mount })
     }
 }
 

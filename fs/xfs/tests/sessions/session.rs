@@ -67,9 +67,16 @@ fn values_last_over_remounts_and_rise_after_a_foreign_writer() {
     drop(vfs);
     // A mount of Linux that changes nothing.
     mount_of(&image);
-    let vfs = mount(&image);
-    assert!(!vfs.info().semantics.persistent, "a reader does not know what was shown before");
-    drop(vfs);
+    let read = || {
+        let vfs = mount(&image);
+        assert!(!vfs.info().semantics.persistent, "a reader does not know what was shown before");
+        (vfs.info().valid_until, vfs.info().instance("mount"), value(&vfs, "/file"))
+    };
+    let foreign = read();
+    assert!(matches!(foreign.0, ValidUntil::Write(_)), "{foreign:?}");
+    assert_eq!(read(), foreign, "until a program writes");
+    mount_of(&image);
+    assert!(read().0 != foreign.0 && read().1 != foreign.1);
     let vfs = mount_writable(&image);
     let second = value(&vfs, "/file");
     assert!(second > first, "{second:?} {first:?}");
@@ -175,6 +182,7 @@ fn a_session_that_does_not_end_raises_the_values() {
     vfs.unmount().unwrap();
     let vfs = mount(&copy);
     assert!(!vfs.info().semantics.persistent);
+    assert!(matches!(vfs.info().valid_until, ValidUntil::Unmount(Some(_))));
     drop(vfs);
     let vfs = mount_writable(&copy);
     assert!(value(&vfs, "/file") > before);
