@@ -58,8 +58,9 @@ macro_rules! attributes {
 
         impl Attrs {
             /// Returns all known attributes.
-            pub fn known() -> Bitmap {
-                Bitmap::of([$($number),*])
+            pub fn known() -> &'static Bitmap {
+                static KNOWN: Bitmap = Bitmap::EMPTY.with(&[$($number),*]);
+                &KNOWN
             }
 
             /// Returns the attributes that are present.

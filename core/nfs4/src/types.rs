@@ -1,7 +1,7 @@
 //! Types that several operations share (XDR in RFC 7531, RFC 5662, RFC 7863).
 
 use crate::attr::Fattr;
-use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_enum, xdr_struct, xdr_union};
+use crate::xdr::{Decoder, Encoder, Result, Xdr, XdrError, xdr_enum, xdr_struct, xdr_union};
 
 /// Maximum size of a filehandle in bytes (`NFS4_FHSIZE`, RFC 7531).
 pub const FHSIZE: usize = 128;
@@ -38,11 +38,20 @@ pub type FileHandle = Opaque<FHSIZE>;
 /// `bitmap4` (RFC 7530 section 2.1): a set of attributes, operations or hints. Trailing zero words are
 /// neither sent nor compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Bitmap(Vec<u32>);
+pub struct Bitmap {
+    /// The first words. All known bits are here, so their sets need no memory on the heap.
+    words: [u32; Self::FIRST_WORDS],
+    /// The words after them.
+    more: Vec<u32>,
+}
 
 impl Bitmap {
     /// Maximum number of words. Unknown bits are permitted and ignored, but not without limit.
     const MAX_WORDS: usize = 64;
+    const FIRST_WORDS: usize = 3;
+
+    /// The empty set.
+    pub const EMPTY: Self = Self { words: [0; Self::FIRST_WORDS], more: Vec::new() };
 
     /// Returns the set of these bits.
     pub fn of(bits: impl IntoIterator<Item = u32>) -> Self {
@@ -51,26 +60,51 @@ impl Bitmap {
         map
     }
 
+    /// Adds bits to a constant. Panics if one is 96 or greater.
+    pub const fn with(mut self, bits: &[u32]) -> Self {
+        let mut nth = 0;
+        while nth < bits.len() {
+            self.words[bits[nth] as usize / 32] |= 1 << (bits[nth] % 32);
+            nth += 1;
+        }
+        self
+    }
+
+    /// Returns the word at an index.
+    fn word(&self, at: usize) -> Option<u32> {
+        self.words.get(at).or_else(|| self.more.get(at - Self::FIRST_WORDS)).copied()
+    }
+
+    /// Returns the number of words up to the last one that is not zero.
+    fn len(&self) -> usize {
+        match self.more.len() {
+            0 => self.words.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1),
+            more => Self::FIRST_WORDS + more,
+        }
+    }
+
     /// Returns whether a bit is set.
     pub fn contains(&self, bit: u32) -> bool {
-        self.0.get(bit as usize / 32).is_some_and(|word| word & 1 << (bit % 32) != 0)
+        self.word(bit as usize / 32).is_some_and(|word| word & 1 << (bit % 32) != 0)
     }
 
     /// Sets a bit. Ignores a bit beyond the maximum size.
     pub fn insert(&mut self, bit: u32) {
-        let word = bit as usize / 32;
-        if word >= Self::MAX_WORDS {
+        let at = bit as usize / 32;
+        if at >= Self::MAX_WORDS {
             return;
         }
-        if self.0.len() <= word {
-            self.0.resize(word + 1, 0);
+        if at >= Self::FIRST_WORDS + self.more.len() {
+            self.more.resize(at + 1 - Self::FIRST_WORDS, 0);
         }
-        self.0[word] |= 1 << (bit % 32);
+        if let Some(word) = self.words.iter_mut().chain(&mut self.more).nth(at) {
+            *word |= 1 << (bit % 32);
+        }
     }
 
     /// Clears a bit.
     pub fn remove(&mut self, bit: u32) {
-        if let Some(word) = self.0.get_mut(bit as usize / 32) {
+        if let Some(word) = self.words.iter_mut().chain(&mut self.more).nth(bit as usize / 32) {
             *word &= !(1 << (bit % 32));
         }
         self.trim();
@@ -78,36 +112,55 @@ impl Bitmap {
 
     /// Returns the intersection.
     pub fn and(&self, other: &Self) -> Self {
-        let mut both = Self(self.0.iter().zip(&other.0).map(|(a, b)| a & b).collect());
+        let mut words = self.words;
+        words.iter_mut().zip(other.words).for_each(|(word, other)| *word &= other);
+        let more = self.more.iter().zip(&other.more).map(|(word, other)| word & other).collect();
+        let mut both = Self { words, more };
         both.trim();
         both
     }
 
     /// Returns the bits in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.0.len() as u32 * 32).filter(|&bit| self.contains(bit))
+        let bits = |(at, word): (u32, &u32)| {
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(at * 32 + bit)
+            })
+        };
+        (0..).zip(self.words.iter().chain(&self.more)).flat_map(bits)
     }
 
     /// Returns whether no bit is set.
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|&word| word == 0)
+        self.len() == 0
     }
 
     fn trim(&mut self) {
-        while self.0.last() == Some(&0) {
-            self.0.pop();
+        while self.more.last() == Some(&0) {
+            self.more.pop();
         }
     }
 }
 
 impl Xdr for Bitmap {
     fn put(&self, to: &mut Encoder) {
-        to.word(self.0.len() as u32);
-        self.0.iter().for_each(|&word| to.word(word));
+        let len = self.len();
+        to.word(len as u32);
+        self.words.iter().chain(&self.more).take(len).for_each(|&word| to.word(word));
     }
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
-        let mut map = Self(List::<u32, { Self::MAX_WORDS }>::take(from)?.0);
+        let mut map = Self::default();
+        for at in 0..from.count(Self::MAX_WORDS)? {
+            let word = from.word()?;
+            match map.words.get_mut(at) {
+                Some(first) => *first = word,
+                None => map.more.push(word),
+            }
+        }
         map.trim();
         Ok(map)
     }
@@ -457,6 +510,7 @@ mod tests {
     fn a_bitmap_is_a_set() {
         let mut map = Bitmap::of([1, 33, 82]);
         assert_eq!(map.iter().collect::<Vec<_>>(), [1, 33, 82]);
+        assert_eq!(Bitmap::EMPTY.with(&[82]).with(&[1, 33]), map);
         assert_eq!(map.to_bytes().len(), 16);
         assert_eq!(Bitmap::from_bytes(&map.to_bytes()), Ok(map.clone()));
         assert_eq!(map.and(&Bitmap::of([33, 34])), Bitmap::of([33]));
@@ -464,7 +518,13 @@ mod tests {
         map.remove(33);
         assert_eq!(map.to_bytes(), [0, 0, 0, 1, 0, 0, 0, 2]);
         assert!(!map.is_empty() && !map.contains(300));
-        assert_eq!(Bitmap::from_bytes(&Bitmap::of([1000]).to_bytes()), Ok(Bitmap::of([1000])));
+        let long = Bitmap::of([2, 95, 96, 1000, 2047]);
+        assert_eq!(long.iter().collect::<Vec<_>>(), [2, 95, 96, 1000, 2047]);
+        assert_eq!(Bitmap::from_bytes(&long.to_bytes()), Ok(long.clone()));
+        assert_eq!(long.and(&Bitmap::of([95, 97, 1000])), Bitmap::of([95, 1000]));
+        let mut short = long.clone();
+        [96, 1000, 2047].into_iter().for_each(|bit| short.remove(bit));
+        assert_eq!((&short, short.to_bytes().len()), (&Bitmap::EMPTY.with(&[2, 95]), 16));
         assert_eq!(Bitmap::of([u32::MAX]), Bitmap::default());
         assert_eq!(Bitmap::from_bytes(b"\0\0\0\x02\0\0\0\x02\0\0\0\0"), Ok(map));
     }

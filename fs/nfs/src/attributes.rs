@@ -13,7 +13,7 @@ use crate::owners::Owners;
 const NOBODY: u32 = 65_534;
 
 /// The attributes of a file that are asked for.
-const OF_FILE: [u32; 15] = [
+const OF_FILE: Bitmap = Bitmap::EMPTY.with(&[
     attr::TYPE,
     attr::CHANGE,
     attr::SIZE,
@@ -29,7 +29,9 @@ const OF_FILE: [u32; 15] = [
     attr::TIME_CREATE,
     attr::TIME_METADATA,
     attr::TIME_MODIFY,
-];
+]);
+/// Those that READDIR is asked for.
+const OF_ENTRY: Bitmap = OF_FILE.with(&[attr::RDATTR_ERROR, attr::FILEHANDLE]);
 
 /// What the server says of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,12 +63,12 @@ pub struct EntryAttributes {
 
 /// Returns the attributes to ask for.
 pub fn of_file() -> Bitmap {
-    Bitmap::of(OF_FILE)
+    OF_FILE
 }
 
 /// Returns the attributes to ask READDIR for.
 pub fn of_entry() -> Bitmap {
-    Bitmap::of(OF_FILE.into_iter().chain([attr::RDATTR_ERROR, attr::FILEHANDLE]))
+    OF_ENTRY
 }
 
 fn corrupt(what: &str, place: &str) -> Error {

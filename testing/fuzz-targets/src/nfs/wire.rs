@@ -218,7 +218,7 @@ pub fn inputs() -> Vec<Vec<u8>> {
         let failed = OpResult::failure(number, NfsStat::Delay).to_bytes();
         inputs.push([&[7][..], &failed].concat());
     }
-    let known = Attrs { supported_attrs: Some(Attrs::known()), size: Some(5), ..Attrs::default() };
+    let known = Attrs { supported_attrs: Some(Attrs::known().clone()), size: Some(5), ..Attrs::default() };
     let named = Attrs { owner: Some(b"0".to_vec()), filehandle: Some(Opaque(vec![1; 20])), ..known };
     inputs.push([&[6][..], &named.encode().to_bytes()].concat());
     inputs.push(
