@@ -194,7 +194,7 @@ int main(int count_of_words, char **words)
 	if (count_of_words < 4)
 		return 2;
 	nfs = nfs_init_context();
-	/* It sends no cookie verifier, so the server refuses to continue a listing. */
+	/* A directory in one reply. */
 	if (nfs)
 		nfs_set_readdir_max_buffer_size(nfs, MIB, MIB);
 	struct nfs_url *url = nfs ? nfs_parse_url_dir(nfs, words[1]) : NULL;

@@ -43,7 +43,7 @@ was not there.
   libnfs commits each file when it closes it.
 - fuse-nfs was last changed in 2022. Here it has the order of arguments that libnfs 6 requires, and sends
   modes without the type of the file, which a server of NFSv4 must refuse.
-- libnfs sends no cookie verifier when it continues a listing, so each directory must fit into one reply.
+- libnfs asks for up to 1 MiB of a listing at a time, ivers for 128 KiB.
 ";
 
 /// What is measured.

@@ -311,6 +311,31 @@ fn readdir_lists_each_name_once_in_any_batch_size() {
     });
 }
 
+/// Some clients send zero instead of the verifier, for example libnfs.
+#[test]
+fn a_listing_continues_without_its_verifier() {
+    on_each_filesystem(|server| {
+        let root = server.handle(&[]);
+        (0..100).for_each(|nth| drop(server.file(&format!("n{nth}"), b"")));
+        let all = list(server, 0, &root, args(1 << 19, &[])).unwrap();
+        assert!(all.eof && all.entries.len() >= 100);
+        let (mut seen, mut requests) = (Vec::new(), 0);
+        let mut part = args(1024, &[]);
+        loop {
+            let listed = list(server, 0, &root, part.clone()).unwrap();
+            assert_ne!(listed.verifier, part.verifier, "zero is not the verifier");
+            requests += 1;
+            seen.extend(listed.entries);
+            if listed.eof {
+                break;
+            }
+            part.cookie = seen.last().unwrap().cookie;
+        }
+        assert_eq!(seen, all.entries);
+        assert!(requests > 2);
+    });
+}
+
 /// [RFC8881 18.23.3]
 #[test]
 fn invalid_readdir_arguments_are_refused() {
