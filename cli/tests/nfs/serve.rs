@@ -110,7 +110,7 @@ fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
 }
 
 fn write(client: &mut Client, handle: &FileHandle, stateid: StateId, text: &[u8]) -> Verifier {
-    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec() };
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec().into() };
     let (status, results) = client.call(vec![Op::PutFh(handle.clone()), Op::Write(args)]);
     assert_eq!(status, NfsStat::Ok);
     let Some(OpResult::Write(Ok(written))) = results.last() else { panic!("{results:?}") };

@@ -22,7 +22,7 @@ const TEXT: &[u8] = b"one text";
 fn make(client: &mut Client, name: &str) -> FileHandle {
     let open = open("o", share::BOTH | share::WANT_NO_DELEG, guarded(), named(name));
     let (opened, handle) = opened(&client.call([data(), vec![open, Op::GetFh(())]].concat()));
-    let data = TEXT.to_vec();
+    let data = TEXT.to_vec().into();
     let write = WriteArgs { stateid: opened.stateid, offset: 0, stable: StableHow::Unstable, data };
     let commit = Op::Commit(CommitArgs { offset: 0, count: 0 });
     let close = Op::Close(SeqState { seqid: 0, stateid: opened.stateid });

@@ -7,6 +7,7 @@ use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{StableHow, StateId};
+use ivers_nfs4::xdr::SharedBytes;
 use ivers_vfs::*;
 
 use crate::attributes;
@@ -36,7 +37,7 @@ struct Piece {
     /// The position of its run.
     run: usize,
     offset: u64,
-    data: Vec<u8>,
+    data: SharedBytes,
 }
 
 /// How much a request can carry.
@@ -105,8 +106,8 @@ impl Nfs {
         Ok(most.min(self.facts.read_bytes_max) as usize)
     }
 
-    /// Sends runs of bytes of a file, which has this size, in as few requests as possible. Returns the results
-    /// of the first runs, up to one that failed.
+    /// Sends runs of bytes of a file, which has this size, in as few requests as possible. Returns the
+    /// results of the first runs, up to one that failed.
     fn send_runs(&self, node: &Node, runs: Vec<DirtyRun>, size: u64, next: Next) -> Vec<Result<Written>> {
         let room = match self.room() {
             Ok(room) => room,
@@ -115,8 +116,11 @@ impl Nfs {
         let mut written = vec![Written::Durable; runs.len()];
         let mut pieces = VecDeque::new();
         for (run, (offset, data)) in runs.into_iter().enumerate() {
-            let parts = (offset..).step_by(room.write_bytes).zip(data.chunks(room.write_bytes));
-            pieces.extend(parts.map(|(offset, part)| Piece { run, offset, data: part.to_vec() }));
+            let data = SharedBytes::from(data);
+            let starts = (0..data.len()).step_by(room.write_bytes);
+            let piece =
+                |at| Piece { run, offset: offset + at as u64, data: data.part(at..at + room.write_bytes) };
+            pieces.extend(starts.map(piece));
         }
         while let Some(first) = pieces.front() {
             let run = first.run;
@@ -188,7 +192,7 @@ impl Nfs {
         // What was written in part, or not at all: the next request has the error, if it stays.
         let mut again = Vec::new();
         let mut done = done.into_iter();
-        for Piece { run, offset, mut data } in now {
+        for Piece { run, offset, data } in now {
             let Some(ok) = done.next() else {
                 again.push(Piece { run, offset, data });
                 continue;
@@ -209,7 +213,7 @@ impl Nfs {
                 node.open.no_longer_deferred(deferred);
             }
             if count < data.len() {
-                again.push(Piece { run, offset: end, data: data.split_off(count) });
+                again.push(Piece { run, offset: end, data: data.part(count..data.len()) });
             }
         }
         again.into_iter().rev().for_each(|piece| pieces.push_front(piece));

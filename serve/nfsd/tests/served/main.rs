@@ -58,7 +58,7 @@ fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
 }
 
 fn write(handle: &FileHandle, stateid: StateId, text: &[u8]) -> Vec<Op> {
-    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec() };
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec().into() };
     vec![Op::PutFh(handle.clone()), Op::Write(args)]
 }
 
