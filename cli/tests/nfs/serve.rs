@@ -128,7 +128,7 @@ fn read(client: &mut Client, handle: &FileHandle) -> Vec<u8> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
     let (_, results) = client.call_with_retry(&[Op::PutFh(handle.clone()), read]);
     let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
-    read.data.clone()
+    read.data.to_vec()
 }
 
 /// Returns a new client after the grace period of the restarted server.

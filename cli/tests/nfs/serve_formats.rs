@@ -39,7 +39,7 @@ fn read(client: &mut Client, place: Vec<Op>) -> Result<Vec<u8>, NfsStat> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
     let (status, results) = client.call_with_retry(&[place, vec![read]].concat());
     match results.last() {
-        Some(OpResult::Read(Ok(read))) => Ok(read.data.clone()),
+        Some(OpResult::Read(Ok(read))) => Ok(read.data.to_vec()),
         _ => Err(status),
     }
 }

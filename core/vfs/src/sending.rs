@@ -27,6 +27,26 @@ impl Drop for Sent<'_> {
     }
 }
 
+/// Counts a thread that makes a file of a server durable.
+pub(crate) struct Syncing<'a>(&'a Inode);
+
+impl<'a> Syncing<'a> {
+    pub(crate) fn begin(inode: &'a Inode) -> Self {
+        if let Some(state) = &inode.server {
+            state.syncing.fetch_add(1, Ordering::Relaxed);
+        }
+        Self(inode)
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = &self.0.server {
+            state.syncing.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Vfs {
     /// Takes the next runs of dirty pages. Returns also where to continue, if not at the end of the range.
     fn begin_runs<'a>(&'a self, inode: &'a Inode, from: u64, to: u64) -> (Sent<'a>, Option<u64>) {
@@ -46,6 +66,10 @@ impl Vfs {
     /// Sends the dirty pages of a byte range to the server. The caller holds the write-back lock, and does
     /// what is `next` once it has released it.
     pub(crate) fn send_pages(&self, inode: &Inode, from: u64, to: u64, next: Next) -> Result<()> {
+        // One thread at a time sends pages. If others wait to do the same, it only sends them, and then all
+        // share a request that makes them durable.
+        let is_alone = inode.server.as_ref().is_none_or(|it| it.syncing.load(Ordering::Relaxed) <= 1);
+        let next = if is_alone { next } else { Next::Nothing };
         let mut position = Some(from);
         let mut first_error = None;
         while let Some(from) = position {

@@ -10,6 +10,7 @@ use crate::driver::Next;
 use crate::error::{Error, Result, ServerError};
 use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
 use crate::memory::Memory;
+use crate::sending::Syncing;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
@@ -238,6 +239,7 @@ impl Vfs {
 
     /// [`Vfs::write_back_inode`], and what the driver may still lose is committed.
     pub(crate) fn write_back_durably(&self, inode: &Inode) -> Result<()> {
+        let _syncing = Syncing::begin(inode);
         for _ in 0..SENDS_MAX {
             let redirtied = inode.pages.redirtied();
             self.write_back_inode_before(inode, Next::SyncData)?;
@@ -434,6 +436,7 @@ impl Vfs {
         if self.policy.read_only {
             return Ok(());
         }
+        let _syncing = Syncing::begin(inode);
         for _ in 0..SENDS_MAX {
             let redirtied = inode.pages.redirtied();
             let written = if data_only {

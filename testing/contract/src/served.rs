@@ -519,7 +519,7 @@ fn read(client: &mut Client, at: &[Nfs], most: usize) -> Result<Vec<u8>> {
         let OpResult::Read(Ok(piece)) = last_result(client, &[at, &[Nfs::Read(args)]].concat())? else {
             return Err(nonsense());
         };
-        bytes.extend(&piece.data);
+        bytes.extend_from_slice(&piece.data);
         if piece.eof || piece.data.is_empty() {
             break;
         }

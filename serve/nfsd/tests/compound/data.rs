@@ -124,7 +124,7 @@ fn data_is_written_and_committed() {
             assert_eq!(write(server, &file, at as u64 * 3, stable, b"abc"), Ok(ok));
             assert!(server.change(&file) > before);
         }
-        assert_eq!(read(server, 0, &file, 0, 100).unwrap().data, b"abcabcabc");
+        assert_eq!(*read(server, 0, &file, 0, 100).unwrap().data, *b"abcabcabc");
         assert_eq!(write(server, &file, 0, StableHow::Unstable, b"").unwrap().count, 0);
         assert_eq!(write(server, &file, u64::MAX, StableHow::Unstable, b"ab"), Err(NfsStat::Inval));
         assert_eq!(write(server, &file, u64::MAX - 9, StableHow::Unstable, b"ab"), Err(NfsStat::Fbig));
@@ -294,9 +294,9 @@ fn ranges_are_copied() {
             }
         };
         assert_eq!(act(&from, &to, copy(2, 1, 3, false)), Ok(3));
-        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x234");
+        assert_eq!(*read(server, 0, &to, 0, 100).unwrap().data, *b"x234");
         assert_eq!(act(&from, &to, copy(8, 4, 0, false)), Ok(2), "0 means up to the end");
-        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x23489");
+        assert_eq!(*read(server, 0, &to, 0, 100).unwrap().data, *b"x23489");
         assert_eq!(act(&from, &to, copy(10, 0, 0, false)), Ok(0));
         assert_eq!(act(&from, &to, copy(8, 0, 3, false)), Err(NfsStat::Inval));
         assert_eq!(act(&from, &to, copy(11, 0, 0, false)), Err(NfsStat::Inval));
@@ -321,7 +321,7 @@ fn blocks_are_shared_where_the_format_can() {
             return;
         }
         assert_eq!(act(4096, 0, 0), NfsStat::Ok, "0 means up to the end");
-        assert_eq!(read(server, 0, &to, 0, 10_000).unwrap().data, [7; 4096]);
+        assert_eq!(*read(server, 0, &to, 0, 10_000).unwrap().data, [7; 4096]);
         assert_eq!(act(1, 0, 0), NfsStat::Inval);
         assert_eq!(act(0, 0, 12_288), NfsStat::Inval);
         assert_eq!(act(0, 0, u64::MAX), NfsStat::Inval);

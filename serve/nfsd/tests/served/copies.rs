@@ -67,7 +67,7 @@ fn is_copied(client: &mut Client, to: &Handle, len: u64) {
         let read = Op::Read(ReadArgs { stateid: to.0, offset: from, count: MIB as u32 });
         let (_, results) = client.call(vec![Op::PutFh(to.1.clone()), read]);
         let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
-        assert!((from..).zip(&read.data).all(|(at, found)| *found == byte(at)), "at {from}");
+        assert!((from..).zip(&*read.data).all(|(at, found)| *found == byte(at)), "at {from}");
     }
 }
 
