@@ -125,6 +125,8 @@ fn test() -> bool {
         ("pip3", "python3-pip python3-venv"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
+        ("makefs", "makefs"),
+        ("fls", "sleuthkit"),
         ("mandoc", "mandoc"),
         ("man", "man-db"),
         ("zsh", "zsh"),

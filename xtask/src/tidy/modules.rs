@@ -238,6 +238,14 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
     ("fs/fat/src", &[("mkfs", "options geometry")]),
     ("fs/affs/src", &[("check", "report")]),
     (
+        "fs/ufs/src",
+        &[
+            ("", "layout volume map file dir xattr open driver check"),
+            ("layout", "bytes superblock group dinode directory"),
+            ("check", "reader state inodes directories groups"),
+        ],
+    ),
+    (
         "fs/nfs/src",
         &[(
             "",

@@ -1,0 +1,106 @@
+//! Directories: units of 512 bytes with entries of any length, in no order.
+
+use crate::layout::dinode::Dinode;
+use crate::layout::directory::{Entry, UNIT_BYTES, entry};
+use crate::layout::superblock::ROOT;
+use crate::volume::{Private, Ufs};
+use ivers_block::FileBlock;
+use ivers_vfs::{DirEntry, Ino, Result};
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::Ordering;
+
+impl Ufs {
+    /// Calls `each` with the entries that begin in a range of bytes, and with the byte after each, until it
+    /// breaks. The start may be anywhere: entries are found from the start of their unit.
+    fn for_each_entry(
+        &self,
+        dir: &Dinode,
+        range: Range<u64>,
+        mut each: impl FnMut(Entry<'_>, u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let (block_size, fragment_size) = (u64::from(self.sb.block_size), u64::from(self.sb.fragment_size));
+        let unit_bytes = UNIT_BYTES as u64;
+        for start in (range.start / unit_bytes * unit_bytes..range.end).step_by(UNIT_BYTES) {
+            let run = self.map(dir, FileBlock(start / block_size))?;
+            let first = run.start.ok_or_else(|| self.corrupt(dir.ino, "the directory has a hole"))?;
+            let bytes = self.fragment(dir.ino, first + start % block_size / fragment_size)?;
+            let in_fragment = (start % fragment_size) as usize;
+            let unit = &bytes[in_fragment..in_fragment + UNIT_BYTES];
+            let mut at = 0;
+            while at < UNIT_BYTES {
+                let (found, next) = entry(unit, at, self.sb.order).map_err(|what| {
+                    self.corrupt(dir.ino, format!("{what}, at byte {}", start + at as u64))
+                })?;
+                if let Some(found) = found
+                    && range.contains(&(start + at as u64))
+                    && each(found, start + next as u64).is_break()
+                {
+                    return Ok(());
+                }
+                at = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the size of a directory. It has no holes, so it is not larger than the filesystem.
+    pub(crate) fn check_directory(&self, dir: &Dinode) -> Result<()> {
+        let most = self.sb.size * u64::from(self.sb.fragment_size);
+        if dir.size == 0 || !dir.size.is_multiple_of(UNIT_BYTES as u64) || dir.size > most {
+            let what = format!("the directory has {} bytes, not a multiple of 512 up to {most}", dir.size);
+            return Err(self.corrupt(dir.ino, what));
+        }
+        Ok(())
+    }
+
+    fn find_in(&self, dir: &Dinode, range: Range<u64>, name: &[u8]) -> Result<Option<(u32, u64)>> {
+        let mut found = None;
+        self.for_each_entry(dir, range, |entry, next| {
+            if entry.name != name {
+                return ControlFlow::Continue(());
+            }
+            found = Some((entry.ino, next));
+            ControlFlow::Break(())
+        })?;
+        Ok(found)
+    }
+
+    /// Finds a name. The search begins after the entry that was found last.
+    pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
+        let dir = &private.dinode;
+        let start = private.after_last.load(Ordering::Relaxed).min(dir.size);
+        let found = match self.find_in(dir, start..dir.size, name)? {
+            None => self.find_in(dir, 0..start, name)?,
+            found => found,
+        };
+        let Some((ino, next)) = found else { return Ok(None) };
+        private.after_last.store(next, Ordering::Relaxed);
+        if !(ROOT..self.sb.inodes()).contains(&ino) {
+            let what = format!("an entry refers to inode {ino}, which does not exist");
+            return Err(self.corrupt(dir.ino, what));
+        }
+        Ok(Some(Ino(ino.into())))
+    }
+
+    /// Returns the parent of a directory.
+    pub(crate) fn parent_of(&self, dir: &Dinode) -> Result<Ino> {
+        // `..` is in the first unit.
+        match self.find_in(dir, 0..UNIT_BYTES as u64, b"..")? {
+            Some((ino, _)) if (ROOT..self.sb.inodes()).contains(&ino) => Ok(Ino(ino.into())),
+            _ => Err(self.corrupt(dir.ino, "the directory has no valid ..")),
+        }
+    }
+
+    /// Emits the entries from a cursor on: the byte after an entry.
+    pub(crate) fn list(
+        &self,
+        dir: &Dinode,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.for_each_entry(dir, cursor.min(dir.size)..dir.size, |entry, next| {
+            let kind = entry.file_type();
+            emit(&DirEntry { ino: Ino(entry.ino.into()), name: entry.name, kind, next })
+        })
+    }
+}

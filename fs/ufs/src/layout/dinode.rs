@@ -1,0 +1,175 @@
+//! Inodes as stored.
+
+use super::bytes::Fields;
+use super::superblock::{DIRECT, Superblock, Version};
+use ivers_vfs::{Attr, FileType, InodeFlags, Timestamp};
+
+/// Pointers of an inode: twelve direct ones, then one for each level of indirect blocks.
+pub const POINTERS: usize = DIRECT as usize + 3;
+/// A file with this flag is a snapshot of the filesystem.
+const SF_SNAPSHOT: u32 = 0x0020_0000;
+/// The offset of `di_ckhash`.
+const CHECK_HASH_AT: usize = 244;
+
+/// Bits of `di_flags`, and what they are in Linux. Users (UF) and root (SF) have flags of their own.
+const FLAGS: [(u32, InodeFlags); 3] = [
+    (0x1, InodeFlags::NODUMP),
+    (0x2 | 0x2_0000, InodeFlags::IMMUTABLE),
+    (0x4 | 0x4_0000, InodeFlags::APPEND),
+];
+
+/// An inode.
+#[derive(Debug, Clone)]
+pub struct Dinode {
+    /// Its number.
+    pub ino: u32,
+    /// Type and permissions.
+    pub mode: u16,
+    /// Link count.
+    pub links: u16,
+    /// Bytes of the contents.
+    pub size: u64,
+    /// Space in units of 512 bytes.
+    pub blocks_512: u64,
+    /// Distinguishes successive inodes of this number.
+    pub generation: u32,
+    /// Bytes of the area of extended attributes.
+    pub attributes_size: u32,
+    /// Blocks of that area.
+    pub attributes: [u64; 2],
+    /// Pointers to blocks; 0 is a hole.
+    pub pointers: [u64; POINTERS],
+    /// The target of a link that is in the inode.
+    pub short_link: Option<Vec<u8>>,
+    flags: u32,
+    owner: (u32, u32),
+    /// Of access, contents, attributes, birth.
+    times: [Timestamp; 4],
+}
+
+fn time(sec: i64, nsec: u32) -> Timestamp {
+    // FreeBSD stores what programs set; a damaged value counts as none.
+    Timestamp { sec, nsec: if nsec < 1_000_000_000 { nsec } else { 0 } }
+}
+
+impl Dinode {
+    /// Decodes an inode. `None`: it is free.
+    pub fn parse(bytes: &[u8], sb: &Superblock, ino: u32) -> Result<Option<Self>, String> {
+        let fields = Fields::new(bytes, sb.order);
+        let mode = fields.u16(0);
+        if mode == 0 {
+            return Ok(None);
+        }
+        if sb.hashes_inodes() && fields.check_hash(CHECK_HASH_AT) != fields.u32(CHECK_HASH_AT) {
+            return Err("bad check hash; run fsck_ffs of FreeBSD".into());
+        }
+        let mut inode = match sb.version {
+            Version::Ufs1 => Self::parse_ufs1(&fields, ino),
+            Version::Ufs2 => Self::parse_ufs2(&fields, ino),
+        };
+        let kind = inode.kind().ok_or_else(|| format!("mode {mode:#o} has no known type"))?;
+        if inode.size > sb.file_size_max() {
+            return Err(format!("its size is {}, more than a file can have", inode.size));
+        }
+        let is_short =
+            inode.size < u64::from(sb.short_link_max) || (sb.short_link_max == 0 && inode.blocks_512 == 0);
+        if kind == FileType::Symlink && is_short {
+            let start = if sb.version == Version::Ufs1 { 40 } else { 112 };
+            let area = &bytes[start..start + POINTERS * sb.pointer_size() as usize];
+            let target = area.get(..inode.size as usize);
+            inode.short_link = Some(target.ok_or("a link target does not fit into the inode")?.to_vec());
+        }
+        if inode.attributes_size > 2 * sb.block_size {
+            let size = inode.attributes_size;
+            return Err(format!("its extended attributes have {size} bytes, more than two blocks"));
+        }
+        Ok(Some(inode))
+    }
+
+    /// Decodes a `struct ufs1_dinode`: mode, links, size, times, pointers, flags, di_blocks, generation,
+    /// owner and group, in the order of their offsets.
+    fn parse_ufs1(fields: &Fields<'_>, ino: u32) -> Self {
+        let time = |at: usize| time((fields.u32(at) as i32).into(), fields.u32(at + 4));
+        Self {
+            ino,
+            mode: fields.u16(0),
+            links: fields.u16(2),
+            size: fields.u64(8),
+            blocks_512: fields.u32(104).into(),
+            generation: fields.u32(108),
+            attributes_size: 0,
+            attributes: [0; 2],
+            pointers: std::array::from_fn(|nth| fields.u32(40 + nth * 4).into()),
+            short_link: None,
+            flags: fields.u32(100),
+            owner: (fields.u32(112), fields.u32(116)),
+            times: [time(16), time(24), time(32), Timestamp::default()],
+        }
+    }
+
+    /// Decodes a `struct ufs2_dinode`: mode, links, owner, group, size, di_blocks, times, their nanoseconds,
+    /// generation, flags, the area of extended attributes and pointers, in the order of their offsets.
+    fn parse_ufs2(fields: &Fields<'_>, ino: u32) -> Self {
+        let time = |at: usize, nsec_at: usize| time(fields.u64(at) as i64, fields.u32(nsec_at));
+        Self {
+            ino,
+            mode: fields.u16(0),
+            links: fields.u16(2),
+            size: fields.u64(16),
+            blocks_512: fields.u64(24),
+            generation: fields.u32(80),
+            attributes_size: fields.u32(92),
+            attributes: [fields.u64(96), fields.u64(104)],
+            pointers: std::array::from_fn(|nth| fields.u64(112 + nth * 8)),
+            short_link: None,
+            flags: fields.u32(88),
+            owner: (fields.u32(4), fields.u32(8)),
+            times: [time(32, 68), time(40, 64), time(48, 72), time(56, 76)],
+        }
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> Option<FileType> {
+        FileType::from_mode(self.mode.into())
+    }
+
+    /// Whether it has blocks: others store a device number or a link target in place of pointers.
+    pub fn has_blocks(&self) -> bool {
+        match self.kind() {
+            Some(FileType::Regular | FileType::Directory) => true,
+            Some(FileType::Symlink) => self.short_link.is_none(),
+            _ => false,
+        }
+    }
+
+    /// Whether it is a snapshot of the filesystem.
+    pub fn is_snapshot(&self) -> bool {
+        self.flags & SF_SNAPSHOT != 0
+    }
+
+    /// Its attributes.
+    pub fn attr(&self) -> Attr {
+        let kind = self.kind().unwrap_or(FileType::Regular);
+        let flags = FLAGS.iter().filter(|(bits, _)| self.flags & bits != 0);
+        let is_device = matches!(kind, FileType::CharDevice | FileType::BlockDevice);
+        let [atime, mtime, ctime, birth] = self.times;
+        Attr {
+            kind,
+            perm: u32::from(self.mode) & 0o7777,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            project: 0,
+            nlink: self.links.into(),
+            size: self.size,
+            blocks_512: self.blocks_512,
+            // Of 64 bits in UFS2 the upper ones are zero: the encodings agree in the lower 32.
+            rdev: if is_device { self.pointers[0] as u32 } else { 0 },
+            atime,
+            mtime,
+            ctime,
+            // makefs stores none.
+            btime: (birth != Timestamp::default()).then_some(birth),
+            flags: flags.fold(InodeFlags::empty(), |all, (_, flag)| all | *flag),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Entries of directories.
+
+use super::bytes::{ByteOrder, Fields};
+use ivers_vfs::FileType;
+
+/// Directories consist of units of this size. No entry crosses the end of one, so that a unit is written as
+/// a whole.
+pub const UNIT_BYTES: usize = 512;
+/// Longest name in bytes.
+pub const NAME_MAX: usize = 255;
+/// Bytes of an entry before its name.
+const HEADER_BYTES: usize = 8;
+/// The type of a whiteout, which hides a name of a lower directory in a union mount.
+const DT_WHT: u8 = 14;
+
+/// An entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The inode.
+    pub ino: u32,
+    /// The stored type.
+    pub kind: u8,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// The type, if it is known.
+    pub fn file_type(&self) -> Option<FileType> {
+        FileType::from_mode(u32::from(self.kind) << 12)
+    }
+}
+
+/// Returns the entry at an offset of a unit, and the offset of the next one. `None` stands for free space.
+pub fn entry(unit: &[u8], at: usize, order: ByteOrder) -> Result<(Option<Entry<'_>>, usize), &'static str> {
+    let fields = Fields::new(unit.get(at..).unwrap_or_default(), order);
+    let len = usize::from(fields.u16(4));
+    let space = unit.len().saturating_sub(at);
+    if len < HEADER_BYTES || !len.is_multiple_of(4) || len > space {
+        return Err("an entry of a directory has an impossible length");
+    }
+    let (ino, kind) = (fields.u32(0), fields.u8(6));
+    if ino == 0 || kind == DT_WHT {
+        return Ok((None, at + len));
+    }
+    let name = fields.bytes().get(HEADER_BYTES..HEADER_BYTES + usize::from(fields.u8(7)));
+    let name = name.filter(|name| HEADER_BYTES + name.len() <= len);
+    let name = name.ok_or("a name is longer than its entry")?;
+    if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        return Err("a name is empty, or contains a slash or a zero byte");
+    }
+    Ok((Some(Entry { ino, kind, name }), at + len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(parts: &[(u32, u16, u8, &[u8])]) -> Vec<u8> {
+        let mut unit = Vec::new();
+        for (ino, len, kind, name) in parts {
+            let end = unit.len() + usize::from(*len);
+            unit.extend(ino.to_be_bytes());
+            unit.extend(len.to_be_bytes());
+            unit.extend([*kind, name.len() as u8]);
+            unit.extend_from_slice(name);
+            unit.resize(end.max(unit.len()), 0);
+        }
+        unit
+    }
+
+    #[test]
+    fn entries_are_decoded() {
+        let bytes = unit(&[(2, 12, 4, b"."), (0, 12, 0, b""), (1, 12, 14, b"w"), (7, 476, 8, b"file")]);
+        let decoded = |at| entry(&bytes, at, ByteOrder::Big).unwrap();
+        let dot = Entry { ino: 2, kind: 4, name: b"." };
+        assert_eq!((decoded(0), dot.file_type()), ((Some(dot), 12), Some(FileType::Directory)));
+        assert_eq!((decoded(12), decoded(24)), ((None, 24), (None, 36)));
+        assert_eq!(decoded(36), (Some(Entry { ino: 7, kind: 8, name: b"file" }), 512));
+    }
+
+    #[test]
+    fn damaged_entries_are_errors() {
+        for (part, word) in [
+            ((2, 0, 4, &b"."[..]), "impossible length"),
+            ((2, 13, 4, b"."), "impossible length"),
+            ((2, 1024, 4, b"."), "impossible length"),
+            ((2, 12, 4, b"too long"), "longer than its entry"),
+            ((2, 16, 4, b""), "empty"),
+            ((2, 16, 4, b"a/b"), "slash"),
+            ((2, 16, 4, b"a\0"), "zero byte"),
+        ] {
+            let mut bytes = unit(&[part]);
+            bytes.resize(UNIT_BYTES, 0);
+            let error = entry(&bytes, 0, ByteOrder::Big).unwrap_err();
+            assert!(error.contains(word), "{part:?}: {error}");
+        }
+        assert!(entry(&[0; 512], 512, ByteOrder::Big).is_err());
+    }
+}

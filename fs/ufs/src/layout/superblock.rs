@@ -1,0 +1,451 @@
+//! The superblock: where it may be, its checks, and where structures are.
+
+use super::bytes::{ByteOrder, Fields};
+use ivers_vfs::{Error, Result};
+
+/// Bytes of a device at which the superblock may be, in the order in which FreeBSD looks for it.
+pub const PLACES: [u64; 4] = [64 << 10, 8 << 10, 0, 256 << 10];
+/// Bytes of the largest superblock.
+pub const SUPERBLOCK_MAX: u64 = 8192;
+/// Bytes of a superblock up to its magic.
+const SUPERBLOCK_BYTES: usize = 1376;
+/// Bytes of the counts of a group in the summary area.
+pub const SUMMARY_BYTES: u64 = 16;
+/// Bytes of the descriptor of a group before its bitmaps.
+pub const GROUP_HEADER_BYTES: usize = 168;
+/// Direct pointers of an inode.
+pub const DIRECT: u64 = 12;
+/// The root directory.
+pub const ROOT: u32 = 2;
+
+const MAGIC_UFS1: u32 = 0x0001_1954;
+const MAGIC_UFS2: u32 = 0x1954_0119;
+
+/// Offsets of fields.
+pub mod at {
+    #![allow(missing_docs)] // the names are the format's
+    pub const FS_SBLKNO: usize = 8;
+    pub const FS_CBLKNO: usize = 12;
+    pub const FS_IBLKNO: usize = 16;
+    pub const FS_DBLKNO: usize = 20;
+    pub const FS_OLD_CGOFFSET: usize = 24;
+    pub const FS_OLD_CGMASK: usize = 28;
+    pub const FS_OLD_SIZE: usize = 36;
+    pub const FS_OLD_DSIZE: usize = 40;
+    pub const FS_NCG: usize = 44;
+    pub const FS_BSIZE: usize = 48;
+    pub const FS_FSIZE: usize = 52;
+    pub const FS_FRAG: usize = 56;
+    pub const FS_MINFREE: usize = 60;
+    pub const FS_SBSIZE: usize = 104;
+    pub const FS_ID: usize = 144;
+    pub const FS_OLD_CSADDR: usize = 152;
+    pub const FS_CSSIZE: usize = 156;
+    pub const FS_CGSIZE: usize = 160;
+    pub const FS_IPG: usize = 184;
+    pub const FS_FPG: usize = 188;
+    pub const FS_OLD_CSTOTAL: usize = 192;
+    pub const FS_CLEAN: usize = 209;
+    pub const FS_OLD_FLAGS: usize = 211;
+    pub const FS_VOLNAME: usize = 680;
+    pub const FS_SBLOCKLOC: usize = 1000;
+    pub const FS_CSTOTAL: usize = 1008;
+    pub const FS_SIZE: usize = 1080;
+    pub const FS_DSIZE: usize = 1088;
+    pub const FS_CSADDR: usize = 1096;
+    pub const FS_SNAPINUM: usize = 1116;
+    pub const FS_CKHASH: usize = 1304;
+    pub const FS_METACKHASH: usize = 1308;
+    pub const FS_FLAGS: usize = 1312;
+    pub const FS_CONTIGSUMSIZE: usize = 1316;
+    pub const FS_MAXSYMLINKLEN: usize = 1320;
+    pub const FS_OLD_INODEFMT: usize = 1324;
+    pub const FS_OLD_POSTBLFORMAT: usize = 1356;
+    pub const FS_MAGIC: usize = 1372;
+}
+
+/// Bits of `fs_flags`.
+pub mod flags {
+    #![allow(missing_docs)] // the names are the format's
+    pub const FS_DOSOFTDEP: u32 = 0x2;
+    pub const FS_NEEDSFSCK: u32 = 0x4;
+    pub const FS_SUJ: u32 = 0x8;
+    pub const FS_ACLS: u32 = 0x10;
+    pub const FS_GJOURNAL: u32 = 0x40;
+    /// In `fs_old_flags`: `fs_flags` is in use.
+    pub const FS_FLAGS_UPDATED: u32 = 0x80;
+    pub const FS_NFS4ACLS: u32 = 0x100;
+    pub const FS_METACKHASH: u32 = 0x200;
+}
+
+/// Bits of `fs_metackhash`: which structures have a check hash.
+mod hashed {
+    pub(super) const CK_SUPERBLOCK: u32 = 0x1;
+    pub(super) const CK_CYLGRP: u32 = 0x2;
+    pub(super) const CK_INODE: u32 = 0x4;
+}
+
+/// `fs_old_inodefmt` of 4.4BSD and all later systems.
+const INODEFMT_44: u32 = 2;
+/// `fs_old_postblformat` of groups without fields for their maps.
+const POSTBLFORMAT_42: u32 = u32::MAX;
+/// Snapshots that a filesystem can have.
+const SNAPSHOTS_MAX: usize = 20;
+
+/// The version of a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Of 4.4BSD: 32-bit addresses.
+    Ufs1,
+    /// Of FreeBSD 5 and NetBSD 2: 64-bit addresses.
+    Ufs2,
+}
+
+/// Counts of a group or of all groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Directories.
+    pub dirs: u64,
+    /// Blocks of which all fragments are free.
+    pub free_blocks: u64,
+    /// Free inodes.
+    pub free_inodes: u64,
+    /// Free fragments in other blocks.
+    pub free_frags: u64,
+}
+
+/// The superblock.
+#[derive(Debug, Clone)]
+pub struct Superblock {
+    /// The version of the format.
+    pub version: Version,
+    /// The byte order of all numbers.
+    pub order: ByteOrder,
+    /// The byte of the device at which it is.
+    pub at: u64,
+    /// Bytes of a block: a power of two from 4096 to 65536.
+    pub block_size: u32,
+    /// Bytes of a fragment: a power of two from 512 to `block_size`.
+    pub fragment_size: u32,
+    /// Fragments of a block: 1, 2, 4 or 8.
+    pub frags_per_block: u32,
+    /// Fragments of the filesystem.
+    pub size: u64,
+    /// Fragments that files can have.
+    pub data_size: u64,
+    /// Percentage of blocks for root alone.
+    pub min_free: u32,
+    /// Cylinder groups.
+    pub groups: u32,
+    /// Fragments of a group; the last one may have fewer.
+    pub frags_per_group: u32,
+    /// Inodes of a group.
+    pub inodes_per_group: u32,
+    /// Offsets in a group, in fragments: the copy of the superblock, the descriptor, inodes, data.
+    pub offsets: [u32; 4],
+    /// UFS1: how much a group's structures are moved into it, and in which groups.
+    cylinder_offset: (u32, u32),
+    /// The first fragment of the summary area.
+    pub summary_start: u64,
+    /// Bytes of the summary area.
+    pub summary_bytes: u64,
+    /// Bytes of a group's descriptor that its check hash covers.
+    pub group_bytes: u32,
+    /// Bytes of the superblock.
+    pub superblock_bytes: u32,
+    /// Lengths of clusters of free blocks that groups count; 0: none.
+    pub cluster_lengths: u32,
+    /// Link targets shorter than this are in the inode.
+    pub short_link_max: u32,
+    /// The counts of all groups.
+    pub total: Counts,
+    /// Whether it was unmounted cleanly.
+    pub clean: bool,
+    /// [`flags`].
+    pub flags: u32,
+    metackhash: u32,
+    /// The label, without padding.
+    pub label: Vec<u8>,
+    /// Identifies the filesystem.
+    pub id: [u32; 2],
+    /// Inode numbers of snapshots.
+    pub snapshots: Vec<u32>,
+}
+
+/// Returns the version and byte order that the magic of a superblock says.
+fn recognise(bytes: &[u8]) -> Option<(Version, ByteOrder)> {
+    [ByteOrder::Little, ByteOrder::Big].into_iter().find_map(|order| {
+        match Fields::new(bytes.get(..SUPERBLOCK_BYTES)?, order).u32(at::FS_MAGIC) {
+            MAGIC_UFS1 => Some((Version::Ufs1, order)),
+            MAGIC_UFS2 => Some((Version::Ufs2, order)),
+            _ => None,
+        }
+    })
+}
+
+/// Returns the place of the superblock in the first bytes of a device. A copy of it is not taken for it: the
+/// superblock of UFS2 stores its place, and that of UFS1 is never at 64 KiB.
+pub fn find(head: &[u8]) -> Option<u64> {
+    PLACES.into_iter().find(|&place| {
+        let Some(bytes) = head.get(place as usize..) else { return false };
+        match recognise(bytes) {
+            Some((Version::Ufs1, _)) => place != PLACES[0],
+            Some((Version::Ufs2, order)) => Fields::new(bytes, order).u64(at::FS_SBLOCKLOC) == place,
+            None => false,
+        }
+    })
+}
+
+impl Superblock {
+    /// Parses and checks the superblock in `bytes`, which are those of the device from `place` on. `image`
+    /// names the image in errors.
+    pub fn parse(bytes: &[u8], place: u64, device_bytes: u64, image: &str) -> Result<Self> {
+        let where_ = || format!("{image}, superblock at byte {place}");
+        let wrong = |what: String| Error::corrupt(what, where_());
+        let (version, order) = recognise(bytes).ok_or_else(|| wrong("there is no magic of UFS".into()))?;
+        let fields = Fields::new(bytes, order);
+        let is_ufs1 = version == Version::Ufs1;
+        let field = |at: usize| fields.u32(at);
+        let in_range = |name: &str, value: u64, least: u64, most: u64| {
+            let what = || wrong(format!("{name} is {value}, not from {least} to {most}"));
+            if (least..=most).contains(&value) { Ok(value) } else { Err(what()) }
+        };
+        let power = |name: &str, at: usize, least: u32, most: u32| {
+            let value = in_range(name, field(at).into(), least.into(), most.into())? as u32;
+            let what = || wrong(format!("{name} is {value}, no power of two"));
+            if value.is_power_of_two() { Ok(value) } else { Err(what()) }
+        };
+        let superblock_bytes = field(at::FS_SBSIZE);
+        in_range("fs_sbsize", superblock_bytes.into(), SUPERBLOCK_BYTES as u64, SUPERBLOCK_MAX)?;
+        // UFS1 of 4.4BSD has its flags in a byte, like 4.2BSD.
+        let old_flags = u32::from(fields.u8(at::FS_OLD_FLAGS));
+        let moved = !is_ufs1 || old_flags & flags::FS_FLAGS_UPDATED != 0;
+        let flags = if moved { field(at::FS_FLAGS) } else { old_flags };
+        let metackhash = if flags & flags::FS_METACKHASH != 0 { field(at::FS_METACKHASH) } else { 0 };
+        if metackhash & hashed::CK_SUPERBLOCK != 0 {
+            let covered = bytes.get(..superblock_bytes as usize);
+            let covered = covered.ok_or_else(|| wrong("it is cut off by the end of the image".into()))?;
+            if Fields::new(covered, order).check_hash(at::FS_CKHASH) != field(at::FS_CKHASH) {
+                return Err(wrong("bad check hash; run fsck_ffs of FreeBSD".into()));
+            }
+        }
+        if is_ufs1 {
+            let format = (field(at::FS_OLD_INODEFMT), field(at::FS_OLD_POSTBLFORMAT));
+            if format.0 != INODEFMT_44 || format.1 == POSTBLFORMAT_42 {
+                let what = "UFS1 of another system than 4.4BSD and its successors (4.2BSD, SunOS, Solaris, \
+                            HP-UX, NeXTSTEP) is not supported";
+                return Err(Error::Incompatible(format!(
+                    "{}: {what} (fs_old_inodefmt is {})",
+                    where_(),
+                    format.0 as i32
+                )));
+            }
+        }
+        let block_size = power("fs_bsize", at::FS_BSIZE, 4096, 65536)?;
+        let fragment_size = power("fs_fsize", at::FS_FSIZE, (block_size / 8).max(512), block_size)?;
+        let frags_per_block = block_size / fragment_size;
+        in_range("fs_frag", field(at::FS_FRAG).into(), frags_per_block.into(), frags_per_block.into())?;
+        let (size, data_size, summary_start) = match version {
+            Version::Ufs1 => (
+                field(at::FS_OLD_SIZE).into(),
+                field(at::FS_OLD_DSIZE).into(),
+                field(at::FS_OLD_CSADDR).into(),
+            ),
+            Version::Ufs2 => (fields.u64(at::FS_SIZE), fields.u64(at::FS_DSIZE), fields.u64(at::FS_CSADDR)),
+        };
+        let most = i64::MAX as u64 / u64::from(fragment_size);
+        in_range("the number of fragments (fs_size)", size, 1, most)?;
+        let end = size * u64::from(fragment_size);
+        if end > device_bytes {
+            return Err(wrong(format!(
+                "the filesystem has {end} bytes, the image {device_bytes}: it is cut off; copy all of it"
+            )));
+        }
+        in_range("fs_dsize", data_size, 0, size)?;
+        let frags_per_group = field(at::FS_FPG);
+        in_range("fs_fpg", frags_per_group.into(), 1, i32::MAX as u64)?;
+        let groups = size.div_ceil(frags_per_group.into());
+        in_range("fs_ncg", field(at::FS_NCG).into(), groups, groups)?;
+        let inode_size = if is_ufs1 { 128 } else { 256 };
+        let inodes_per_block = block_size / inode_size;
+        let inodes_per_group = field(at::FS_IPG);
+        let most = u64::from(u32::MAX) / groups;
+        in_range("fs_ipg", inodes_per_group.into(), inodes_per_block.into(), most)?;
+        if !frags_per_group.is_multiple_of(frags_per_block)
+            || !inodes_per_group.is_multiple_of(inodes_per_block)
+        {
+            return Err(wrong("fs_fpg or fs_ipg is no multiple of what a block has".into()));
+        }
+        let offsets = [at::FS_SBLKNO, at::FS_CBLKNO, at::FS_IBLKNO, at::FS_DBLKNO].map(field);
+        let inode_frags = u64::from(inodes_per_group / inodes_per_block) * u64::from(frags_per_block);
+        let [copy, descriptor, inodes, data] = offsets.map(u64::from);
+        let is_ordered = copy < descriptor
+            && descriptor + u64::from(frags_per_block) <= inodes
+            && inodes + inode_frags <= data
+            && data <= frags_per_group.into();
+        if !is_ordered || !inodes.is_multiple_of(frags_per_block.into()) {
+            return Err(wrong(format!("the structures of a group overlap: they start at {offsets:?}")));
+        }
+        let group_bytes = field(at::FS_CGSIZE);
+        in_range("fs_cgsize", group_bytes.into(), GROUP_HEADER_BYTES as u64, block_size.into())?;
+        let summary_bytes = u64::from(field(at::FS_CSSIZE));
+        let least = groups * SUMMARY_BYTES;
+        in_range("fs_cssize", summary_bytes, least, least.next_multiple_of(block_size.into()))?;
+        let summary_frags = summary_bytes.div_ceil(fragment_size.into());
+        in_range("fs_csaddr", summary_start, 0, size.saturating_sub(summary_frags))?;
+        let short_link_max = field(at::FS_MAXSYMLINKLEN);
+        in_range("fs_maxsymlinklen", short_link_max.into(), 0, if is_ufs1 { 60 } else { 120 })?;
+        let cluster_lengths = field(at::FS_CONTIGSUMSIZE);
+        in_range("fs_contigsumsize", cluster_lengths.into(), 0, 16)?;
+        let total = match version {
+            Version::Ufs1 => Counts::parse(&fields, at::FS_OLD_CSTOTAL),
+            Version::Ufs2 => {
+                let [dirs, free_blocks, free_inodes, free_frags] =
+                    [0, 8, 16, 24].map(|offset| fields.u64(at::FS_CSTOTAL + offset));
+                Counts { dirs, free_blocks, free_inodes, free_frags }
+            }
+        };
+        let label = &bytes[at::FS_VOLNAME..at::FS_VOLNAME + 32];
+        let snapshots = (0..SNAPSHOTS_MAX).map(|nth| field(at::FS_SNAPINUM + nth * 4));
+        Ok(Self {
+            version,
+            order,
+            at: place,
+            block_size,
+            fragment_size,
+            frags_per_block,
+            size,
+            data_size,
+            min_free: field(at::FS_MINFREE).min(100),
+            groups: groups as u32,
+            frags_per_group,
+            inodes_per_group,
+            offsets,
+            cylinder_offset: (field(at::FS_OLD_CGOFFSET), field(at::FS_OLD_CGMASK)),
+            summary_start,
+            summary_bytes,
+            group_bytes,
+            superblock_bytes,
+            cluster_lengths,
+            short_link_max,
+            total,
+            clean: fields.u8(at::FS_CLEAN) == 1,
+            flags,
+            metackhash,
+            label: label.split(|&byte| byte == 0).next().unwrap_or_default().to_vec(),
+            id: [field(at::FS_ID), field(at::FS_ID + 4)],
+            snapshots: if is_ufs1 { Vec::new() } else { snapshots.take_while(|&ino| ino != 0).collect() },
+        })
+    }
+
+    /// What never changes, and so is the same in all copies.
+    pub fn geometry(&self) -> impl PartialEq + use<> {
+        let sizes = (self.block_size, self.fragment_size, self.groups, self.frags_per_group);
+        (self.version, self.order, sizes, self.size, self.inodes_per_group, self.offsets, self.summary_start)
+    }
+
+    /// Bytes of an inode.
+    pub fn inode_size(&self) -> u32 {
+        if self.version == Version::Ufs1 { 128 } else { 256 }
+    }
+
+    /// Bytes of a pointer.
+    pub fn pointer_size(&self) -> u32 {
+        if self.version == Version::Ufs1 { 4 } else { 8 }
+    }
+
+    /// Pointers of an indirect block.
+    pub fn pointers_per_block(&self) -> u64 {
+        u64::from(self.block_size / self.pointer_size())
+    }
+
+    /// Blocks of the longest file that pointers can describe.
+    pub fn file_blocks_max(&self) -> u64 {
+        let per = self.pointers_per_block();
+        DIRECT + per + per * per + per * per * per
+    }
+
+    /// Bytes of the longest file.
+    pub fn file_size_max(&self) -> u64 {
+        self.file_blocks_max().saturating_mul(self.block_size.into()).min(i64::MAX as u64)
+    }
+
+    /// The number of inodes, with those that are never used.
+    pub fn inodes(&self) -> u32 {
+        self.groups * self.inodes_per_group
+    }
+
+    /// Whether groups have a check hash.
+    pub fn hashes_groups(&self) -> bool {
+        self.metackhash & hashed::CK_CYLGRP != 0
+    }
+
+    /// Whether inodes have a check hash.
+    pub fn hashes_inodes(&self) -> bool {
+        self.metackhash & hashed::CK_INODE != 0 && self.version == Version::Ufs2
+    }
+
+    /// The first fragment of a group.
+    pub fn group_base(&self, group: u32) -> u64 {
+        u64::from(group) * u64::from(self.frags_per_group)
+    }
+
+    /// Fragments of a group.
+    pub fn group_frags(&self, group: u32) -> u64 {
+        (self.size - self.group_base(group)).min(self.frags_per_group.into())
+    }
+
+    /// The fragment from which the offsets of a group's structures count. In UFS1 they may lie elsewhere in
+    /// each group, so that the copies of the superblock are not all on one platter.
+    fn group_start(&self, group: u32) -> u64 {
+        let (offset, mask) = self.cylinder_offset;
+        let moved =
+            if self.version == Version::Ufs1 { u64::from(offset) * u64::from(group & !mask) } else { 0 };
+        self.group_base(group) + moved
+    }
+
+    /// The first fragment of the copy of the superblock (0), of the descriptor (1), the inodes (2) or the
+    /// data (3) of a group.
+    pub fn structure(&self, group: u32, nth: usize) -> u64 {
+        self.group_start(group) + u64::from(self.offsets[nth])
+    }
+
+    /// The fragment of an inode, and its offset there.
+    pub fn inode_place(&self, ino: u32) -> (u64, usize) {
+        let byte = u64::from(ino % self.inodes_per_group) * u64::from(self.inode_size());
+        let (group, fragment) = (ino / self.inodes_per_group, u64::from(self.fragment_size));
+        (self.structure(group, 2) + byte / fragment, (byte % fragment) as usize)
+    }
+
+    /// Whether a fragment belongs to structures of the filesystem, and so to no file.
+    pub fn is_structure(&self, fragment: u64) -> bool {
+        let group = (fragment / u64::from(self.frags_per_group)) as u32;
+        let start = if group == 0 { 0 } else { self.structure(group, 0) };
+        let summary = self.summary_start..self.summary_start + self.summary_frags();
+        (start..self.structure(group, 3)).contains(&fragment) || summary.contains(&fragment)
+    }
+
+    /// Fragments of the summary area.
+    pub fn summary_frags(&self) -> u64 {
+        self.summary_bytes.div_ceil(self.fragment_size.into())
+    }
+
+    /// Fragments of a file block, for a file of a size. Only a file without indirect blocks ends in
+    /// fragments.
+    pub fn frags_of_block(&self, size: u64, block: u64) -> u64 {
+        let (start, full) = (block.saturating_mul(self.block_size.into()), u64::from(self.frags_per_block));
+        if block >= DIRECT {
+            return full;
+        }
+        size.saturating_sub(start).div_ceil(self.fragment_size.into()).min(full)
+    }
+}
+
+impl Counts {
+    /// Decodes the counts of a group.
+    pub fn parse(fields: &Fields<'_>, at: usize) -> Self {
+        let [dirs, free_blocks, free_inodes, free_frags] =
+            [0, 4, 8, 12].map(|offset| fields.u32(at + offset).into());
+        Self { dirs, free_blocks, free_inodes, free_frags }
+    }
+}
