@@ -1,5 +1,5 @@
-//! Moves a serving thread to the processor of its caller, for [`caller_affinity`](crate::caller_affinity), and
-//! keeps the other threads of its process off that processor.
+//! Moves a serving thread to the processor of its caller and keeps the other threads of its process off that
+//! processor, for [`caller_affinity`](crate::caller_affinity).
 //!
 //! The others are threads that commit and write back. The kernel takes a processor that runs only the serving
 //! thread, in `SCHED_IDLE`, for an idle one, and wakes them there although another processor is idle. The

@@ -140,7 +140,7 @@ fn folders_with_modules(source: &Path, folder: &str, found: &mut Vec<String>) {
 
 /// Crates whose modules are ordered: each folder has an order here, from the lowest module to the highest, or
 /// is in [`NOT_YET_ORDERED`].
-const ORDERS: [(&str, &[(&str, &str)]); 11] = [
+const ORDERS: [(&str, &[(&str, &str)]); 12] = [
     (
         "serve/nfsd/src",
         &[
@@ -297,10 +297,10 @@ const ORDERS: [(&str, &[(&str, &str)]); 11] = [
             ),
             (
                 "write",
-                "extent owner hashes node tree_block busy spare windows works space counters credits \
+                "extent owner hashes node tree_block busy spare windows claims works space counters credits \
                  intents deferred tx finish parent_intents found_intents group tree inode unlinked \
-                 free_space free_list refcount rmap alloc inodes hash_tree bmbt fork runs map_intents dir \
-                 attr symlink names",
+                 free_space find free_list refcount rmap alloc pools inodes hash_tree bmbt fork runs \
+                 map_intents dir attr symlink names",
             ),
             ("layout", "bytes features raw dinode owner checksum superblock chunk directory tree attribute"),
             ("dir", "entry names data short"),

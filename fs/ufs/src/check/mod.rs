@@ -4,7 +4,8 @@
 //! an owner, how many names an inode has, and all counts.
 //!
 //! Memory: a bit for each fragment, 8 bytes for each inode of groups with inodes in use, 32 bytes for each
-//! group (its counts in the summary area included), 12 bytes for each directory, and the names of one directory.
+//! group (its counts in the summary area included), 12 bytes for each directory, and the names of one
+//! directory.
 
 mod directories;
 mod groups;

@@ -1,7 +1,7 @@
 //! Write-back: space as unwritten blocks, then the data, then the map says that it is written. A short write
 //! to a hole needs one transaction: the data is on the device before the map is visible, and a commit flushes
-//! the device before it writes to the log. The data of a new file is written before the transaction begins, if
-//! blocks can be [claimed](crate::write::claims).
+//! the device before it writes to the log. The data of a new file is written before the transaction begins,
+//! if blocks can be [claimed](crate::write::claims).
 
 use super::change::Edited;
 use super::reservations::PAGE_BYTES;

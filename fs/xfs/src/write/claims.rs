@@ -10,20 +10,11 @@
 //! the groups, and an allocation holds that lock from the time when it looks here until it is published. An
 //! allocation that finds nothing else empties the pools; claims stay, because their data may be on its way.
 
-use super::alloc::GroupRequest;
 use super::extent::FreeExtent;
-use super::tx::Tx;
-use crate::layout::owner::Owner;
-use crate::layout::superblock::{FsBlock, Superblock};
-use crate::unit::Whose;
+use crate::layout::superblock::Superblock;
 use ivers_block::BlockNo;
 use ivers_sync::{RankedMutex, rank};
-use ivers_vfs::Result;
 use std::collections::BTreeMap;
-
-/// The most that a pool has: bytes, and a part of the free space of the group.
-const POOL_BYTES: u32 = 1 << 20;
-const POOL_PART: u32 = 16;
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -56,7 +47,7 @@ impl Claims {
     }
 
     /// Replaces the pool of a group. Under the lock of the groups.
-    fn fill(&self, ag: u32, extent: FreeExtent) {
+    pub(super) fn fill(&self, ag: u32, extent: FreeExtent) {
         self.0.lock().pools.insert(ag, extent);
     }
 
@@ -93,54 +84,5 @@ impl Drop for Claim<'_> {
         if let Some(at) = inner.claimed.iter().position(|claim| *claim == (self.ag, self.extent)) {
             inner.claimed.swap_remove(at);
         }
-    }
-}
-
-impl Tx<'_> {
-    /// Fills the pool of the group with a block, as near to the block as possible.
-    pub(crate) fn fill_pool(&mut self, near: FsBlock) -> Result<()> {
-        let sb = &self.space().sb;
-        let (ag, goal) = sb.ag_of(near);
-        if ag >= sb.ag_count {
-            return Ok(());
-        }
-        let blocks = (POOL_BYTES >> sb.block_bits).min(self.usable(ag, false)? / POOL_PART);
-        if blocks == 0 {
-            return Ok(());
-        }
-        let request = GroupRequest {
-            goal,
-            min: blocks.div_ceil(2),
-            max: blocks,
-            ahead: 0,
-            alignment: 1,
-            range: (0, sb.ag_len(ag)),
-            // Files do not get the blocks that are busy.
-            owner: Owner::data(sb.root, 0),
-            reserve: false,
-            at_goal: false,
-            avoids_windows: true,
-        };
-        if let Some((_, found)) = self.find_free(ag, request)? {
-            self.space().claims.fill(ag, found);
-        }
-        Ok(())
-    }
-
-    /// Allocates claimed blocks. False, and nothing has changed, if the group needs its blocks itself.
-    pub(super) fn allocate_claim(&mut self, claim: &Claim<'_>, owner: Owner) -> Result<bool> {
-        let (ag, blocks) = (claim.ag, claim.extent);
-        // The claim does not count as usable.
-        if self.agf(ag)?.agf_freeblks.get() < self.reserved(ag)? {
-            return Ok(false);
-        }
-        self.fix_free_list(ag)?;
-        let extent = self.free_at_or_before(ag, blocks.start)?;
-        let Some(extent) = extent.filter(|extent| extent.end() >= blocks.end()) else {
-            return Err(self.space().corrupt("claimed blocks are not free", Whose::Group(ag)));
-        };
-        self.cut_free(ag, extent, blocks)?;
-        self.map_in_group(ag, blocks, owner)?;
-        Ok(true)
     }
 }

@@ -4,8 +4,8 @@
 //! list is filled before each change with what the change can take at most. Blocks of the list have the same
 //! owner in the reverse map as the blocks of these trees: nothing is mapped when a tree takes one.
 
-use super::alloc::GroupRequest;
 use super::extent::FreeExtent;
+use super::find::GroupRequest;
 use super::tx::Tx;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;

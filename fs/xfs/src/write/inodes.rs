@@ -1,7 +1,7 @@
 //! Allocating and freeing inodes, and their chunks. Chunks stay when all their inodes are free.
 
-use super::alloc::GroupRequest;
 use super::extent::FreeExtent;
+use super::find::GroupRequest;
 use super::tree::{Cursor, Tree};
 use super::tx::Tx;
 use crate::layout::bytes::{MAGIC_INODE, NULL_AGINO};

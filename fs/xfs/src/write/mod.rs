@@ -13,8 +13,9 @@
 //! | `map_intents`, `parent_intents` | mappings and parent pointers that a log of Linux promises |
 //! | `extent`, `group` | runs of blocks in a group; heads of groups |
 //! | `tree`, `tree_block` | B-trees of groups |
-//! | `free_space`, `free_list`, `alloc`, `windows` | free space, allocation, space for files that grow |
-//! | `claims` | free blocks that get data before a transaction takes them |
+//! | `free_space`, `find`, `free_list`, `alloc` | free space, the search for it, allocation |
+//! | `windows` | space for files that grow |
+//! | `claims`, `pools` | free blocks that get data before a transaction takes them |
 //! | `owner`, `rmap`, `refcount` | owners of blocks; the reverse map; reference counts |
 //! | `inodes`, `unlinked` | inodes and their chunks; lists of unlinked inodes |
 //! | `counters` | counters of the superblock |
@@ -37,6 +38,7 @@ mod credits;
 mod deferred;
 pub(crate) mod dir;
 mod extent;
+mod find;
 mod finish;
 pub(crate) mod fork;
 mod found_intents;
@@ -53,6 +55,7 @@ pub(crate) mod names;
 mod node;
 mod owner;
 mod parent_intents;
+mod pools;
 mod refcount;
 mod rmap;
 mod runs;

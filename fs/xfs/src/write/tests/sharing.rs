@@ -4,7 +4,8 @@ use super::harness::*;
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
-use crate::write::alloc::{AllocRequest, GroupRequest, Run};
+use crate::write::alloc::{AllocRequest, Run};
+use crate::write::find::GroupRequest;
 use crate::write::tx::Tx;
 use ivers_vfs::{Error, NameError};
 

@@ -1,8 +1,8 @@
 //! Threads that want the same space.
 //!
-//! - A filesystem that is nearly full: threads that write in two groups take what the other one wants. Promise:
-//!   what a write got is stored, also if nothing is free then; a write that got nothing leaves nothing; and all
-//!   space comes back.
+//! - A filesystem that is nearly full: threads that write in two groups take what the other one wants.
+//!   Promise: what a write got is stored, also if nothing is free then; a write that got nothing leaves
+//!   nothing; and all space comes back.
 //! - Short new files, whose data is written before a transaction takes their blocks. Promise: no file has the
 //!   data of another one, also after a crash.
 

@@ -1,0 +1,62 @@
+//! How pools of claims are filled, and how claimed blocks are allocated.
+
+use super::claims::Claim;
+use super::find::GroupRequest;
+use super::tx::Tx;
+use crate::layout::owner::Owner;
+use crate::layout::superblock::FsBlock;
+use crate::unit::Whose;
+use ivers_vfs::Result;
+
+/// The most that a pool has: bytes, and a part of the free space of the group.
+const POOL_BYTES: u32 = 1 << 20;
+const POOL_PART: u32 = 16;
+
+impl Tx<'_> {
+    /// Fills the pool of the group with a block, as near to the block as possible.
+    pub(crate) fn fill_pool(&mut self, near: FsBlock) -> Result<()> {
+        let sb = &self.space().sb;
+        let (ag, goal) = sb.ag_of(near);
+        if ag >= sb.ag_count {
+            return Ok(());
+        }
+        let blocks = (POOL_BYTES >> sb.block_bits).min(self.usable(ag, false)? / POOL_PART);
+        if blocks == 0 {
+            return Ok(());
+        }
+        let request = GroupRequest {
+            goal,
+            min: blocks.div_ceil(2),
+            max: blocks,
+            ahead: 0,
+            alignment: 1,
+            range: (0, sb.ag_len(ag)),
+            // Files do not get the blocks that are busy.
+            owner: Owner::data(sb.root, 0),
+            reserve: false,
+            at_goal: false,
+            avoids_windows: true,
+        };
+        if let Some((_, found)) = self.find_free(ag, request)? {
+            self.space().claims.fill(ag, found);
+        }
+        Ok(())
+    }
+
+    /// Allocates claimed blocks. False, and nothing has changed, if the group needs its blocks itself.
+    pub(super) fn allocate_claim(&mut self, claim: &Claim<'_>, owner: Owner) -> Result<bool> {
+        let (ag, blocks) = (claim.ag, claim.extent);
+        // The claim does not count as usable.
+        if self.agf(ag)?.agf_freeblks.get() < self.reserved(ag)? {
+            return Ok(false);
+        }
+        self.fix_free_list(ag)?;
+        let extent = self.free_at_or_before(ag, blocks.start)?;
+        let Some(extent) = extent.filter(|extent| extent.end() >= blocks.end()) else {
+            return Err(self.space().corrupt("claimed blocks are not free", Whose::Group(ag)));
+        };
+        self.cut_free(ag, extent, blocks)?;
+        self.map_in_group(ag, blocks, owner)?;
+        Ok(true)
+    }
+}
