@@ -69,8 +69,8 @@ type SetLabel = fn(&dyn Device, label: &str, place: &str) -> Result<()>;
 /// Reads which device of a filesystem something is, from its first bytes.
 type ReadDeviceId = fn(head: &[u8]) -> Option<DeviceId>;
 
-/// Bytes of a device that a probe sees: the superblock of btrfs lies furthest.
-pub const HEAD_BYTES: u64 = ivers_btrfs::PROBE_BYTES;
+/// Bytes of a device that a probe sees: the superblock of UFS may lie furthest.
+pub const HEAD_BYTES: u64 = ivers_ufs::PROBE_BYTES;
 
 impl Format {
     /// Returns the name of a filesystem of this format with its article.
@@ -155,10 +155,25 @@ pub const FORMATS: &[Format] = &[
         set_label: None,
         device_id: Some(ivers_btrfs::device_id),
     },
+    // Last: makers of other filesystems leave its superblocks at 64 KiB and 256 KiB in place.
+    Format {
+        names: &["ufs", "ufs1", "ufs2"],
+        title: "UFS filesystem",
+        stores_owners: true,
+        stores_security_xattrs: false,
+        has_partitions: false,
+        probe: ivers_ufs::probe,
+        open: open_ufs,
+        check: |devices, _, memory, place| ivers_ufs::check::check(devices.first, memory, place),
+        check_data: None,
+        scrub: None,
+        set_label: None,
+        device_id: None,
+    },
 ];
 
 /// All formats, in words.
-pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS, XFS or btrfs filesystem";
+pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS, XFS, btrfs or UFS filesystem";
 
 /// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
@@ -200,7 +215,8 @@ pub fn device_id(head: &[u8]) -> Option<DeviceId> {
 pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findings)>> {
     let found = ivers_ext4::check::check_remains(device)?.map(|found| ("ext4", found));
     let found = found.or(ivers_xfs::check::check_remains(device)?.map(|found| ("xfs", found)));
-    Ok(found.or(ivers_btrfs::check::check_remains(device)?.map(|found| ("btrfs", found))))
+    let found = found.or(ivers_btrfs::check::check_remains(device)?.map(|found| ("btrfs", found)));
+    Ok(found.or(ivers_ufs::check::check_remains(device)?.map(|found| ("ufs", found))))
 }
 
 /// Reads what a probe sees of a device.
@@ -371,6 +387,16 @@ fn open_btrfs(
     Ok(ivers_btrfs::Btrfs::open(devices.all(), options)?)
 }
 
+fn open_ufs(
+    devices: Devices,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    image_name: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let options = ivers_ufs::OpenOptions { common: common_options(options, budget, image_name) };
+    Ok(ivers_ufs::Ufs::open(devices.first, options)?)
+}
+
 fn check_btrfs(
     devices: Devices,
     options: &ImageOptions,
@@ -406,10 +432,16 @@ mod tests {
         assert_eq!(names.len(), all);
         assert!(by_name("vfat").is_some() && by_name(AUTO).is_none() && all_names().contains("ext4"));
         let in_words = |name| by_name(name).unwrap().in_words();
-        let words = ["fat", "affs", "xfs", "btrfs"].map(in_words);
+        let words = ["fat", "affs", "xfs", "btrfs", "ufs"].map(in_words);
         assert_eq!(
             words,
-            ["a FAT filesystem", "an AmigaDOS volume", "an XFS filesystem", "a btrfs filesystem"]
+            [
+                "a FAT filesystem",
+                "an AmigaDOS volume",
+                "an XFS filesystem",
+                "a btrfs filesystem",
+                "a UFS filesystem"
+            ]
         );
     }
 }

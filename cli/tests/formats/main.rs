@@ -10,4 +10,5 @@ mod fuse2fs;
 mod not_utf8;
 mod partition_commands;
 mod partitions;
+mod ufs;
 mod xfs;

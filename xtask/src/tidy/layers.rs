@@ -49,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ivers-nfsd",
             "ivers-partitions",
             "ivers-sandbox",
+            "ivers-ufs",
             "ivers-vfs",
             "ivers-xfs",
         ],

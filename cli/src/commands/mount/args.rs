@@ -6,7 +6,7 @@ use crate::arguments::Completed;
 use crate::image::mount_options::COMPLETED_OPTIONS;
 
 /// The types that shells complete. The aliases are left out.
-const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "btrfs", "mem"];
+const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "btrfs", "ufs", "mem"];
 
 /// Options of `mount`.
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(short, long, visible_alias = "ro")]
     pub read_only: bool,
     /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
-    /// xfs, btrfs, or mem (in memory)
+    /// xfs, btrfs, ufs (UFS1 and UFS2, only read), or mem (in memory)
     #[arg(
         short = 't',
         long = "type",
