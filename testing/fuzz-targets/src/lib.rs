@@ -24,6 +24,7 @@ mod nfs;
 mod partitions;
 pub mod place;
 mod plain;
+mod ufs;
 mod work;
 pub mod xfs;
 
@@ -67,6 +68,7 @@ pub const TARGETS: &[Target] = &[
     ext4("check", 4096, |input| work::check(input, Class::ALL), Class::ALL),
     other("fat", 1024, fat::run),
     other("affs", 2048, affs::run),
+    other("ufs", 1024, ufs::run),
     xfs("xfs", |input| xfs::run(input, xfs::Class::ALL), xfs::Class::ALL),
     xfs("check_xfs", |input| xfs::check(input, xfs::Class::ALL), xfs::Class::ALL),
     xfs("xfs_heads", |input| xfs::run(input, XFS_HEADS), XFS_HEADS),
