@@ -49,10 +49,11 @@ impl LogEnd {
             let wrapped = *sector >= head.sector;
             Lsn { cycle: head.cycle - u32::from(wrapped && head.cycle > 0), sector: *sector }.raw()
         });
-        let next = head.sector % ring.len;
-        let after = ring.read(next, 1)?.split_off(CYCLE_BYTES);
-        // After a clean unmount the tail is the head. The lower half of an LSN is the sector.
-        let hides_next_mount = after[AFTER_TAIL].ends_with(&next.to_be_bytes());
+        let after = ring.read(head.sector % ring.len, 1)?.split_off(CYCLE_BYTES);
+        // Linux takes the tail from the last record.
+        let last_head = found.records.last().map_or(Ok(None), |sector| ring.head(*sector))?;
+        let hides_next_mount =
+            last_head.is_some_and(|head| after.get(AFTER_TAIL) == Some(head.h_tail_lsn.as_bytes()));
         Ok(Self { clean: found.clean, last, head: head.raw(), after, hides_next_mount })
     }
 }

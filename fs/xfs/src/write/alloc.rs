@@ -10,7 +10,7 @@ use crate::layout::owner::Owner;
 use crate::layout::superblock::FsBlock;
 use crate::layout::tree::TreeKind;
 use crate::unit::Whose;
-use ivers_vfs::{Ino, NameError, Result};
+use ivers_vfs::{NameError, Result};
 
 /// Free blocks of a group that only B-trees get: each freeing must find blocks for them.
 const RESERVE_BLOCKS: u32 = 16;
