@@ -1,7 +1,7 @@
-//! Moves a serving thread to the processor of its caller and keeps the other threads of its process off that
+//! Moves a serving thread to the processor of its caller and keeps background threads of its process off that
 //! processor, for [`caller_affinity`](crate::caller_affinity).
 //!
-//! The others are threads that commit and write back. The kernel takes a processor that runs only the serving
+//! These are the threads that commit and write back. The kernel takes a processor that runs only the serving
 //! thread, in `SCHED_IDLE`, for an idle one, and wakes them there although another processor is idle. The
 //! serving thread and its caller would wait for them.
 //!
@@ -18,6 +18,7 @@ use rustix::io::{IoSliceMut, retry_on_intr};
 use rustix::net::sockopt::Timeout;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+use std::fs::DirEntry;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -29,6 +30,9 @@ const QUESTION: usize = 8;
 pub(crate) const NOBODY: u32 = 0;
 /// In place of a caller: move the thread out of `SCHED_IDLE`, which it may have entered unseen.
 pub(crate) const WAKE_UP: u32 = u32::MAX;
+
+/// How the names of background threads begin.
+const BACKGROUND: &str = "ivers-";
 
 /// Receive timeout: a stopped helper must not stop the mount.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -98,20 +102,23 @@ impl Moved {
         born(self.process, self.thread) == Some(self.born)
     }
 
-    /// The processors of the other threads.
+    /// The processors of the background threads.
     fn rest(&self) -> CpuSet {
         let mut rest = self.before;
         rest.unset(self.processor);
         rest
     }
 
-    /// Changes the affinity of the other threads that have the affinity `from`. An administrator's own choice
-    /// for a thread stays. Threads that end meanwhile are skipped.
+    /// Changes the affinity of the background threads that have the affinity `from`. An administrator's own
+    /// choice for a thread stays. Threads that end meanwhile are skipped.
     fn change_others(&self, from: &CpuSet, to: &CpuSet) {
         let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.process)) else { return };
-        let numbers = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        let others = numbers.filter(|number| *number != self.thread);
-        for id in others.filter_map(|number| Pid::from_raw(number.try_into().ok()?)) {
+        let is_background = |thread: &DirEntry| {
+            std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.starts_with(BACKGROUND))
+        };
+        let background = threads.filter_map(Result::ok).filter(is_background);
+        let number = |thread: DirEntry| thread.file_name().to_str()?.parse().ok();
+        for id in background.filter_map(number).filter_map(Pid::from_raw) {
             if sched_getaffinity(Some(id)).is_ok_and(|set| set == *from) {
                 _ = sched_setaffinity(Some(id), to);
             }
@@ -256,17 +263,19 @@ mod tests {
     }
 
     #[test]
-    fn other_threads_of_the_process_stay_away_meanwhile() {
+    fn background_threads_of_the_process_stay_away_meanwhile() {
         let (_turn, socket) = (TURN.lock(), start().unwrap());
         if !can_be_moved() {
             return assert!(!ask(&socket, me(), me()));
         }
         let (number, end) = (std::sync::OnceLock::new(), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let background = std::thread::Builder::new().name(format!("{BACKGROUND}test"));
+            let wait = || {
                 number.set(me()).unwrap();
                 end.wait();
-            });
+            };
+            background.spawn_scoped(scope, wait).unwrap();
             scope.spawn(|| {
                 let other = Pid::from_raw(number.wait().cast_signed());
                 let before = sched_getaffinity(other).unwrap();

@@ -12,7 +12,8 @@
 //! the program, and answers in `SCHED_IDLE`: a processor that runs nothing else counts as idle, so the
 //! program stays.
 //!
-//! Other threads of the server would make the program wait, so they are kept off that processor meanwhile.
+//! Background threads of the server would make the program wait, so they are kept off that processor
+//! meanwhile.
 //!
 //! If the next request is already there, the thread stays in that class, because changing the class twice
 //! costs a quarter of such a request. The thread never sleeps in that class: the kernel would count the
