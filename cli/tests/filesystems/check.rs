@@ -272,8 +272,11 @@ fn errors_name_the_image_once() {
     refused("ext4");
     set_len(320 << 20);
     ivers_oracle::run("mkfs.xfs", ["-q", name]).unwrap();
-    ivers_oracle::run("xfs_db", ["-x", "-c", "sb 0", "-c", "write features_incompat 0x40000003", name])
-        .unwrap();
+    let write = "write -d features_incompat 0x4000000b";
+    let of_each =
+        (0..4).flat_map(|group| ["-c".into(), format!("sb {group}"), "-c".into(), write.to_owned()]);
+    let words = ["-x".to_owned()].into_iter().chain(of_each).chain([name.to_owned()]);
+    ivers_oracle::run("xfs_db", words).unwrap();
     refused("xfs");
     set_len(128 << 20);
     ivers_oracle::run("mkfs.btrfs", ["-q", "-f", name]).unwrap();
