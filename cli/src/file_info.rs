@@ -40,7 +40,8 @@ pub fn has_epoch(instance: &str) -> bool {
     !instance.contains(['-', '~']) && !instance.starts_with(ivers_fuse::OF_SERVER)
 }
 
-/// Returns the UUID in the name of an instance on a device whose values outlive a mount.
+/// Returns the UUID of the filesystem from the name of an instance. `None`: its values end with the mount, or
+/// a server makes them.
 pub fn lasting_uuid(instance: &str) -> Option<&str> {
     let lasts = !instance.contains('-') && !instance.starts_with(ivers_fuse::OF_SERVER);
     lasts.then(|| instance.split('~').next()).flatten()

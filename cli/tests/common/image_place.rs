@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use ivers_oracle::kernel::LoopMount;
@@ -11,6 +12,14 @@ use super::{change, works};
 
 pub const TEXT: &[u8] = b"text of a file";
 pub const PLAIN: TreeOptions = TreeOptions { no_times: true, no_trusted: true };
+
+/// Makes a directory with 300 files below another one.
+pub fn fill_many(source: &Path) {
+    fs::create_dir_all(source.join("dir/many")).unwrap();
+    for number in 0..300 {
+        fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
+    }
+}
 
 /// An image in a temporary directory, and how another tool judges it.
 pub struct ImagePlace {
@@ -32,6 +41,21 @@ impl ImagePlace {
 
     pub fn path(&self, name: &str) -> String {
         self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// The directory beside the image that its maker reads.
+    pub fn source(&self) -> PathBuf {
+        self.path("source").into()
+    }
+
+    /// Fills that directory: many files, a short one with two names, and a symbolic link.
+    pub fn fill_source(&self) -> PathBuf {
+        let source = self.source();
+        fill_many(&source);
+        fs::write(source.join("dir/file"), TEXT).unwrap();
+        fs::hard_link(source.join("dir/file"), source.join("twin")).unwrap();
+        symlink("dir/file", source.join("link")).unwrap();
+        source
     }
 
     /// A path in the image.

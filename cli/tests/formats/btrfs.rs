@@ -12,14 +12,7 @@ use std::path::PathBuf;
 /// An image that mkfs.btrfs filled from the directory `source` beside it.
 fn image(options: &[&str]) -> ImagePlace {
     let place = ImagePlace::new("disk.btrfs", ivers_oracle::btrfs::judge);
-    let source = source(&place);
-    fs::create_dir_all(source.join("dir/many")).unwrap();
-    for number in 0..300 {
-        fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
-    }
-    fs::write(source.join("dir/file"), TEXT).unwrap();
-    fs::hard_link(source.join("dir/file"), source.join("twin")).unwrap();
-    std::os::unix::fs::symlink("dir/file", source.join("link")).unwrap();
+    let source = place.fill_source();
     let large: Vec<u8> = (0..2_000_000).map(|at| (at / 7) as u8).collect();
     fs::write(source.join("large"), &large).unwrap();
     xattr::set(source.join("large"), "user.short", b"value").unwrap();
@@ -27,10 +20,6 @@ fn image(options: &[&str]) -> ImagePlace {
     let words = ["-q", "-f", "-L", "a label", "-r", source.to_str().unwrap(), place.name()];
     ivers_oracle::run("mkfs.btrfs", words.iter().chain(options)).unwrap();
     place
-}
-
-fn source(place: &ImagePlace) -> PathBuf {
-    place.path("source").into()
 }
 
 fn have_tools() -> bool {
@@ -58,7 +47,7 @@ fn an_image_is_read() {
     assert_eq!((stat["nlink"].as_u64(), stat["size"].as_u64()), (Some(2), Some(TEXT.len() as u64)), "{stat}");
     let copy = place.path("copy");
     works(&["cp", "-a", &place.at("/"), &copy]);
-    let [source, copy] = [source(&place), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
+    let [source, copy] = [place.source(), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
     assert!(source == copy, "{source}\n---\n{copy}");
     works(&["tar", "-c", &place.at("/dir"), "-f", &place.path("a.tar")]);
     assert!(fs::metadata(place.path("a.tar")).unwrap().len() > 1_000_000);
@@ -109,7 +98,7 @@ fn a_mount_shows_the_tree_and_the_stored_counter() {
     }
     let place = image(&[]);
     let dir = place.mount("ro");
-    let [source, mounted] = [&source(&place), &dir].map(|dir| tree(dir, PLAIN));
+    let [source, mounted] = [&place.source(), &dir].map(|dir| tree(dir, PLAIN));
     let stored = xattr::get(dir.join("large"), "system.ivers.stored");
     let change = xattr::get(dir.join("large"), "system.ivers.change");
     let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());

@@ -1,6 +1,6 @@
 //! The command on a btrfs of several images, judged by `btrfs check` and Linux.
 
-use crate::common::image_place::{PLAIN, TEXT};
+use crate::common::image_place::{PLAIN, TEXT, fill_many};
 use crate::common::served::Server;
 use crate::common::*;
 use ivers_oracle::btrfs::{judge_array, with_array};
@@ -42,10 +42,7 @@ impl Array {
 
     fn source(&self) -> PathBuf {
         let source = self.dir.path().join("source");
-        fs::create_dir_all(source.join("dir/many")).unwrap();
-        for number in 0..300 {
-            fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
-        }
+        fill_many(&source);
         let large: Vec<u8> = (0..3_000_000).map(|at| (at / 7) as u8).collect();
         fs::write(source.join("large"), large).unwrap();
         fs::write(source.join("file"), TEXT).unwrap();

@@ -10,21 +10,10 @@ use std::path::PathBuf;
 /// An image that makefs filled from the directory `source` beside it.
 fn image(options: &str) -> ImagePlace {
     let place = ImagePlace::new("disk.ufs", |_| Ok(()));
-    let source = source(&place);
-    fs::create_dir_all(source.join("dir/many")).unwrap();
-    for number in 0..300 {
-        fs::write(source.join(format!("dir/many/{number}")), vec![number as u8; number * 30]).unwrap();
-    }
-    fs::write(source.join("dir/file"), TEXT).unwrap();
-    fs::hard_link(source.join("dir/file"), source.join("twin")).unwrap();
-    std::os::unix::fs::symlink("dir/file", source.join("link")).unwrap();
+    let source = place.fill_source();
     let words = ["-t", "ffs", "-s", "16m", "-o", options, place.name(), source.to_str().unwrap()];
     ivers_oracle::run("makefs", words).unwrap();
     place
-}
-
-fn source(place: &ImagePlace) -> PathBuf {
-    place.path("source").into()
 }
 
 #[test]
@@ -40,7 +29,7 @@ fn an_image_is_read() {
         assert_eq!(works(&["cat", &place.at("/dir/file")]).as_bytes(), TEXT);
         let copy = place.path("copy");
         works(&["cp", "-a", &place.at("/"), &copy]);
-        let [source, copy] = [source(&place), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
+        let [source, copy] = [place.source(), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
         assert!(source == copy, "{source}\n---\n{copy}");
         works(&["tar", "-c", &place.at("/dir"), "-f", &place.path("a.tar")]);
         assert!(fs::metadata(place.path("a.tar")).unwrap().len() > 1_000_000);
@@ -90,7 +79,7 @@ fn a_mount_shows_the_tree_read_only() {
     let text = said(&output);
     assert!(!output.status.success() && text.contains("reads UFS and does not write it"), "{text}");
     let dir = place.mount("ro");
-    let [source, mounted] = [&source(&place), &dir].map(|dir| tree(dir, PLAIN));
+    let [source, mounted] = [&place.source(), &dir].map(|dir| tree(dir, PLAIN));
     let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
     let change = xattr::get(dir.join("twin"), "system.ivers.change");
     place.unmount();

@@ -13,7 +13,7 @@ pub(super) struct Reader {
     pub sb: Superblock,
 }
 
-/// A pointer of an inode or of an indirect block that is no hole.
+/// A pointer to a block, in an inode or in an indirect block. A hole has none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pointer {
     /// 0: to contents; 1 to 3: to an indirect block.

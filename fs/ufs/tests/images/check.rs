@@ -39,7 +39,8 @@ fn name_attributes(image: &mut [u8], bytes: u64, fragment: u64) {
     add(image, at + 24, 8, 2 * bytes.div_ceil(1024) as i64);
 }
 
-/// Inverts a bit of a map of the first group, whose offset is at `offset_at` of its descriptor.
+/// Inverts a bit of a bitmap of the first group. The descriptor of the group has the offset of the bitmap at
+/// byte `offset_at`.
 fn flip(image: &mut [u8], offset_at: usize, bit: u64) {
     let map = group(image) + get(image, group(image) + offset_at, 4) as usize;
     image[map + (bit / 8) as usize] ^= 1 << (bit % 8);
@@ -230,7 +231,7 @@ fn findings_have_paths_and_notes() {
     assert!([&b"/file"[..], b"/dir/hard"].contains(&&*path), "{}", path.escape_ascii());
     assert!(found.notes()[0].contains("not unmounted cleanly"), "{:?}", found.notes());
     assert!(found.notes()[1].contains("soft updates"), "{:?}", found.notes());
-    // A filesystem whose superblock is destroyed is known by the copy.
+    // If the superblock is destroyed, its copy shows what the filesystem is.
     image[SB..SB + 1376].fill(0);
     let found = check_remains(&*memory(&image)).unwrap().unwrap();
     assert_eq!(found.counts().keys().copied().collect::<Vec<_>>(), ["superblock-invalid"]);

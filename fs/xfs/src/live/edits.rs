@@ -36,10 +36,15 @@ impl Change<'_> {
         ahead: u32,
     ) -> Result<Option<BlockNo>> {
         let request = MapRequest { at, min: len, max: len, goal: None, unwritten: false, ahead };
+        let is_new = !core.data.has_blocks();
         let Some(extent) = self.tx.map_extent(core, Which::Data, request)? else { return Ok(None) };
-        // Files that are written next are put there.
-        self.tx.fill_pool(FsBlock(extent.start.0 + extent.len))?;
-        Ok(self.tx.space().sb.run(extent.start, extent.len))
+        let space = self.tx.space();
+        let is_near = space.sb.agino(core.ino).is_some_and(|(ag, _)| ag == space.sb.ag_of(extent.start).0);
+        if is_new && is_near {
+            // The new files of this group that are written next are put there.
+            self.tx.fill_pool(FsBlock(extent.start.0 + extent.len))?;
+        }
+        Ok(space.sb.run(extent.start, extent.len))
     }
 
     /// Gives blocks that are claimed, and have the data, to a hole. False if the file cannot have them.

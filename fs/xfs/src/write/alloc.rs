@@ -7,6 +7,7 @@ use super::tx::Tx;
 use super::windows::{GroupWindow, Growth};
 use crate::layout::features::RoCompat;
 use crate::layout::owner::Owner;
+use crate::layout::raw::RawAgf;
 use crate::layout::superblock::FsBlock;
 use crate::layout::tree::TreeKind;
 use crate::unit::Whose;
@@ -75,19 +76,8 @@ impl Tx<'_> {
         let max = max.max(min);
         let in_group = |ag, min, at_goal| {
             let goal = if ag == goal_ag { goal } else { 0 };
-            let range = (0, sb.ag_len(ag));
-            GroupRequest {
-                goal,
-                min,
-                max,
-                ahead,
-                alignment,
-                range,
-                owner,
-                reserve: false,
-                at_goal,
-                avoids_windows: true,
-            }
+            let request = GroupRequest::new(owner, goal, (min, max), sb.ag_len(ag));
+            GroupRequest { ahead, alignment, at_goal, ..request }
         };
         let run = |ag, found: FreeExtent| Run { start: sb.fs_block(ag, found.start), len: found.len };
         if growth.continues
@@ -128,8 +118,10 @@ impl Tx<'_> {
     }
 
     fn try_in(&mut self, ag: u32, request: GroupRequest) -> Result<Option<FreeExtent>> {
-        let usable = self.usable(ag, request.reserve)?;
-        if usable < request.min || self.agf(ag)?.agf_longest.get() < request.min {
+        let agf = self.agf(ag)?;
+        let reserve = if request.reserve { 0 } else { self.reserved(ag, &agf) };
+        let usable = agf.agf_freeblks.get().saturating_sub(reserve);
+        if usable < request.min || agf.agf_longest.get() < request.min {
             return Ok(None);
         }
         let most = request.max.min(usable);
@@ -147,20 +139,19 @@ impl Tx<'_> {
         Ok(Some(part))
     }
 
-    /// Free blocks for a request, which may use the reserve of the group or not.
-    pub(super) fn usable(&mut self, ag: u32, with_reserve: bool) -> Result<u32> {
-        let reserve = if with_reserve { 0 } else { self.reserved(ag)? };
-        Ok(self.agf(ag)?.agf_freeblks.get().saturating_sub(reserve))
+    /// Free blocks of a group beside those that are kept or claimed. `None`: it lacks some of those.
+    pub(super) fn unreserved(&mut self, ag: u32) -> Result<Option<u32>> {
+        let agf = self.agf(ag)?;
+        Ok(agf.agf_freeblks.get().checked_sub(self.reserved(ag, &agf)))
     }
 
     /// Free blocks that are kept for B-trees, and claimed ones.
-    pub(super) fn reserved(&mut self, ag: u32) -> Result<u32> {
-        let agf = self.agf(ag)?;
+    fn reserved(&self, ag: u32, agf: &RawAgf) -> u32 {
         let [mappings, counts] = self.space().tree_shares(ag);
-        Ok(RESERVE_BLOCKS
+        RESERVE_BLOCKS
             + self.space().claims.claimed_blocks(ag)
             + mappings.saturating_sub(agf.agf_rmap_blocks.get())
-            + counts.saturating_sub(agf.agf_refcount_blocks.get()))
+            + counts.saturating_sub(agf.agf_refcount_blocks.get())
     }
 
     /// Frees blocks of a group now. `owner` is that of the first block if the reverse map has one.
@@ -179,19 +170,8 @@ impl Tx<'_> {
         let Some(owner) = tree_owner(kind) else { return self.take_listed(ag) };
         let len = self.space().sb.ag_len(ag);
         let (goal, _) = self.root(kind, ag)?;
-        let request = GroupRequest {
-            goal,
-            min: 1,
-            max: 1,
-            ahead: 0,
-            alignment: 1,
-            range: (0, len),
-            owner,
-            reserve: true,
-            at_goal: false,
-            avoids_windows: true,
-        };
-        let found = self.allocate_in(ag, request)?;
+        let request = GroupRequest::new(owner, goal, (1, 1), len);
+        let found = self.allocate_in(ag, GroupRequest { reserve: true, ..request })?;
         found.map(|found| found.start).ok_or_else(|| NameError::NoSpace.into())
     }
 

@@ -60,8 +60,7 @@ impl Claims {
     pub(super) fn add_overlapping(&self, ag: u32, extent: FreeExtent, found: &mut Vec<FreeExtent>) {
         let inner = self.0.lock();
         let all = inner.pools.iter().map(|(ag, pool)| (*ag, *pool)).chain(inner.claimed.iter().copied());
-        let overlaps = |other: FreeExtent| other.start < extent.end() && other.end() > extent.start;
-        found.extend(all.filter(|(of, other)| *of == ag && overlaps(*other)).map(|(_, other)| other));
+        found.extend(all.filter(|(of, other)| *of == ag && other.overlaps(extent)).map(|(_, other)| other));
     }
 
     /// Claimed blocks of a group.

@@ -12,6 +12,10 @@ impl FreeExtent {
         self.start + self.len
     }
 
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+
     pub(super) fn encode(self) -> Vec<u8> {
         [self.start.to_be_bytes(), self.len.to_be_bytes()].concat()
     }

@@ -32,6 +32,23 @@ pub(super) struct GroupRequest {
 }
 
 impl GroupRequest {
+    /// A request for `len` blocks, from the first number to the second, anywhere in a group of `group_len`
+    /// blocks. It leaves the reserve of the group and the windows of others alone.
+    pub(super) fn new(owner: Owner, goal: u32, len: (u32, u32), group_len: u32) -> Self {
+        Self {
+            goal,
+            min: len.0,
+            max: len.1,
+            ahead: 0,
+            alignment: 1,
+            range: (0, group_len),
+            owner,
+            reserve: false,
+            at_goal: false,
+            avoids_windows: true,
+        }
+    }
+
     /// A part of a free extent for the request: as long as possible, and near the goal.
     fn fit(&self, free: FreeExtent) -> Option<FreeExtent> {
         let align = u64::from(self.alignment.max(1));
@@ -63,7 +80,7 @@ fn better(
     if rank(b.1) < rank(a.1) { b } else { a }
 }
 
-/// The file whose window an allocation uses.
+/// The file that may use its window for this owner. `None`: the owner is no data of a file.
 pub(super) fn window_owner(owner: Owner) -> Option<Ino> {
     owner.is_data().then_some(Ino(owner.owner))
 }
@@ -72,18 +89,17 @@ impl Tx<'_> {
     /// Blocks of a free extent that a request does not get, by their start: busy ones, claimed ones, and
     /// windows of others.
     fn obstacles(&self, ag: u32, extent: FreeExtent, request: GroupRequest) -> Vec<FreeExtent> {
-        let overlaps = |other: &FreeExtent| other.start < extent.end() && other.end() > extent.start;
         let mut found = Vec::new();
         // The contents of files are written before the transaction is durable that freed their blocks.
         if request.owner.counts_blocks() || request.owner == Owner::COPY {
             found = self.space().busy.in_range(ag, extent.start, extent.end());
             let own = self.freed.iter().filter(|freed| freed.ag == ag).map(|freed| freed.extent);
-            found.extend(own.filter(overlaps));
+            found.extend(own.filter(|freed| freed.overlaps(extent)));
         }
         self.space().claims.add_overlapping(ag, extent, &mut found);
         if request.avoids_windows {
             let in_extent = |window: &GroupWindow| {
-                Some(window.extent).filter(|extent| window.ag == ag && overlaps(extent))
+                Some(window.extent).filter(|of_window| window.ag == ag && of_window.overlaps(extent))
             };
             found.extend(self.space().windows.of_others(window_owner(request.owner), in_extent));
         }

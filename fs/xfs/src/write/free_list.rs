@@ -55,18 +55,8 @@ impl Tx<'_> {
     /// A free extent and the part of it for the list, at most `most` blocks: of the smallest extent that
     /// suffices, so that the large ones stay whole, or else of the largest one.
     fn extent_for_list(&mut self, ag: u32, most: u32) -> Result<Option<(FreeExtent, FreeExtent)>> {
-        let request = GroupRequest {
-            goal: 0,
-            min: 1,
-            max: most,
-            ahead: 0,
-            alignment: 1,
-            range: (0, self.space().sb.ag_len(ag)),
-            owner: Owner::SPACE,
-            reserve: true,
-            at_goal: false,
-            avoids_windows: false,
-        };
+        let request = GroupRequest::new(Owner::SPACE, 0, (1, most), self.space().sb.ag_len(ag));
+        let request = GroupRequest { reserve: true, avoids_windows: false, ..request };
         match self.find_by_size(ag, request, None)? {
             None if self.space().claims.empty_pools() => self.find_by_size(ag, request, None),
             found => Ok(found),

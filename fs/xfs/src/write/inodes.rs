@@ -221,18 +221,8 @@ impl Tx<'_> {
         }
         let newest = self.with_agi(ag, |agi| agi.agi_newino.get())?;
         let goal = if newest == NULL_AGINO { 0 } else { (newest >> sb.inopb_bits).min(len - 1) };
-        let whole = GroupRequest {
-            goal,
-            min: blocks,
-            max: blocks,
-            ahead: 0,
-            alignment,
-            range: (0, len),
-            owner: Owner::INODES,
-            reserve: false,
-            at_goal: false,
-            avoids_windows: true,
-        };
+        let whole = GroupRequest::new(Owner::INODES, goal, (blocks, blocks), len);
+        let whole = GroupRequest { alignment, ..whole };
         if let Some(found) = self.allocate_in(ag, whole)? {
             for first in (0..blocks << sb.inopb_bits).step_by(CHUNK_INODES as usize) {
                 let chunk = InodeChunk {

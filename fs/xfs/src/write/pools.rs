@@ -20,23 +20,13 @@ impl Tx<'_> {
         if ag >= sb.ag_count {
             return Ok(());
         }
-        let blocks = (POOL_BYTES >> sb.block_bits).min(self.usable(ag, false)? / POOL_PART);
+        let blocks = (POOL_BYTES >> sb.block_bits).min(self.unreserved(ag)?.unwrap_or(0) / POOL_PART);
         if blocks == 0 {
             return Ok(());
         }
-        let request = GroupRequest {
-            goal,
-            min: blocks.div_ceil(2),
-            max: blocks,
-            ahead: 0,
-            alignment: 1,
-            range: (0, sb.ag_len(ag)),
-            // Files do not get the blocks that are busy.
-            owner: Owner::data(sb.root, 0),
-            reserve: false,
-            at_goal: false,
-            avoids_windows: true,
-        };
+        // Files do not get the blocks that are busy.
+        let owner = Owner::data(sb.root, 0);
+        let request = GroupRequest::new(owner, goal, (blocks.div_ceil(2), blocks), sb.ag_len(ag));
         if let Some((_, found)) = self.find_free(ag, request)? {
             self.space().claims.fill(ag, found);
         }
@@ -47,7 +37,7 @@ impl Tx<'_> {
     pub(super) fn allocate_claim(&mut self, claim: &Claim<'_>, owner: Owner) -> Result<bool> {
         let (ag, blocks) = (claim.ag, claim.extent);
         // The claim does not count as usable.
-        if self.agf(ag)?.agf_freeblks.get() < self.reserved(ag)? {
+        if self.unreserved(ag)?.is_none() {
             return Ok(false);
         }
         self.fix_free_list(ag)?;

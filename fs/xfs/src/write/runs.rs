@@ -52,7 +52,7 @@ impl Tx<'_> {
     /// lacks what its B-trees may need when the files change.
     pub(crate) fn share(&mut self, run: Run, owner: Owner) -> Result<()> {
         let (ag, _) = self.in_group(run)?;
-        if self.agf(ag)?.agf_freeblks.get() < self.reserved(ag)? {
+        if self.unreserved(ag)?.is_none() {
             return Err(NameError::NoSpace.into());
         }
         self.defer(run, Change::Count(CountChange::Increase))?;

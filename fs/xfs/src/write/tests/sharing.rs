@@ -108,24 +108,10 @@ fn sharing_is_refused_while_the_reserve_of_a_group_is_in_use() {
     let space = image.open();
     let mut tx = space.begin(space.journal.max_credits()).unwrap();
     let [first, second] = [0, 1].map(|nth| Owner::data(image.inos[nth], 0));
-    let request = GroupRequest {
-        goal: 0,
-        min: 1,
-        max: 1,
-        ahead: 0,
-        alignment: 1,
-        range: (0, space.sb.ag_len(1)),
-        owner: first,
-        reserve: false,
-        at_goal: false,
-        avoids_windows: true,
-    };
+    let request = GroupRequest::new(first, 0, (1, 1), space.sb.ag_len(1));
     let found = tx.allocate_in(1, request).unwrap().unwrap();
     let run = Run { start: space.sb.fs_block(1, found.start), len: 1 };
-    let above_reserve = |tx: &mut Tx<'_>| {
-        let free = tx.agf(1).unwrap().agf_freeblks.get();
-        free.checked_sub(tx.reserved(1).unwrap())
-    };
+    let above_reserve = |tx: &mut Tx<'_>| tx.unreserved(1).unwrap();
     // Files leave a bit more than the reserve. Then B-trees take blocks one by one.
     while let Some(rest) =
         above_reserve(&mut tx).and_then(|rest| rest.checked_sub(100)).filter(|rest| *rest > 0)
