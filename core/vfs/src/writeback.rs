@@ -4,7 +4,8 @@
 //! Write-back is no change: except when data is lost, nothing here bumps a counter. Inodes with dirty pages
 //! are in one list. An inode leaves the list before its pages are written; a writer that dirties it meanwhile
 //! puts it back. Pages are written under the inode's write-back lock and never under its data lock, so that
-//! writers continue while the device works.
+//! writers continue while the device works. Pages that a server may still lose (unstable) are committed later,
+//! so their inode stays on the list.
 
 use crate::driver::Written;
 use crate::error::{Error, Result, ServerError};
@@ -123,6 +124,14 @@ impl Vfs {
         inode.dirty_listed.store(false, Ordering::Release);
     }
 
+    /// Takes an inode off the list, under its write-back lock and before its pages are written. One with
+    /// unstable pages stays: they count as dirty until somebody commits them, and only the list leads there.
+    fn unlist_to_write(&self, inode: &Inode) {
+        if inode.dirty_listed.load(Ordering::Acquire) && !inode.pages.has_unstable() {
+            self.unlist_dirty(inode);
+        }
+    }
+
     /// Notes that written data may be lost. Under the write-back lock, so that a later flush of the file
     /// finds the error.
     pub(crate) fn note_writeback_error(&self, inode: &Inode, error: &Error) {
@@ -223,9 +232,7 @@ impl Vfs {
     /// Writes an inode back: its pages, then its deferred updates.
     pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
         let writeback = inode.writeback_lock.lock();
-        if inode.dirty_listed.load(Ordering::Acquire) {
-            self.unlist_dirty(inode);
-        }
+        self.unlist_to_write(inode);
         self.write_pages(inode, 0, u64::MAX)?;
         self.flush_inode(inode)?;
         drop(writeback);
@@ -449,9 +456,7 @@ impl Vfs {
     /// Writes the pages of an inode back, and logs it only if that has failed before.
     fn write_data_back(&self, inode: &Inode) -> Result<()> {
         let _writeback = inode.writeback_lock.lock();
-        if inode.dirty_listed.load(Ordering::Acquire) {
-            self.unlist_dirty(inode);
-        }
+        self.unlist_to_write(inode);
         self.write_pages(inode, 0, u64::MAX)?;
         if inode.needs_log.load(Ordering::Acquire) { self.flush_inode(inode) } else { Ok(()) }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::sync::Weak;
+use std::time::Duration;
 
 fn unstable_file(it: &Both, name: &str, data: &[u8]) -> InodeRef {
     let file = create(&it.client, name);
@@ -66,6 +67,33 @@ fn a_page_that_is_written_again_meanwhile_is_sent_once_more() {
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
     it.client.set_attr(&Cred::root(), &file, &cut).unwrap();
     assert_eq!(it.client.dirty_bytes(), 0);
+}
+
+/// Pages that were sent, but not committed, fill the limit of dirty memory. A close or a query finds nothing to
+/// send. The next writer commits them.
+#[test]
+fn a_writer_over_the_limit_commits_what_others_have_sent() {
+    let server = Vfs::mount(Arc::new(Mem::default()), quiet()).unwrap();
+    let fs = Arc::new(RemoteFs::new(server.clone(), BASE, Box::new(|_| Ok(()))).unwrap());
+    let client = Vfs::mount(fs.clone(), MountOptions { dirty_bytes: 64 << 10, ..quiet() }).unwrap();
+    fs.write_unstably();
+    let files = ["closed", "asked"].map(|name| create(&client, name));
+    for file in &files {
+        client.write(&Cred::root(), file, 0, &[1; 24 << 10], WriteFlags::empty()).unwrap();
+    }
+    for _ in 0..2 {
+        client.flush_descriptor(&files[0], &client.error_cursor(&files[0])).unwrap();
+        client.change(&files[1]).unwrap();
+    }
+    assert_eq!(client.dirty_bytes(), 48 << 10);
+    let (done, written) = mpsc::channel();
+    std::thread::spawn(move || {
+        let last = create(&client, "last");
+        client.write(&Cred::root(), &last, 0, &[2; 32 << 10], WriteFlags::empty()).unwrap();
+        done.send(client.dirty_bytes()).unwrap();
+    });
+    let dirty = written.recv_timeout(Duration::from_secs(20)).expect("the writer waits in vain");
+    assert!(dirty <= 64 << 10, "{dirty}");
 }
 
 #[test]
