@@ -2,12 +2,12 @@
 //!
 //! umount(8) and fusermount3 return as soon as the kernel has detached a mount. The process of the mount then
 //! writes back its caches and closes the image. A script that mounts the image again at once would find it in
-//! use. So [`open_when_closed`] waits for such a process, and for no other.
+//! use. So [`open_when_closed`] waits for such a process, and for one that was killed. It waits for no other.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, KernelUse, OpenMode, kernel_use};
 
@@ -21,6 +21,8 @@ use crate::output::progress::Waiting;
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to close an image: writing back the caches to a slow disk takes minutes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time for a killed process to end: its writes that the disk has begun are finished first.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens and locks an image as [`FileDevice::open`] does. If a mount of it has just ended, waits until the
 /// image is closed.
@@ -41,14 +43,13 @@ pub fn lock_when_closed(disk: &DiskFile, range: FileRange) -> Result<(), BlockEr
     }
     // Who holds the range is not visible. Mounts of other partitions go on.
     let image = disk.whole().path();
-    if let Ok(meta) = std::fs::metadata(image) {
-        for pid in lock_holders(&meta) {
-            if let Some(status) = closing(pid) {
-                wait(status, image);
-            }
+    let Ok(meta) = std::fs::metadata(image) else { return disk.lock(range) };
+    for pid in lock_holders(&meta) {
+        if let Some(status) = closing(pid) {
+            wait(status, image);
         }
     }
-    disk.lock(range)
+    when_killed_have_ended(&meta, || disk.lock(range))
 }
 
 /// Takes a lock on an image. If a mount of it has just ended, waits until the image is closed.
@@ -58,10 +59,36 @@ fn when_closed<T>(image: &Path, lock: impl Fn() -> Result<T, BlockError>) -> Res
         locked => return locked,
     };
     let Ok(meta) = std::fs::metadata(image) else { return Err(busy) };
-    for pid in lock_holders(&meta) {
+    for pid in lock_holders(&meta).into_iter().filter(|&pid| !was_killed(pid)) {
         wait(closing(pid).ok_or(busy.clone())?, image);
     }
-    lock()
+    when_killed_have_ended(&meta, lock)
+}
+
+/// Takes a lock. While a process that was killed holds it, tries again. That a lock is released cannot be
+/// waited for with a time limit.
+fn when_killed_have_ended<T>(
+    file: &Metadata,
+    lock: impl Fn() -> Result<T, BlockError>,
+) -> Result<T, BlockError> {
+    let started = Instant::now();
+    loop {
+        match lock() {
+            Err(BlockError::Busy { .. })
+                if started.elapsed() < DEATH_TIMEOUT && lock_holders(file).into_iter().any(was_killed) =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            locked => return locked,
+        }
+    }
+}
+
+/// Whether the process that took a lock was killed. The lock remains until it has closed its files. Those of a
+/// supervisor are also open in its worker, which is killed with it.
+fn was_killed(pid: i32) -> bool {
+    // A process that ends gives up its memory, which has the command line, before it closes its files.
+    std::fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |words| words.is_empty())
 }
 
 /// Connects to the process of a mount that has ended or ends soon.
@@ -178,6 +205,35 @@ fn lock_holders(file: &Metadata) -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_lock_whose_taker_has_died_is_waited_for() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 16).unwrap();
+        // flock(1) takes the lock and ends. The shell has the file open until its input ends.
+        let mut shell = Command::new("sh")
+            .args(["-c", "exec 9<>\"$0\" && flock 9 && echo && read -r line"])
+            .arg(image.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let (tries, shell) = (Cell::new(0), RefCell::new(shell));
+        let opened = when_closed(image.path(), || {
+            tries.set(tries.get() + 1);
+            if tries.get() == 4 {
+                drop(shell.borrow_mut().stdin.take());
+                shell.borrow_mut().wait().unwrap();
+            }
+            FileDevice::open(image.path(), OpenMode::ReadWrite)
+        });
+        assert!(opened.is_ok(), "{:?}", opened.err());
+        assert_eq!(tries.get(), 4);
+    }
 
     #[test]
     fn the_holder_and_the_way_out_are_named() {
