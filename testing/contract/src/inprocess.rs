@@ -196,7 +196,10 @@ impl InProcess {
     /// Splits a path into its directory and the last name.
     fn parent<'p>(&mut self, path: &'p str) -> Result<(InodeRef, &'p [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Ok((self.inode(On::At(dir))?, name.as_bytes()))
+        let dir = self.inode(On::At(dir))?;
+        // The caller looks the name up: a client may still believe that it is not there.
+        self.attr(&dir)?;
+        Ok((dir, name.as_bytes()))
     }
 
     fn remount(&mut self) -> Result<()> {
