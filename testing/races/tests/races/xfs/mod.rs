@@ -7,7 +7,7 @@
 //!
 //! | module | races |
 //! |---|---|
-//! | `data` | write-back, truncation, growth, copy on write, files without names |
+//! | `data` | write-back, truncation, growth, modes, copy on write, files without names |
 //! | `names` | create, link, unlink and rename of the same names; link counts and the change attribute |
 //! | `space` | two groups of a filesystem that is nearly full |
 //! | `log` | the tail of a small log; blocks and inodes that leave memory |
@@ -22,7 +22,8 @@
 //! | a change takes the locks of its inodes in any order | the ranks panic in the first schedule |
 //! | the counter moves before the transaction of the change | a value stands for 3 and for 4 links |
 //! | a buffer may leave the cache before it is in place | a read finds the old block: a wrong checksum |
-//! | an inode is copied before it is logged, and changes meanwhile | after a crash, blocks without an owner |
+//! | an inode is copied before it is logged, and changes meanwhile | after a crash, a file lost its blocks |
+//! | an fsync flushes only files whose inode was logged | after a crash, a file has older contents |
 //! | a file gets blocks that are not durably free | after a crash, a file has the words of another one |
 //! | a block is overwritten that a crash shares again | after a crash, a file has later words of another |
 
