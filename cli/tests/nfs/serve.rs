@@ -110,7 +110,7 @@ fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
 }
 
 fn write(client: &mut Client, handle: &FileHandle, stateid: StateId, text: &[u8]) -> Verifier {
-    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec() };
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec().into() };
     let (status, results) = client.call(vec![Op::PutFh(handle.clone()), Op::Write(args)]);
     assert_eq!(status, NfsStat::Ok);
     let Some(OpResult::Write(Ok(written))) = results.last() else { panic!("{results:?}") };
@@ -128,7 +128,7 @@ fn read(client: &mut Client, handle: &FileHandle) -> Vec<u8> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
     let (_, results) = client.call_with_retry(&[Op::PutFh(handle.clone()), read]);
     let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
-    read.data.clone()
+    read.data.to_vec()
 }
 
 /// Returns a new client after the grace period of the restarted server.

@@ -22,7 +22,7 @@ const TEXT: &[u8] = b"one text";
 fn make(client: &mut Client, name: &str) -> FileHandle {
     let open = open("o", share::BOTH | share::WANT_NO_DELEG, guarded(), named(name));
     let (opened, handle) = opened(&client.call([data(), vec![open, Op::GetFh(())]].concat()));
-    let data = TEXT.to_vec();
+    let data = TEXT.to_vec().into();
     let write = WriteArgs { stateid: opened.stateid, offset: 0, stable: StableHow::Unstable, data };
     let commit = Op::Commit(CommitArgs { offset: 0, count: 0 });
     let close = Op::Close(SeqState { seqid: 0, stateid: opened.stateid });
@@ -39,7 +39,7 @@ fn read(client: &mut Client, place: Vec<Op>) -> Result<Vec<u8>, NfsStat> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
     let (status, results) = client.call_with_retry(&[place, vec![read]].concat());
     match results.last() {
-        Some(OpResult::Read(Ok(read))) => Ok(read.data.clone()),
+        Some(OpResult::Read(Ok(read))) => Ok(read.data.to_vec()),
         _ => Err(status),
     }
 }

@@ -15,6 +15,11 @@ pub struct TooLarge {
     pub max: usize,
 }
 
+/// If less than this is missing of a fragment, it is read together with the bytes after it.
+const MIN_DIRECT_BYTES: usize = 32 << 10;
+/// Memory for a message of which no byte has arrived. The announced length costs the sender nothing.
+const INITIAL_CAPACITY: usize = 64 << 10;
+
 /// Returns the mark of a message with one fragment.
 pub fn mark(len: usize) -> [u8; 4] {
     (LAST | len as u32 & !LAST).to_be_bytes()
@@ -38,11 +43,45 @@ impl Records {
         Self { max, message: Vec::new(), mark: Vec::with_capacity(4), missing: 0, last: false }
     }
 
+    /// Returns a buffer to read the next bytes into, without a copy. All of its spare capacity belongs to the
+    /// current fragment. Call [`Records::bytes_read`] next.
+    pub fn read_buffer(&mut self) -> Option<&mut Vec<u8>> {
+        if self.missing < MIN_DIRECT_BYTES {
+            return None;
+        }
+        self.reserve(1);
+        let spare = self.message.capacity() - self.message.len();
+        (1..=self.missing).contains(&spare).then_some(&mut self.message)
+    }
+
+    /// Tells that this many bytes were read into the buffer of [`Records::read_buffer`]. Returns the message
+    /// if it is complete.
+    pub fn bytes_read(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        self.missing -= bytes;
+        self.complete()
+    }
+
+    /// Makes room for this many bytes of the fragment. After the first room is used, there is room for the
+    /// whole fragment, so that no byte is moved more than once.
+    fn reserve(&mut self, bytes: usize) {
+        if self.message.capacity() - self.message.len() < bytes {
+            let room =
+                if self.message.is_empty() { self.missing.min(INITIAL_CAPACITY) } else { self.missing };
+            self.message.reserve_exact(room.max(bytes));
+        }
+    }
+
+    fn complete(&mut self) -> Option<Vec<u8>> {
+        let is_complete = self.missing == 0 && std::mem::take(&mut self.last);
+        is_complete.then(|| std::mem::take(&mut self.message))
+    }
+
     /// Consumes bytes until a message is complete or no bytes are left.
     pub fn feed(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, TooLarge> {
         loop {
             if self.missing > 0 {
                 let (now, later) = bytes.split_at(self.missing.min(bytes.len()));
+                self.reserve(now.len());
                 self.message.extend_from_slice(now);
                 self.missing -= now.len();
                 *bytes = later;
@@ -50,9 +89,8 @@ impl Records {
                     return Ok(None);
                 }
             }
-            if self.last {
-                self.last = false;
-                return Ok(Some(std::mem::take(&mut self.message)));
+            if let Some(message) = self.complete() {
+                return Ok(Some(message));
             }
             let (now, later) = bytes.split_at((4 - self.mark.len()).min(bytes.len()));
             self.mark.extend_from_slice(now);
@@ -67,8 +105,6 @@ impl Records {
             if size > self.max || (self.missing == 0 && !self.last) {
                 return Err(TooLarge { bytes: size, max: self.max });
             }
-            // Memory grows as bytes arrive: the announced length costs the sender nothing.
-            self.message.reserve(self.missing.min(64 << 10));
         }
     }
 
@@ -108,6 +144,42 @@ mod tests {
             assert_eq!(found, [b"first".to_vec(), b"second".to_vec(), Vec::new()]);
             assert!(!records.is_inside());
         }
+    }
+
+    #[test]
+    fn large_fragments_are_read_into_the_message() {
+        let long: Vec<u8> = (0..300_000).map(|at| (at * 7 % 251) as u8).collect();
+        let mut stream = (200_000_u32).to_be_bytes().to_vec();
+        stream.extend(&long[..200_000]);
+        stream.extend(mark(100_000));
+        stream.extend(&long[200_000..]);
+        stream.extend(mark(5));
+        stream.extend(b"short");
+        for piece in [1000, 40_000, 70_000, 1 << 20] {
+            let (mut records, mut rest) = (Records::new(300_000), &stream[..]);
+            let (mut found, mut direct) = (Vec::new(), 0);
+            while !rest.is_empty() {
+                let message = if let Some(room) = records.read_buffer() {
+                    let len = (room.capacity() - room.len()).min(rest.len()).min(piece);
+                    room.extend_from_slice(&rest[..len]);
+                    (rest, direct) = (&rest[len..], direct + len);
+                    records.bytes_read(len)
+                } else {
+                    // As from a socket: a few bytes at a time.
+                    let (mut now, later) = rest.split_at(rest.len().min(4));
+                    rest = later;
+                    let message = records.feed(&mut now).unwrap();
+                    assert!(now.is_empty());
+                    message
+                };
+                found.extend(message);
+            }
+            assert!(found == [long.clone(), b"short".to_vec()], "{piece}");
+            assert!(direct > 230_000, "{piece}: {direct}");
+        }
+        let mut records = Records::new(1 << 30);
+        records.feed(&mut &mark(1 << 30)[..]).unwrap();
+        assert!(records.read_buffer().unwrap().capacity() <= INITIAL_CAPACITY, "nothing has arrived");
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! External Data Representation (RFC 4506): big-endian words of four bytes, with padding to whole words.
 
+use std::fmt::{self, Debug, Formatter};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
 use thiserror::Error;
 
 /// The reason why bytes cannot be decoded.
@@ -137,12 +141,19 @@ impl Encoder {
 #[derive(Debug, Clone)]
 pub struct Decoder<'a> {
     bytes: &'a [u8],
+    /// The message that ends with `bytes`, if values may share it.
+    message: Option<&'a Arc<Vec<u8>>>,
 }
 
 impl<'a> Decoder<'a> {
     /// Reads these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes }
+        Self { bytes, message: None }
+    }
+
+    /// Reads this message. [`SharedBytes`] in it is not copied.
+    pub fn shared(message: &'a Arc<Vec<u8>>) -> Self {
+        Self { bytes: message, message: Some(message) }
     }
 
     /// Returns the number of bytes left.
@@ -248,6 +259,67 @@ impl Xdr for Vec<u8> {
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
         Ok(from.opaque(usize::MAX)?.to_vec())
+    }
+}
+
+/// `opaque x<>`, limited by the message: data of a file, which is long. Clones and parts share its bytes. If
+/// it was decoded by [`Decoder::shared`], it shares those of the message.
+#[derive(Clone, Default)]
+pub struct SharedBytes {
+    bytes: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// Returns the bytes of this range. Bytes after the end do not count.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let at = |offset: usize| self.range.start + offset.min(self.len());
+        Self { bytes: self.bytes.clone(), range: at(range.start)..at(range.end) }
+    }
+}
+
+impl From<Vec<u8>> for SharedBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { bytes: Arc::new(bytes), range }
+    }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl PartialEq for SharedBytes {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for SharedBytes {}
+
+impl Debug for SharedBytes {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        (**self).fmt(to)
+    }
+}
+
+impl Xdr for SharedBytes {
+    fn put(&self, to: &mut Encoder) {
+        to.opaque(self);
+    }
+
+    fn take(from: &mut Decoder<'_>) -> Result<Self> {
+        let len = from.word()? as usize;
+        let start = from.message.map_or(0, |message| message.len() - from.remaining());
+        let bytes = from.fixed(len)?;
+        Ok(match from.message {
+            Some(message) => Self { bytes: message.clone(), range: start..start + len },
+            None => bytes.to_vec().into(),
+        })
     }
 }
 
@@ -446,6 +518,27 @@ mod tests {
         assert_eq!(u32::from_bytes(&[0; 5]), Err(XdrError::Leftover));
         assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0\x01"), Ok(b"a".to_vec()));
         assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0"), Err(XdrError::Short));
+    }
+
+    #[test]
+    fn data_is_not_copied_from_a_shared_message() {
+        let message = Arc::new(b"\0\0\0\x07\0\0\0\x05abcde\0\0\0\0\0\0\x09".to_vec());
+        let mut from = Decoder::shared(&message);
+        assert_eq!(from.word(), Ok(7));
+        let data = SharedBytes::take(&mut from).unwrap();
+        assert_eq!((&*data, from.word()), (&b"abcde"[..], Ok(9)));
+        assert_eq!(data.as_ptr(), message[8..].as_ptr());
+        assert_eq!(from.finish(), Ok(()));
+        let part = data.part(1..4);
+        assert_eq!((&*part, part.part(1..100)), (&b"bcd"[..], b"cd".to_vec().into()));
+        assert_eq!(part.as_ptr(), message[9..].as_ptr());
+        let reversed = Range { start: 7, end: 3 };
+        assert!(data.part(reversed).is_empty());
+        assert_eq!(SharedBytes::from_bytes(&data.to_bytes()), Ok(data));
+        for cut in 4..message.len() - 4 {
+            let short = Arc::new(message[4..cut].to_vec());
+            assert_eq!(SharedBytes::take(&mut Decoder::shared(&short)), Err(XdrError::Short));
+        }
     }
 
     #[test]

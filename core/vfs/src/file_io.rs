@@ -215,6 +215,7 @@ impl Vfs {
         let mut failed = None;
         let mut done = 0;
         let mut wrote_back_for_space = false;
+        let earlier_errors = inode.writeback_errors.count();
         {
             // One hold for the whole call: a write is atomic, and nobody appends between its pieces.
             // Throttling and eviction are safe under it, since write-back never takes this lock.
@@ -301,8 +302,14 @@ impl Vfs {
         if done == 0 {
             return outcome.complete().map(|bytes| WriteOutcome { bytes, error: None });
         }
-        if flags.contains(WriteFlags::DIRECT) && inode.pages.has_unstable() {
+        if flags.contains(WriteFlags::DIRECT) && inode.is_server_managed() {
+            // Without the lock: other threads write into the cache meanwhile, and the next request carries
+            // what all of them wrote.
             self.write_back_durably(inode)?;
+            // Another thread may have sent these bytes, and the server refused them.
+            if let Some(error) = inode.writeback_errors.since(earlier_errors) {
+                return Err(error);
+            }
         }
         if flags.contains(WriteFlags::SYNC) {
             self.fsync(inode, false)?;
@@ -365,7 +372,8 @@ impl Vfs {
         !inode.is_server_managed() && offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size)
     }
 
-    /// Writes around the cache where possible. Otherwise writes through the cache and then back.
+    /// Writes around the cache where possible. Otherwise writes through the cache and then back; what a
+    /// server gets, the caller writes back.
     fn write_direct(
         &self,
         visible: &mut Visible<'_>,
@@ -378,6 +386,9 @@ impl Vfs {
             return self.write_around_cache(visible, offset, data, size, pool, OnError::Return);
         }
         self.write_cached(visible, offset, data, size, pool)?;
+        if visible.inode.is_server_managed() {
+            return Ok(());
+        }
         let _writeback = visible.inode.writeback_lock.lock();
         self.write_pages(visible.inode, offset, offset + data.len() as u64)
     }

@@ -36,6 +36,7 @@ pub mod raises;
 mod remembered;
 pub mod requests;
 mod reservation_windows;
+mod sending;
 mod served_epoch;
 mod server;
 mod setattr;
@@ -50,10 +51,11 @@ mod xattr;
 
 pub use access::Rights;
 pub use driver::{
-    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DriverOptions,
-    EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Health, InitialCounter, InodeOps, IoctlOps, JournalOps,
-    LabelOps, LoadedInode, LockConflict, LockOps, LockOwner, LockRequest, NewInode, Rename, ReservedBlocks,
-    ResizeReport, ServerOps, SubvolumeInfo, SubvolumeOps, UnnamedFileOps, Written, XattrMode, XattrOps,
+    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Cause, Child, CloneOps, DirectoryOps, DirtyRun,
+    DriverOptions, EpochOps, FileOps, FileSystem, FsInfo, GrowOps, Health, InitialCounter, InodeOps,
+    IoctlOps, JournalOps, LabelOps, LoadedInode, LockConflict, LockOps, LockOwner, LockRequest, NewInode,
+    Next, Rename, ReservedBlocks, ResizeReport, ServerOps, SubvolumeInfo, SubvolumeOps, UnnamedFileOps,
+    Written, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;

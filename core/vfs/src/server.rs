@@ -28,8 +28,8 @@ use std::ops::Range;
 /// How far a value may be above the server's.
 const RAISES_MAX: u64 = 16;
 
-/// What the VFS keeps with an inode of a server. All but `names` and `own_names` change under the lock of the
-/// attributes.
+/// What the VFS keeps with an inode of a server. All but `syncing`, `names` and `own_names` change under the
+/// lock of the attributes.
 #[derive(Default)]
 pub(crate) struct ServerState {
     /// The server's newest change attribute.
@@ -42,6 +42,8 @@ pub(crate) struct ServerState {
     uncounted: AtomicU64,
     /// How often the cached writes were recalled.
     recalls: AtomicU64,
+    /// How many threads make the file durable. See [`Syncing`](crate::sending::Syncing).
+    pub(crate) syncing: AtomicU64,
     /// Rises whenever others may have changed the names of a directory.
     names: AtomicU64,
     /// What the server said of this client's newest changes of names, until their caller takes it.

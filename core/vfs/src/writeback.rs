@@ -7,10 +7,11 @@
 //! writers continue while the device works. Pages that a server may still lose (unstable) are committed later,
 //! so their inode stays on the list.
 
-use crate::driver::Written;
+use crate::driver::Next;
 use crate::error::{Error, Result, ServerError};
 use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
 use crate::memory::Memory;
+use crate::sending::Syncing;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
@@ -193,6 +194,14 @@ impl Vfs {
 
     /// Writes the dirty pages of a byte range to the device. The caller holds the write-back lock.
     pub(crate) fn write_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        self.write_pages_before(inode, from, to, Next::Nothing)
+    }
+
+    /// As [`Vfs::write_pages`], and the caller does what is `next` once it has released the write-back lock.
+    fn write_pages_before(&self, inode: &Inode, from: u64, to: u64, next: Next) -> Result<()> {
+        if inode.is_server_managed() {
+            return self.send_pages(inode, from, to, next);
+        }
         let mut from = from;
         let mut first_error = None;
         while let Some(run) = inode.pages.begin_run(from, to, &self.memory, || inode.size()) {
@@ -200,9 +209,6 @@ impl Vfs {
             match self.retry_without_space(|| self.fs.write_back(inode, run.offset, &run.data)) {
                 Ok(written) => {
                     pending.end(|| inode.pages.end_run(&run, Some(written), &self.memory));
-                    if written == Written::Unstable {
-                        self.list_dirty(inode);
-                    }
                     let written = &self.policy.stats.mine().written_back_bytes;
                     written.fetch_add(run.data.len() as u64, Ordering::Relaxed);
                 }
@@ -210,12 +216,6 @@ impl Vfs {
                     let lost = pending.end(|| inode.pages.lose_run(&run, &self.memory));
                     self.note_data_loss(inode, lost, &error);
                     first_error.get_or_insert(error);
-                }
-                Err(error @ Error::Server(_)) => {
-                    // Nothing is lost: the pages stay dirty and are written later.
-                    drop(pending);
-                    self.list_dirty(inode);
-                    return Err(error);
                 }
                 Err(error) => {
                     drop(pending);
@@ -231,9 +231,14 @@ impl Vfs {
 
     /// Writes an inode back: its pages, then its deferred updates.
     pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
+        self.write_back_inode_before(inode, Next::Nothing)
+    }
+
+    /// As [`Vfs::write_back_inode`], and the caller then does what is `next`.
+    fn write_back_inode_before(&self, inode: &Inode, next: Next) -> Result<()> {
         let writeback = inode.writeback_lock.lock();
         self.unlist_to_write(inode);
-        self.write_pages(inode, 0, u64::MAX)?;
+        self.write_pages_before(inode, 0, u64::MAX, next)?;
         self.flush_inode(inode)?;
         drop(writeback);
         self.catch_up_with_server(inode)
@@ -241,13 +246,12 @@ impl Vfs {
 
     /// [`Vfs::write_back_inode`], and what the driver may still lose is committed.
     pub(crate) fn write_back_durably(&self, inode: &Inode) -> Result<()> {
+        let _syncing = Syncing::begin(inode);
         for _ in 0..SENDS_MAX {
             let redirtied = inode.pages.redirtied();
-            self.write_back_inode(inode)?;
-            if !inode.pages.has_unstable() && inode.pages.redirtied() == redirtied {
-                return Ok(());
-            }
-            if self.committed(inode, true, redirtied)? {
+            self.write_back_inode_before(inode, Next::SyncData)?;
+            // Also if nothing is unstable: the driver then closes a file that nobody has open.
+            if !inode.is_server_managed() || self.committed(inode, true, redirtied)? {
                 return Ok(());
             }
         }
@@ -422,7 +426,8 @@ impl Vfs {
         if self.policy.read_only || !inode.is_server_managed() {
             return Ok(());
         }
-        let written = if self.is_close_deferred(inode) { Ok(()) } else { self.write_data_back(inode) };
+        let written =
+            if self.is_close_deferred(inode) { Ok(()) } else { self.write_data_back(inode, Next::Nothing) };
         let earlier = inode.writeback_errors.take(Some(cursor));
         written?;
         earlier.map_or(Ok(()), Err)
@@ -438,9 +443,14 @@ impl Vfs {
         if self.policy.read_only {
             return Ok(());
         }
+        let _syncing = Syncing::begin(inode);
         for _ in 0..SENDS_MAX {
             let redirtied = inode.pages.redirtied();
-            let written = if data_only { self.write_data_back(inode) } else { self.write_back_inode(inode) };
+            let written = if data_only {
+                self.write_data_back(inode, Next::SyncData)
+            } else {
+                self.write_back_inode_before(inode, Next::Sync)
+            };
             let earlier = inode.writeback_errors.take(cursor);
             written?;
             if let Some(error) = earlier {
@@ -454,10 +464,10 @@ impl Vfs {
     }
 
     /// Writes the pages of an inode back, and logs it only if that has failed before.
-    fn write_data_back(&self, inode: &Inode) -> Result<()> {
+    fn write_data_back(&self, inode: &Inode, next: Next) -> Result<()> {
         let _writeback = inode.writeback_lock.lock();
         self.unlist_to_write(inode);
-        self.write_pages(inode, 0, u64::MAX)?;
+        self.write_pages_before(inode, 0, u64::MAX, next)?;
         if inode.needs_log.load(Ordering::Acquire) { self.flush_inode(inode) } else { Ok(()) }
     }
 

@@ -43,6 +43,16 @@ impl WritebackErrors {
         (errors.last, errors.reported) = (Some(error.clone()), false);
     }
 
+    /// How many errors there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.0.lock().as_deref().map_or(0, |errors| errors.seq)
+    }
+
+    /// The last error, if there were more than `count`. Descriptors are still told of it.
+    pub(crate) fn since(&self, count: u64) -> Option<Error> {
+        self.0.lock().as_deref().filter(|errors| errors.seq > count)?.last.clone()
+    }
+
     /// The error that this descriptor was not told of yet, if there is one.
     pub(crate) fn take(&self, cursor: Option<&ErrorCursor>) -> Option<Error> {
         let mut errors = self.0.lock();
@@ -100,5 +110,6 @@ mod tests {
             assert!(errors.take(cursor).is_none());
         }
         assert!(errors.take(Some(&errors.cursor())).is_none(), "it was reported before this one was opened");
+        assert!(errors.since(0).is_some() && errors.since(errors.count()).is_none());
     }
 }

@@ -262,12 +262,21 @@ impl Connection {
 
     /// Reads what has arrived. Returns complete messages, none if nothing arrives for a while.
     fn read(&self, reader: &mut Reader) -> Result<Vec<Vec<u8>>, String> {
-        let len = match self.wire.receive(&mut reader.buffer) {
+        let direct = reader.records.read_buffer().filter(|_| !self.wire.is_secured());
+        let is_direct = direct.is_some();
+        let received = match direct {
+            Some(room) => self.wire.receive_directly(room),
+            None => self.wire.receive(&mut reader.buffer),
+        };
+        let len = match received {
             Ok(None) => return Err("the server closed the connection".into()),
             Ok(Some(len)) => len,
             Err(error) if is_pause(error.kind()) => return Ok(Vec::new()),
             Err(error) => return Err(format!("cannot receive: {error}")),
         };
+        if is_direct {
+            return Ok(reader.records.bytes_read(len).into_iter().collect());
+        }
         let mut bytes = reader.buffer.get(..len).unwrap_or_default();
         let mut messages = Vec::new();
         while let Some(message) = reader.records.feed(&mut bytes).map_err(|error| error.to_string())? {

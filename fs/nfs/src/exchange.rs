@@ -1,11 +1,12 @@
 //! One request and its reply on one connection.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::rpc::{AuthSys, CallHeader, OpaqueAuth, Reply};
-use ivers_nfs4::xdr::Encoder;
+use ivers_nfs4::xdr::{Decoder, Encoder};
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 use ivers_vfs::{Cred, Error, NameError};
 
@@ -14,6 +15,8 @@ use crate::identity::Identity;
 use crate::reply::{self, Answer, Compound};
 use crate::session::{Session, Slot};
 
+/// Bytes of most requests, without data.
+const RECORD_BYTES: usize = 512;
 /// The tag of all requests.
 const TAG: &[u8] = b"ivers";
 
@@ -124,7 +127,8 @@ impl Exchange {
         request_bytes_max: usize,
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        let mut record = Encoder::with_capacity(512);
+        let data = |op: &Op| if let Op::Write(write) = op { write.data.len() } else { 0 };
+        let mut record = Encoder::with_capacity(RECORD_BYTES + ops().map(data).sum::<usize>());
         // Room for the record mark.
         record.word(0);
         let header = CallHeader {
@@ -143,9 +147,9 @@ impl Exchange {
         if record.len() - 4 > request_bytes_max {
             return Err(Error::from(NameError::NameTooLong).into());
         }
-        let message = connection.call(xid, record.into_bytes(), self.until(limit))?;
+        let message = Arc::new(connection.call(xid, record.into_bytes(), self.until(limit))?);
         let numbers: Vec<u32> = ops().map(Op::number).collect();
-        match reply::decode(&message, xid, &numbers, TAG) {
+        match reply::decode(Decoder::shared(&message), xid, &numbers, TAG) {
             Ok(Answer::Compound(compound)) => Ok(compound),
             Ok(Answer::Refused(Reply::AuthError(why))) => {
                 let why = format!(

@@ -184,6 +184,11 @@ impl FileOpen {
         state.users > 0 || state.unclaimed
     }
 
+    /// Returns whether nothing needs the open of the file.
+    pub fn is_idle(&self) -> bool {
+        self.state.lock().is_idle()
+    }
+
     /// Returns whether a program of this client has opened the file and not closed it.
     pub fn has_users(&self) -> bool {
         self.state.lock().users > 0

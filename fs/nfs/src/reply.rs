@@ -39,8 +39,12 @@ pub struct Compound {
 }
 
 /// Decodes the reply to a request of these operations.
-pub fn decode(message: &[u8], xid: u32, ops: &[u32], tag: &[u8]) -> std::result::Result<Answer, Malformed> {
-    let mut from = Decoder::new(message);
+pub fn decode(
+    mut from: Decoder<'_>,
+    xid: u32,
+    ops: &[u32],
+    tag: &[u8],
+) -> std::result::Result<Answer, Malformed> {
     let (replied, reply) = Reply::take(&mut from)?;
     if replied != xid {
         return Err(Malformed::Mismatch("another transaction"));
@@ -134,7 +138,7 @@ mod tests {
     }
 
     fn decoded(status: NfsStat, results: Vec<OpResult>) -> std::result::Result<Answer, Malformed> {
-        decode(&reply(status, results), 7, &OPS, b"t")
+        decode(Decoder::new(&reply(status, results)), 7, &OPS, b"t")
     }
 
     #[test]
@@ -156,10 +160,11 @@ mod tests {
             assert!(decoded(status, results.clone()).is_err(), "{results:?}");
         }
         let whole = reply(NfsStat::Ok, all);
-        assert!(decode(&whole, 8, &OPS, b"t").is_err() && decode(&whole, 7, &OPS, b"u").is_err());
+        let fails = |bytes: &[u8], xid, tag| decode(Decoder::new(bytes), xid, &OPS, tag).is_err();
+        assert!(fails(&whole, 8, b"t") && fails(&whole, 7, b"u"));
         for len in 0..whole.len() {
-            assert!(decode(&whole[..len], 7, &OPS, b"t").is_err(), "cut at {len}");
+            assert!(fails(&whole[..len], 7, b"t"), "cut at {len}");
         }
-        assert!(decode(&[whole, vec![0; 4]].concat(), 7, &OPS, b"t").is_err(), "trailing bytes");
+        assert!(fails(&[whole, vec![0; 4]].concat(), 7, b"t"), "trailing bytes");
     }
 }

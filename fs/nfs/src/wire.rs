@@ -50,6 +50,18 @@ impl Wire {
         (&self.stream).write_all(&encrypted)
     }
 
+    /// Reads what has arrived into the spare capacity of a buffer, which is not empty. Returns as
+    /// [`Wire::receive`]. Not for TLS: see [`Wire::is_secured`].
+    pub fn receive_directly(&self, buffer: &mut Vec<u8>) -> io::Result<Option<usize>> {
+        let len = rustix::io::read(&self.stream, rustix::buffer::spare_capacity(buffer))?;
+        Ok(Some(len).filter(|len| *len > 0))
+    }
+
+    /// Returns whether TLS is used.
+    pub fn is_secured(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Reads what has arrived into a buffer of at least twice [`RECORD_BYTES`]. Returns the number of bytes:
     /// 0 if a TLS record is incomplete, `None` at the end of the stream. Call it from one thread at a time.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {

@@ -495,7 +495,7 @@ fn write(
     // An empty write is a WRITE too.
     let pieces = bytes.chunks(PIECE).chain(bytes.is_empty().then_some(bytes));
     for piece in pieces {
-        let args = WriteArgs { stateid, offset, stable, data: piece.to_vec() };
+        let args = WriteArgs { stateid, offset, stable, data: piece.to_vec().into() };
         let OpResult::Write(Ok(wrote)) = last_result(client, &[at, &[Nfs::Write(args)]].concat())? else {
             return Err(nonsense());
         };
@@ -519,7 +519,7 @@ fn read(client: &mut Client, at: &[Nfs], most: usize) -> Result<Vec<u8>> {
         let OpResult::Read(Ok(piece)) = last_result(client, &[at, &[Nfs::Read(args)]].concat())? else {
             return Err(nonsense());
         };
-        bytes.extend(&piece.data);
+        bytes.extend_from_slice(&piece.data);
         if piece.eof || piece.data.is_empty() {
             break;
         }

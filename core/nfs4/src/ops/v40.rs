@@ -4,7 +4,7 @@ use super::Outcome;
 use crate::attr::Fattr;
 use crate::status::NfsStat;
 use crate::types::*;
-use crate::xdr::{Decoder, Encoder, Result, Xdr, xdr_struct, xdr_union};
+use crate::xdr::{Decoder, Encoder, Result, SharedBytes, Xdr, xdr_struct, xdr_union};
 
 /// Bits of ACCESS (RFC 7530 section 16.1, RFC 8276 section 8.5).
 pub mod access {
@@ -282,7 +282,7 @@ xdr_struct! {
         /// Whether the end of the file was reached.
         eof: bool,
         /// The data.
-        data: Vec<u8>,
+        data: SharedBytes,
     }
 
     /// `READDIR4args` (RFC 7530 section 16.24).
@@ -395,7 +395,7 @@ xdr_struct! {
         /// Requested durability.
         stable: StableHow,
         /// The data.
-        data: Vec<u8>,
+        data: SharedBytes,
     }
 
     /// `WRITE4resok` (RFC 7530 section 16.36).

@@ -18,6 +18,20 @@ pub enum Written {
     Unstable,
 }
 
+/// Bytes to write back, and their offset.
+pub type DirtyRun = (u64, Vec<u8>);
+
+/// What the VFS does after it has written all dirty pages of a file back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing, or it writes more pages back first.
+    Nothing,
+    /// It makes the data durable, as fdatasync(2) does.
+    SyncData,
+    /// It makes data and attributes durable, as fsync(2) does.
+    Sync,
+}
+
 /// Operations on the data of regular files. `caller` is the user who asks, or [`Cred::system`] for work of
 /// the VFS itself; a local format ignores it. Write-back has no caller: the bytes of a page may come from
 /// several. A driver that needs one keeps that of the open ([`ServerOps::open`](super::ServerOps::open)).
@@ -44,6 +58,20 @@ pub trait FileOps {
     /// fail as well: the file keeps what it had, and the VFS releases the reservation of the range. After
     /// any other error the pages stay dirty with their reservation, and are written again later.
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written>;
+    /// Writes several runs back in order of their offsets, each as [`FileOps::write_back`] does. Returns the
+    /// results of the first runs, at least one. It stops at an error. Only called with
+    /// [`ServerOps`](super::ServerOps): one request of a protocol may carry several runs, and may also do
+    /// what comes `next`.
+    fn write_back_runs(&self, inode: &Inode, runs: Vec<DirtyRun>, _next: Next) -> Vec<Result<Written>> {
+        let mut results = Vec::new();
+        for (offset, data) in runs {
+            results.push(self.write_back(inode, offset, &data));
+            if matches!(results.last(), Some(Err(_))) {
+                break;
+            }
+        }
+        results
+    }
     /// The space that an inode uses or has reserved, in units of 512 bytes. Reservations count, so that the
     /// figure does not change at write-back, and because some tools do not read a file that has a size and no
     /// blocks.

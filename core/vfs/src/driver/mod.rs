@@ -101,7 +101,7 @@ mod options;
 mod server;
 
 pub use directory::{Child, DirectoryOps, Rename};
-pub use file::{FileOps, Written};
+pub use file::{DirtyRun, FileOps, Next, Written};
 pub use filesystem::{BlockPool, FileSystem, FsInfo, Health, ReservedBlocks};
 pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use locks::{LockConflict, LockOps, LockOwner, LockRequest};

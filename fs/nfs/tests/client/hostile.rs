@@ -125,7 +125,9 @@ pub fn truth(op: &Op) -> OpResult {
         Op::GetFh(()) => OpResult::GetFh(Ok(root)),
         Op::GetAttr(wanted) => OpResult::GetAttr(Ok(asked(attrs(1, Ftype::Dir), wanted))),
         Op::Access(asked) => OpResult::Access(Ok(AccessOk { supported: *asked, access: *asked })),
-        Op::Read(args) => OpResult::Read(Ok(ReadOk { eof: false, data: vec![7; args.count as usize] })),
+        Op::Read(args) => {
+            OpResult::Read(Ok(ReadOk { eof: false, data: vec![7; args.count as usize].into() }))
+        }
         Op::ReadDir(args) => OpResult::ReadDir(Ok(listing(args, vec![(10, b"f".to_vec())], true))),
         Op::ReadLink(()) => OpResult::ReadLink(Ok(b"f".to_vec())),
         op => OpResult::failure(op.number(), NfsStat::Notsupp),
@@ -237,7 +239,7 @@ fn attributes_that_lie_are_errors() {
 fn reads_that_lie_are_errors() {
     for (data, eof) in [(5000, false), (1 << 20, false), (0, false)] {
         let address = liar(move |op| match op {
-            Op::Read(_) => Some(OpResult::Read(Ok(ReadOk { eof, data: vec![1; data] }))),
+            Op::Read(_) => Some(OpResult::Read(Ok(ReadOk { eof, data: vec![1; data].into() }))),
             Op::GetAttr(wanted) => Some(OpResult::GetAttr(Ok(asked(attrs(2, Ftype::Reg), wanted)))),
             _ => None,
         });
@@ -245,7 +247,7 @@ fn reads_that_lie_are_errors() {
         assert!(mount(address, &root_options()).is_err());
         let lookups = std::sync::atomic::AtomicBool::new(false);
         let address = liar(move |op| match op {
-            Op::Read(_) => Some(OpResult::Read(Ok(ReadOk { eof, data: vec![1; data] }))),
+            Op::Read(_) => Some(OpResult::Read(Ok(ReadOk { eof, data: vec![1; data].into() }))),
             Op::Lookup(_) => {
                 lookups.store(true, std::sync::atomic::Ordering::Relaxed);
                 None

@@ -5,6 +5,7 @@ mod cached_changes;
 mod callbacks;
 mod deferred_closes;
 mod delegations;
+mod durable;
 mod faults;
 mod hostile;
 mod kept;

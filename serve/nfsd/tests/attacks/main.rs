@@ -89,7 +89,7 @@ fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
 }
 
 fn write(handle: &FileHandle, stateid: StateId, data: Vec<u8>) -> Vec<Op> {
-    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data };
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: data.into() };
     vec![Op::PutFh(handle.clone()), Op::Write(args)]
 }
 

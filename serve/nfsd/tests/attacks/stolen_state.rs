@@ -21,7 +21,12 @@ pub fn steal(target: &Target) {
     };
     let downgrade = DowngradeArgs { stateid, seqid: 0, share_access: share::READ, share_deny: 0 };
     let tries = [
-        Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: b"stolen".to_vec() }),
+        Op::Write(WriteArgs {
+            stateid,
+            offset: 0,
+            stable: StableHow::Unstable,
+            data: b"stolen".to_vec().into(),
+        }),
         Op::Read(ReadArgs { stateid, offset: 0, count: 10 }),
         Op::Close(SeqState { seqid: 0, stateid }),
         Op::DelegReturn(stateid),

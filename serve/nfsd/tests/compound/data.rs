@@ -41,7 +41,7 @@ fn write(
     stable: StableHow,
     data: &[u8],
 ) -> Result<WriteOk, NfsStat> {
-    let args = WriteArgs { stateid: ANY, offset, stable, data: data.to_vec() };
+    let args = WriteArgs { stateid: ANY, offset, stable, data: data.to_vec().into() };
     match server.call(1, vec![put(handle), Op::Write(args)]) {
         (_, results) if matches!(results.last(), Some(OpResult::Write(Ok(_)))) => {
             let Some(OpResult::Write(Ok(ok))) = results.into_iter().next_back() else { unreachable!() };
@@ -56,7 +56,7 @@ fn write(
 fn reads_end_at_end_of_file() {
     on_each_filesystem(|server| {
         let file = server.file("f", b"hello world");
-        let ok = |data: &[u8], eof| Ok(ReadOk { eof, data: data.to_vec() });
+        let ok = |data: &[u8], eof| Ok(ReadOk { eof, data: data.to_vec().into() });
         assert_eq!(read(server, 0, &file, 0, 5), ok(b"hello", false));
         assert_eq!(read(server, 0, &file, 6, 5), ok(b"world", true));
         assert_eq!(read(server, 0, &file, 6, 500), ok(b"world", true));
@@ -91,7 +91,8 @@ fn io_without_open_checks_permissions() {
         let ends = |stateid, uid| {
             let read = Op::Read(ReadArgs { stateid, offset: 0, count: 1 });
             let data = vec![1];
-            let write = Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data });
+            let write =
+                Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: data.into() });
             [read, write].map(|op| server.call_as(uid, 0, vec![put(&file), op]).0)
         };
         let open = StateId { seqid: 1, other: [1; 12] };
@@ -123,7 +124,7 @@ fn data_is_written_and_committed() {
             assert_eq!(write(server, &file, at as u64 * 3, stable, b"abc"), Ok(ok));
             assert!(server.change(&file) > before);
         }
-        assert_eq!(read(server, 0, &file, 0, 100).unwrap().data, b"abcabcabc");
+        assert_eq!(*read(server, 0, &file, 0, 100).unwrap().data, *b"abcabcabc");
         assert_eq!(write(server, &file, 0, StableHow::Unstable, b"").unwrap().count, 0);
         assert_eq!(write(server, &file, u64::MAX, StableHow::Unstable, b"ab"), Err(NfsStat::Inval));
         assert_eq!(write(server, &file, u64::MAX - 9, StableHow::Unstable, b"ab"), Err(NfsStat::Fbig));
@@ -150,7 +151,8 @@ fn no_change_value_repeats() {
         let mut last = server.change(&file);
         for at in 0..1000u64 {
             let data = vec![at as u8];
-            let args = WriteArgs { stateid: ANY, offset: at % 7, stable: StableHow::Unstable, data };
+            let args =
+                WriteArgs { stateid: ANY, offset: at % 7, stable: StableHow::Unstable, data: data.into() };
             let (status, results) = server.call(0, vec![put(&file), Op::Write(args), want.clone()]);
             assert_eq!(status, NfsStat::Ok);
             let OpResult::GetAttr(Ok(fattr)) = &results[2] else { panic!("{results:?}") };
@@ -292,9 +294,9 @@ fn ranges_are_copied() {
             }
         };
         assert_eq!(act(&from, &to, copy(2, 1, 3, false)), Ok(3));
-        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x234");
+        assert_eq!(*read(server, 0, &to, 0, 100).unwrap().data, *b"x234");
         assert_eq!(act(&from, &to, copy(8, 4, 0, false)), Ok(2), "0 means up to the end");
-        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x23489");
+        assert_eq!(*read(server, 0, &to, 0, 100).unwrap().data, *b"x23489");
         assert_eq!(act(&from, &to, copy(10, 0, 0, false)), Ok(0));
         assert_eq!(act(&from, &to, copy(8, 0, 3, false)), Err(NfsStat::Inval));
         assert_eq!(act(&from, &to, copy(11, 0, 0, false)), Err(NfsStat::Inval));
@@ -319,7 +321,7 @@ fn blocks_are_shared_where_the_format_can() {
             return;
         }
         assert_eq!(act(4096, 0, 0), NfsStat::Ok, "0 means up to the end");
-        assert_eq!(read(server, 0, &to, 0, 10_000).unwrap().data, [7; 4096]);
+        assert_eq!(*read(server, 0, &to, 0, 10_000).unwrap().data, [7; 4096]);
         assert_eq!(act(1, 0, 0), NfsStat::Inval);
         assert_eq!(act(0, 0, 12_288), NfsStat::Inval);
         assert_eq!(act(0, 0, u64::MAX), NfsStat::Inval);
@@ -354,7 +356,8 @@ fn changes_of_data_and_owner_remove_privileges() {
             synchronous: true,
             source_server: List(Vec::new()),
         };
-        let write = WriteArgs { stateid: ANY, offset: 0, stable: StableHow::Unstable, data: b"x".to_vec() };
+        let write =
+            WriteArgs { stateid: ANY, offset: 0, stable: StableHow::Unstable, data: b"x".to_vec().into() };
         let data_changes = [
             ("WRITE", Op::Write(write)),
             ("ALLOCATE", Op::Allocate(range())),

@@ -62,7 +62,7 @@ fn done(server: &Server, handle: &FileHandle, ops: Vec<Op>) {
 }
 
 fn write(stable: StableHow, data: &[u8]) -> Vec<Op> {
-    let args = WriteArgs { stateid: StateId::ANONYMOUS, offset: 0, stable, data: data.to_vec() };
+    let args = WriteArgs { stateid: StateId::ANONYMOUS, offset: 0, stable, data: data.to_vec().into() };
     vec![Op::Write(args)]
 }
 

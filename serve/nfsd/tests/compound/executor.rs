@@ -184,7 +184,7 @@ fn suspended_request_runs_after_its_event() {
         stateid: StateId::ANONYMOUS,
         offset: 3,
         stable: StableHow::FileSync,
-        data: b"def".to_vec(),
+        data: b"def".to_vec().into(),
     });
     let begin = |ops: Vec<Op>| server.begin(Server::origin(0, 0), 1, ops);
     let ops = vec![put(&file), write.clone(), get_attr(&[attr::SIZE])];
@@ -222,7 +222,7 @@ fn every_change_checks_delegations_first() {
     let attrs = attr::Attrs { mode: Some(0), ..attr::Attrs::default() }.encode();
     let stateid = StateId::ANONYMOUS;
     let range = ops::v42::RangeArgs { stateid, offset: 0, length: 2 };
-    let write = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: vec![1] };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: vec![1].into() };
     let xattr = ops::v42::SetXattrArgs {
         option: ops::v42::SetXattrOption::Either,
         name: b"x".to_vec(),

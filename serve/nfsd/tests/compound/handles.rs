@@ -258,7 +258,7 @@ fn read_only_export_refuses_changes() {
         stateid: ivers_nfs4::types::StateId::ANONYMOUS,
         offset: 0,
         stable: ivers_nfs4::types::StableHow::Unstable,
-        data: vec![1],
+        data: vec![1].into(),
     };
     assert_eq!(ends(Op::Write(write)), NfsStat::Rofs);
     assert_eq!(ends(Op::RemoveXattr(b"a".to_vec())), NfsStat::Rofs);

@@ -94,7 +94,8 @@ fn server(past: PreviousBoot) -> (Server, Arc<AtomicU64>) {
 
 fn ends(server: &Server, file: &FileHandle, stateid: StateId) -> [NfsStat; 2] {
     let read = Op::Read(ReadArgs { stateid, offset: 0, count: 1 });
-    let write = Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: vec![1] });
+    let write =
+        Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: vec![1].into() });
     [read, write].map(|op| server.call(0, vec![put(file), op]).0)
 }
 

@@ -25,8 +25,8 @@ type Handle = (StateId, FileHandle);
 fn fill(client: &mut Client, name: &str, len: u64) -> Handle {
     let (stateid, handle) = make(client, name);
     for from in (0..len).step_by(MIB as usize) {
-        let data = (from..len.min(from + MIB)).map(byte).collect();
-        let args = WriteArgs { stateid, offset: from, stable: StableHow::Unstable, data };
+        let data: Vec<u8> = (from..len.min(from + MIB)).map(byte).collect();
+        let args = WriteArgs { stateid, offset: from, stable: StableHow::Unstable, data: data.into() };
         assert_eq!(client.call(vec![Op::PutFh(handle.clone()), Op::Write(args)]).0, NfsStat::Ok);
     }
     (stateid, handle)
@@ -67,7 +67,7 @@ fn is_copied(client: &mut Client, to: &Handle, len: u64) {
         let read = Op::Read(ReadArgs { stateid: to.0, offset: from, count: MIB as u32 });
         let (_, results) = client.call(vec![Op::PutFh(to.1.clone()), read]);
         let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
-        assert!((from..).zip(&read.data).all(|(at, found)| *found == byte(at)), "at {from}");
+        assert!((from..).zip(&*read.data).all(|(at, found)| *found == byte(at)), "at {from}");
     }
 }
 

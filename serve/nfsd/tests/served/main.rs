@@ -58,7 +58,7 @@ fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
 }
 
 fn write(handle: &FileHandle, stateid: StateId, text: &[u8]) -> Vec<Op> {
-    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec() };
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec().into() };
     vec![Op::PutFh(handle.clone()), Op::Write(args)]
 }
 
@@ -382,7 +382,7 @@ fn an_open_file_stays_without_a_name() {
     let read = vec![Op::PutFh(handle.clone()), Op::Read(ReadArgs { stateid, offset: 0, count: 100 })];
     let (_, results) = a.call(read.clone());
     let Some(OpResult::Read(Ok(read_back))) = results.last() else { panic!("{results:?}") };
-    assert_eq!(read_back.data, b"still here");
+    assert_eq!(*read_back.data, *b"still here");
     let change = b.attrs(&handle).change;
     assert_eq!(a.call(write(&handle, stateid, b"and written")).0, NfsStat::Ok);
     assert!(b.attrs(&handle).change > change);

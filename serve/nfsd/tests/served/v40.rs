@@ -45,7 +45,7 @@ fn a_client_without_sessions_is_served() {
     let Some(OpResult::OpenConfirm(Ok(stateid))) = results.last() else { panic!("{results:?}") };
     let stateid = *stateid;
 
-    let write = WriteArgs { stateid, offset: 0, stable: StableHow::FileSync, data: b"old".to_vec() };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::FileSync, data: b"old".to_vec().into() };
     assert_eq!(old.compound(0, vec![put(), Op::Write(write)]).0, NfsStat::Ok);
     let lock_owner = Owner { clientid: id, owner: Opaque(b"l".to_vec()) };
     let new = OpenToLockOwner { open_seqid: 3, open_stateid: stateid, lock_seqid: 1, lock_owner };

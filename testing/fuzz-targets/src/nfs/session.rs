@@ -370,7 +370,8 @@ fn locked() -> Vec<u8> {
         it.inside(1 << 5, vec![put.clone(), Op::LockU(unlock)]);
         it.inside(0, vec![Op::TestStateId(List(vec![*stateid])), Op::FreeStateId(*stateid)]);
     }
-    let write = WriteArgs { stateid: mine.stateid, offset: 0, stable: StableHow::Unstable, data: vec![1; 9] };
+    let write =
+        WriteArgs { stateid: mine.stateid, offset: 0, stable: StableHow::Unstable, data: vec![1; 9].into() };
     it.inside(0, vec![put.clone(), Op::Write(write), change_and_size()]);
     it.inside(0, vec![put, Op::Close(SeqState { seqid: 0, stateid: mine.stateid })]);
     it.input

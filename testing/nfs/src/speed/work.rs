@@ -8,6 +8,7 @@ use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
+use ivers_nfs4::xdr::SharedBytes;
 
 /// Size of the file for 4 KiB writes, in bytes.
 const SMALL_FILE_BYTES: u64 = 64 << 20;
@@ -92,7 +93,7 @@ impl Session {
             Work::Write4k | Work::Write4kQueried | Work::Write4kSync => {
                 let stable =
                     if work == Work::Write4kSync { StableHow::FileSync } else { StableHow::Unstable };
-                let data = vec![ops as u8; 4096];
+                let data = SharedBytes::from(vec![ops as u8; 4096]);
                 let make = |nth: u64| {
                     let offset = nth * 4096 % SMALL_FILE_BYTES;
                     let args = WriteArgs { stateid, offset, stable, data: data.clone() };
@@ -123,7 +124,7 @@ impl Session {
     fn large_io(&mut self, work: Work, depth: usize, ops: u64) {
         let (stateid, handle) = self.large.clone().expect("`run` creates the large file");
         let mib = self.large_mib;
-        let data = if work == Work::Write1m { vec![7; MIB as usize] } else { Vec::new() };
+        let data = SharedBytes::from(if work == Work::Write1m { vec![7; MIB as usize] } else { Vec::new() });
         let make = |nth: u64| {
             let offset = nth % mib * MIB;
             let op = match work {
@@ -201,7 +202,7 @@ fn write(client: &mut Client, (stateid, handle): &(StateId, FileHandle), bytes: 
             stateid: *stateid,
             offset: nth * MIB,
             stable: StableHow::Unstable,
-            data: vec![1; MIB as usize],
+            data: vec![1; MIB as usize].into(),
         };
         let (status, results) = client.call(vec![Op::PutFh(handle.clone()), Op::Write(args)]);
         expect_ok(status, &results);

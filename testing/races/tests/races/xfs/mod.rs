@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `data` | write-back, truncation, growth, modes, copy on write, files without names |
 //! | `names` | create, link, unlink and rename of the same names; link counts and the change attribute |
-//! | `space` | two groups of a filesystem that is nearly full |
+//! | `space` | two groups of a filesystem that is nearly full; short files that claim blocks |
 //! | `log` | the tail of a small log; blocks and inodes that leave memory |
 //!
 //! The image has two groups of the least size, and a log of 1 or 4 MiB, which only these tests make.
@@ -26,6 +26,7 @@
 //! | an fsync flushes only files whose inode was logged | after a crash, a file has older contents |
 //! | a file gets blocks that are not durably free | after a crash, a file has the words of another one |
 //! | a block is overwritten that a crash shares again | after a crash, a file has later words of another |
+//! | an allocation takes blocks that a file has claimed | the transaction of that file reports damage |
 
 mod data;
 mod files;
