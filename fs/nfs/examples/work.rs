@@ -10,6 +10,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// That of `ivers`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Any<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const MIB: u64 = 1 << 20;
