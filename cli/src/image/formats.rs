@@ -155,7 +155,7 @@ pub const FORMATS: &[Format] = &[
         set_label: None,
         device_id: Some(ivers_btrfs::device_id),
     },
-    // Last: makers of other filesystems leave its superblocks at 64 KiB and 256 KiB in place.
+    // The last one: mkfs of another filesystem leaves old superblocks of UFS at 64 KiB and 256 KiB in place.
     Format {
         names: &["ufs", "ufs1", "ufs2"],
         title: "UFS filesystem",

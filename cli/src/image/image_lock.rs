@@ -65,8 +65,8 @@ fn when_closed<T>(image: &Path, lock: impl Fn() -> Result<T, BlockError>) -> Res
     when_killed_have_ended(&meta, lock)
 }
 
-/// Takes a lock. While a process that was killed holds it, tries again. That a lock is released cannot be
-/// waited for with a time limit.
+/// Takes a lock, and tries again while a process that was killed holds it. It polls, because a wait for a
+/// lock cannot have a time limit.
 fn when_killed_have_ended<T>(
     file: &Metadata,
     lock: impl Fn() -> Result<T, BlockError>,
@@ -84,8 +84,8 @@ fn when_killed_have_ended<T>(
     }
 }
 
-/// Whether the process that took a lock was killed. The lock remains until it has closed its files. Those of a
-/// supervisor are also open in its worker, which is killed with it.
+/// Returns whether the process that took a lock was killed. Its lock remains until its files are closed. The
+/// files of a supervisor are also open in its worker, which is killed with it.
 fn was_killed(pid: i32) -> bool {
     // A process that ends gives up its memory, which has the command line, before it closes its files.
     std::fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |words| words.is_empty())

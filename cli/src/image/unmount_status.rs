@@ -41,7 +41,7 @@ fn socket_name(pid: u32) -> String {
 #[derive(Debug)]
 pub struct LostData {
     files: u64,
-    /// As they are shown.
+    /// The names of the first files, escaped for output.
     names: Vec<String>,
 }
 

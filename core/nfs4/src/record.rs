@@ -15,9 +15,9 @@ pub struct TooLarge {
     pub max: usize,
 }
 
-/// If less than this is missing of a fragment, it is read together with the bytes after it.
+/// If fewer bytes of a fragment are missing, they are read together with the bytes after them.
 const MIN_DIRECT_BYTES: usize = 32 << 10;
-/// Memory for a message of which no byte has arrived. The announced length costs the sender nothing.
+/// Memory for a message of which no byte has arrived: a sender can announce any length at no cost.
 const INITIAL_CAPACITY: usize = 64 << 10;
 
 /// Returns the mark of a message with one fragment.
@@ -54,14 +54,14 @@ impl Records {
         (1..=self.missing).contains(&spare).then_some(&mut self.message)
     }
 
-    /// Tells that this many bytes were read into the buffer of [`Records::read_buffer`]. Returns the message
+    /// Notes that this many bytes were read into the buffer of [`Records::read_buffer`]. Returns the message
     /// if it is complete.
     pub fn bytes_read(&mut self, bytes: usize) -> Option<Vec<u8>> {
         self.missing -= bytes;
         self.complete()
     }
 
-    /// Makes room for this many bytes of the fragment. After the first room is used, there is room for the
+    /// Makes room for this many bytes of the fragment. The first room may be small. The next one is for the
     /// whole fragment, so that no byte is moved more than once.
     fn reserve(&mut self, bytes: usize) {
         if self.message.capacity() - self.message.len() < bytes {

@@ -115,7 +115,7 @@ impl Vfs {
             let keeps_times = flags.contains(WriteFlags::TIMES_SET_BY_CALLER);
             inode.times_set_by_caller.store(keeps_times, Ordering::Relaxed);
             let done = self.with_space(|| allocation.fallocate(cred, inode, mode, offset, len, pool));
-            // Some of it may be done, unless the format cannot do this at all.
+            // A failed call may have changed something, unless the format cannot do this at all.
             if done.as_ref().is_err_and(|error| !matches!(error, Error::Name(NameError::NotSupported))) {
                 let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
             }

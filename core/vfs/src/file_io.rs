@@ -372,8 +372,8 @@ impl Vfs {
         !inode.is_server_managed() && offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size)
     }
 
-    /// Writes around the cache where possible. Otherwise writes through the cache and then back; what a
-    /// server gets, the caller writes back.
+    /// Writes around the cache where possible. Otherwise writes into the cache, and then writes the pages
+    /// back. For a file of a server, the caller writes them back.
     fn write_direct(
         &self,
         visible: &mut Visible<'_>,

@@ -62,7 +62,7 @@ impl Lost {
 #[derive(Debug, Default)]
 pub(crate) struct LostData {
     files: RankedMutex<rank::Leaf, HashMap<Ino, Lost>>,
-    /// There were some. Each write looks here.
+    /// Data was lost since the mount. Each write reads this, without the lock.
     any: AtomicBool,
     /// What unmount found.
     at_end: RankedMutex<rank::Leaf, LostFiles>,
@@ -77,8 +77,8 @@ pub struct LostFiles {
     pub names: Vec<String>,
 }
 
-/// Is called when write-back loses data of a file. Returns the name of the file for messages, empty if it is
-/// not known. Called under the write-back lock of the file: it must not block, and must not read or write.
+/// Called when write-back loses data of a file, under the write-back lock of the file: it must not block, and
+/// must not read or write. Returns the name of the file for messages, or an empty text if it is not known.
 pub type LossListener = Box<dyn Fn(&Inode, &Error) -> String + Send + Sync>;
 
 fn describe(ino: Ino, name: &str) -> String {
@@ -104,7 +104,7 @@ impl LostData {
         }
     }
 
-    /// The bytes were stored by a later write, or cut off.
+    /// Forgets lost bytes that a later write stored, or that were truncated.
     pub(crate) fn forget(&self, ino: Ino, bytes: Range<u64>) {
         if !self.any.load(Ordering::Acquire) {
             return;

@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 
 /// The most runs that the driver gets at a time.
 const RUNS_MAX: usize = 256;
-/// No run is added to this many bytes.
+/// The driver gets no further run after this many bytes.
 const BYTES_MAX: usize = RUN_PAGES * PAGE;
 
-/// Runs under write-back. The pages of those that remain become dirty again.
+/// Runs under write-back. The pages of those that are left when it is dropped become dirty again.
 struct Sent<'a> {
     inode: &'a Inode,
     memory: &'a Memory,
@@ -66,8 +66,8 @@ impl Vfs {
     /// Sends the dirty pages of a byte range to the server. The caller holds the write-back lock, and does
     /// what is `next` once it has released it.
     pub(crate) fn send_pages(&self, inode: &Inode, from: u64, to: u64, next: Next) -> Result<()> {
-        // One thread at a time sends pages. If others wait to do the same, it only sends them, and then all
-        // share a request that makes them durable.
+        // One thread at a time sends pages. If other threads wait to do the same, this one only sends its
+        // pages. Then one request makes the pages of all of them durable.
         let is_alone = inode.server.as_ref().is_none_or(|it| it.syncing.load(Ordering::Relaxed) <= 1);
         let next = if is_alone { next } else { Next::Nothing };
         let mut position = Some(from);

@@ -44,10 +44,10 @@ impl ServedEpoch {
         }
     }
 
-    /// Decides what a session serves that writes nothing. It cannot record what it hands out, so it serves an
-    /// epoch only if that is the recorded one: later writers start above it. Otherwise stored values are
-    /// valid until a program writes, if the fingerprint shows each writer (`shows_writers`). Returns `None`
-    /// if the values are persistent.
+    /// Decides which values a session that writes nothing serves. It cannot record what it hands out, so it
+    /// serves an epoch only if that is the recorded one: later writers start above it. Otherwise, if each
+    /// writer changes the fingerprint (`shows_writers`), stored values are valid until a program writes.
+    /// Returns `None` if the values are persistent.
     pub fn serve_reader(&self, found: &Found<'_>, shows_writers: bool) -> Option<ValidUntil> {
         let record = match found.record.map(EpochRecord::decode) {
             Some(Err(why)) => return Some(ValidUntil::Unmount(Some(why))),

@@ -201,10 +201,11 @@ impl ChangeSemantics {
         Self { data: true, metadata: true, monotonic: true, persistent: false, crash_safe: false };
 }
 
-/// How long change attributes are valid that are not [`persistent`](ChangeSemantics::persistent).
+/// How long change attributes are valid if they are not [`persistent`](ChangeSemantics::persistent).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValidUntil {
-    /// Until the filesystem is unmounted. If the format stores change attributes: why they are not served.
+    /// Until the filesystem is unmounted. The text says why stored change attributes are not served; `None`:
+    /// the format stores none.
     Unmount(Option<&'static str>),
     /// Until a program writes to the filesystem. Each writer changes these bytes.
     Write([u8; 16]),

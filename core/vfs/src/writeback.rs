@@ -126,7 +126,7 @@ impl Vfs {
     }
 
     /// Takes an inode off the list, under its write-back lock and before its pages are written. One with
-    /// unstable pages stays: they count as dirty until somebody commits them, and only the list leads there.
+    /// unstable pages stays: they count as dirty until they are committed, and only the list leads to them.
     fn unlist_to_write(&self, inode: &Inode) {
         if inode.dirty_listed.load(Ordering::Acquire) && !inode.pages.has_unstable() {
             self.unlist_dirty(inode);

@@ -48,7 +48,7 @@ pub(crate) struct Devices {
     pub members: HashMap<u64, Member>,
     /// The members whose superblock is one commit behind.
     pub behind: Vec<u64>,
-    /// How many more the superblock counts.
+    /// How many devices the superblock counts beside these.
     missing: u64,
     /// What is wrong with some of them, in words.
     pub notes: Vec<String>,

@@ -189,7 +189,7 @@ impl Nfs {
         }
         let is_set = deferred.is_some() && results.0.next().is_some_and(|it| it.status() == NfsStat::Ok);
         let committed = if commits { take!(results, Commit).ok() } else { None };
-        // What was written in part, or not at all: the next request has the error, if it stays.
+        // The next request sends what was not written. If the error is permanent, that request has it.
         let mut again = Vec::new();
         let mut done = done.into_iter();
         for Piece { run, offset, data } in now {

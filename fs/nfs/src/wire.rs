@@ -50,7 +50,7 @@ impl Wire {
         (&self.stream).write_all(&encrypted)
     }
 
-    /// Reads what has arrived into the spare capacity of a buffer, which is not empty. Returns as
+    /// Reads what has arrived into the spare capacity of a buffer, which must have some. Returns as
     /// [`Wire::receive`]. Not for TLS: see [`Wire::is_secured`].
     pub fn receive_directly(&self, buffer: &mut Vec<u8>) -> io::Result<Option<usize>> {
         let len = rustix::io::read(&self.stream, rustix::buffer::spare_capacity(buffer))?;

@@ -59,7 +59,7 @@ impl FileSystem for Ufs {
         let has = |flag: u32| sb.flags & flag != 0;
         let acls = match (has(flags::FS_ACLS), has(flags::FS_NFS4ACLS)) {
             (true, _) => "POSIX",
-            (_, true) => "of NFSv4, which are not observed",
+            (_, true) => "of NFSv4, which are not enforced",
             _ => "none",
         };
         let order = if sb.order == ByteOrder::Little { "little-endian" } else { "big-endian" };

@@ -18,8 +18,8 @@
 //! # Change attribute
 //!
 //! The format has no place for a change counter that other systems leave alone, so every inode is loaded with
-//! [`InitialCounter::NotStored`](ivers_vfs::InitialCounter::NotStored): the change attribute is valid until
-//! unmount.
+//! [`InitialCounter::NotStored`](ivers_vfs::InitialCounter::NotStored). The change attribute is valid while
+//! the inode stays in memory, at most until unmount.
 
 #![forbid(unsafe_code)]
 

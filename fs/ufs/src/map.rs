@@ -17,7 +17,7 @@ pub(crate) struct Run {
 }
 
 impl Ufs {
-    /// Returns what is at a block of a file, and how far. It may be longer.
+    /// Returns the run that begins at a block of a file. The blocks after the run may continue it.
     pub(crate) fn map(&self, file: &Dinode, block: FileBlock) -> Result<Run> {
         if file.is_snapshot() {
             let what =

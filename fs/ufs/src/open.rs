@@ -45,7 +45,7 @@ pub(crate) fn fs_type(sb: &Superblock) -> &'static str {
     }
 }
 
-/// Returns the state of a filesystem: what other systems do before they write it.
+/// Returns the state of a filesystem for users: whether it was unmounted cleanly, and which journal it has.
 pub(crate) fn state(sb: &Superblock) -> String {
     let journal = [
         (flags::FS_SUJ, "journaled soft updates"),

@@ -20,8 +20,8 @@ pub struct Ufs {
 /// What is kept with an inode.
 pub(crate) struct Private {
     pub dinode: Dinode,
-    /// The byte of a directory at which the entry follows that was found last. Programs look names up in
-    /// the order in which they were listed.
+    /// The byte of a directory after the entry that was found last. The next lookup begins there: programs
+    /// look names up in the order in which they were listed.
     pub after_last: AtomicU64,
 }
 

@@ -1,9 +1,9 @@
 //! Moves a serving thread to the processor of its caller and keeps background threads of its process off that
 //! processor, for [`caller_affinity`](crate::caller_affinity).
 //!
-//! These are the threads that commit and write back. The kernel takes a processor that runs only the serving
-//! thread, in `SCHED_IDLE`, for an idle one, and wakes them there although another processor is idle. The
-//! serving thread and its caller would wait for them.
+//! Background threads are those that commit and write back. If a processor runs only the serving thread, in
+//! `SCHED_IDLE`, the kernel takes it for idle: it wakes background threads there although another processor
+//! is idle. The serving thread and its caller would wait for them.
 //!
 //! This needs /proc and a right that the process which parses an image has given up. So a thread outside the
 //! sandbox does it, on request over a socket. It moves only threads of the process that asks; the kernel says

@@ -175,8 +175,8 @@ impl Comparison {
         Ok(one)
     }
 
-    /// Returns whether a file is not known to be as it was. Values of different instances can be equal by
-    /// chance.
+    /// Returns whether a file changed or may have changed. Equal values of different instances prove nothing:
+    /// they can be equal by chance.
     fn is_changed(&self, before: &Record, now: &Record) -> bool {
         self.report.epoch_raised || now.identity.change.is_none() || before != now
     }

@@ -114,7 +114,7 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
 
 /// Returns why all change attributes differ from the saved ones, if they do, and the cause if it is certain.
 /// The upper bits of a value that is valid across mounts are the epoch. It rises when another system may have
-/// written to the image. Values that no epoch protects have another instance then.
+/// written to the image. For values that no epoch protects, the instance differs then.
 fn why_all_differ(old: &Header, new: &Header, raises: Raises) -> Option<(&'static str, Option<Cause>)> {
     if old.instance != new.instance {
         let other = "since the state was saved, another system wrote to the image";

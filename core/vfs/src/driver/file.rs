@@ -59,9 +59,9 @@ pub trait FileOps {
     /// any other error the pages stay dirty with their reservation, and are written again later.
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written>;
     /// Writes several runs back in order of their offsets, each as [`FileOps::write_back`] does. Returns the
-    /// results of the first runs, at least one. It stops at an error. Only called with
-    /// [`ServerOps`](super::ServerOps): one request of a protocol may carry several runs, and may also do
-    /// what comes `next`.
+    /// results of the first runs: at least one, and none after an error. One request of a protocol may carry
+    /// several runs, and may also do what the VFS does `next`. Only called with
+    /// [`ServerOps`](super::ServerOps).
     fn write_back_runs(&self, inode: &Inode, runs: Vec<DirtyRun>, _next: Next) -> Vec<Result<Written>> {
         let mut results = Vec::new();
         for (offset, data) in runs {

@@ -78,8 +78,8 @@ impl FsInfo {
         }
     }
 
-    /// Returns the name under which change attributes can be compared: those with different names never can.
-    /// `mount` is another text for each mount; it has only letters and digits.
+    /// Returns the `instance` of the change attributes. Only values of one instance can be compared. `mount`
+    /// must differ for each mount, and have only letters and digits.
     pub fn instance(&self, mount: &str) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let uuid = hex(&self.uuid);

@@ -122,11 +122,11 @@ impl Checker {
             let is_used = ino < ROOT || self.seen(ino).is_some_and(|seen| seen.kind != 0);
             match (is_used, stored.is_inode_used(nth)) {
                 (true, false) => {
-                    let what = "the inode is in use and marked as free";
+                    let what = "the inode is in use, but marked as free";
                     self.bad("inode-in-use-marked-free", Place::inode(ino), what);
                 }
                 (false, true) => {
-                    let what = format!("inode {ino} is marked as used and free");
+                    let what = format!("inode {ino} is free, but marked as used");
                     self.bad("inode-lost", Place::group(group), what);
                 }
                 _ => {}

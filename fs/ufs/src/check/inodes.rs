@@ -170,8 +170,7 @@ impl Checker {
         }
         if orphans > 0 {
             let inodes = if orphans == 1 { "inode has" } else { "inodes have" };
-            self.found
-                .note(format!("{orphans} {inodes} no name and no links: they were open when it was lost"));
+            self.found.note(format!("{orphans} {inodes} no name and no links: removed while still open"));
         }
         Ok(())
     }

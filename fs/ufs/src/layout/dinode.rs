@@ -162,7 +162,7 @@ impl Dinode {
             nlink: self.links.into(),
             size: self.size,
             blocks_512: self.blocks_512,
-            // Of 64 bits in UFS2 the upper ones are zero: the encodings agree in the lower 32.
+            // The lower 32 bits, also in UFS2: see "Differences from the BSDs" in docs/ufs.md.
             rdev: if is_device { self.pointers[0] as u32 } else { 0 },
             atime,
             mtime,

@@ -27,7 +27,7 @@ pub struct Group<'a> {
     fields: Fields<'a>,
     /// The counts of the group.
     pub counts: Counts,
-    /// Inodes that were ever written; what is behind them is not defined.
+    /// How many inodes were ever written. The contents of those after them are not defined.
     pub initialized_inodes: u32,
     used_inodes: &'a [u8],
     free_frags: &'a [u8],
@@ -117,7 +117,7 @@ impl<'a> Group<'a> {
         self.clusters.map(|(at, _)| self.fields.u32(at + length as usize * 4))
     }
 
-    /// How many runs of so many free fragments the group counts in blocks that are partly in use.
+    /// How many runs of `length` free fragments the group counts, in blocks that are partly in use.
     pub fn fragment_runs(&self, length: usize) -> u32 {
         self.fields.u32(at::CG_FRSUM + length * 4)
     }

@@ -183,7 +183,7 @@ fn recognise(bytes: &[u8]) -> Option<(Version, ByteOrder)> {
     })
 }
 
-/// Returns the place of the superblock in the first bytes of a device. A copy of it is not taken for it: the
+/// Returns the place of the superblock in the first bytes of a device. Does not mistake a copy for it: the
 /// superblock of UFS2 stores its place, and that of UFS1 is never at 64 KiB.
 pub fn find(head: &[u8]) -> Option<u64> {
     PLACES.into_iter().find(|&place| {
@@ -274,7 +274,7 @@ impl Superblock {
         if !frags_per_group.is_multiple_of(frags_per_block)
             || !inodes_per_group.is_multiple_of(inodes_per_block)
         {
-            return Err(wrong("fs_fpg or fs_ipg is no multiple of what a block has".into()));
+            return Err(wrong("fs_fpg or fs_ipg does not fill whole blocks".into()));
         }
         let offsets = [at::FS_SBLKNO, at::FS_CBLKNO, at::FS_IBLKNO, at::FS_DBLKNO].map(field);
         let inode_frags = u64::from(inodes_per_group / inodes_per_block) * u64::from(frags_per_block);

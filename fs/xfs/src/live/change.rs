@@ -72,7 +72,7 @@ impl<'i> Edited<'i> {
     /// Makes the inode visible. Returns whether it is logged.
     fn publish(self, guard: &mut Dinode, sb: &Superblock) -> bool {
         let Self { inode, mut core, touch, logs, has_attributes } = self;
-        // They may have been logged meanwhile. A change of times alone need not be logged here.
+        // `log_attributes` may have logged newer attributes. A change of times alone need not be logged here.
         core.keep_attributes_of(guard);
         let differs = core != *guard;
         *guard = core;

@@ -47,7 +47,8 @@ impl Change<'_> {
         Ok(space.sb.run(extent.start, extent.len))
     }
 
-    /// Gives blocks that are claimed, and have the data, to a hole. False if the file cannot have them.
+    /// Maps claimed blocks, which have the data already, into a hole. Returns false if the file cannot have
+    /// them.
     pub(super) fn map_claim(&mut self, core: &mut Dinode, at: FileBlock, claim: &Claim<'_>) -> Result<bool> {
         self.tx.map_claim(core, at, claim)
     }

@@ -1,7 +1,7 @@
-//! Write-back: space as unwritten blocks, then the data, then the map says that it is written. A short write
+//! Write-back: allocates unwritten blocks, writes the data, then marks the blocks as written. A short write
 //! to a hole needs one transaction: the data is on the device before the map is visible, and a commit flushes
-//! the device before it writes to the log. The data of a new file is written before the transaction begins,
-//! if blocks can be [claimed](crate::write::claims).
+//! the device before it writes to the log. The data of a short new file is written before the transaction
+//! begins, if blocks can be [claimed](crate::write::claims).
 
 use super::change::Edited;
 use super::reservations::PAGE_BYTES;
@@ -113,8 +113,9 @@ impl Xfs {
         Ok(true)
     }
 
-    /// Writes data to claimed blocks, and maps them in a transaction. Returns false, and does nothing, if the
-    /// file has blocks already, after which these should be, or nothing can be claimed.
+    /// Writes data to claimed blocks, and maps them in a transaction. Returns false, and leaves the file as
+    /// it is, if no blocks can be claimed or mapped, or if the file has blocks already, which new ones should
+    /// follow.
     fn write_to_claim(
         &self,
         inode: &Inode,

@@ -36,8 +36,8 @@ pub(crate) struct LogEnd {
     pub head: u64,
     /// What follows the cycle in the sector there.
     pub after: Vec<u8>,
-    /// Linux wrote that sector when it mounted, and no record since. It writes the same at its next mount, so
-    /// nothing would show that one.
+    /// Linux wrote that sector when it mounted, and no record since. Its next mount would write the same
+    /// bytes, so nothing would show that mount.
     pub hides_next_mount: bool,
 }
 

@@ -66,7 +66,8 @@ impl Tx<'_> {
     ///
     /// 1. What continues the file: no allocation makes fewer extents.
     /// 2. All blocks, in the nearest group that has them, and after them the window of the file.
-    /// 3. Many blocks; then, without the windows of any file and without pools, the same again; then any.
+    /// 3. Many blocks, in the same way.
+    /// 4. After all windows and pools were dropped: 2 and 3 again, then any blocks.
     pub(crate) fn allocate_growing(&mut self, request: AllocRequest, growth: Growth) -> Result<Option<Run>> {
         let AllocRequest { goal, min, max, alignment, owner } = request;
         let sb = &self.space().sb;
@@ -139,7 +140,8 @@ impl Tx<'_> {
         Ok(Some(part))
     }
 
-    /// Free blocks of a group beside those that are kept or claimed. `None`: it lacks some of those.
+    /// Returns how many free blocks of a group are neither kept for B-trees nor claimed. `None`: it has too
+    /// few for these.
     pub(super) fn unreserved(&mut self, ag: u32) -> Result<Option<u32>> {
         let agf = self.agf(ag)?;
         Ok(agf.agf_freeblks.get().checked_sub(self.reserved(ag, &agf)))

@@ -32,8 +32,8 @@ pub(super) struct GroupRequest {
 }
 
 impl GroupRequest {
-    /// A request for `len` blocks, from the first number to the second, anywhere in a group of `group_len`
-    /// blocks. It leaves the reserve of the group and the windows of others alone.
+    /// A request for `len.0` to `len.1` blocks, anywhere in a group of `group_len` blocks. It leaves the
+    /// reserve of the group and the windows of others alone.
     pub(super) fn new(owner: Owner, goal: u32, len: (u32, u32), group_len: u32) -> Self {
         Self {
             goal,
@@ -90,7 +90,7 @@ impl Tx<'_> {
     /// windows of others.
     fn obstacles(&self, ag: u32, extent: FreeExtent, request: GroupRequest) -> Vec<FreeExtent> {
         let mut found = Vec::new();
-        // The contents of files are written before the transaction is durable that freed their blocks.
+        // Data may be written before the transaction that freed the blocks is durable.
         if request.owner.counts_blocks() || request.owner == Owner::COPY {
             found = self.space().busy.in_range(ag, extent.start, extent.end());
             let own = self.freed.iter().filter(|freed| freed.ag == ag).map(|freed| freed.extent);

@@ -89,7 +89,8 @@ impl Tx<'_> {
         Ok(Some(extent))
     }
 
-    /// Gives claimed blocks to a hole. False, and nothing has changed, if the group needs its blocks itself.
+    /// Maps claimed blocks into a hole. Returns false, and changes nothing, if the group has too few free
+    /// blocks for its B-trees.
     pub(crate) fn map_claim(&mut self, inode: &mut Dinode, at: FileBlock, claim: &Claim<'_>) -> Result<bool> {
         let start = self.space().sb.fs_block(claim.ag, claim.extent.start);
         let extent = Extent { file_block: at, start, len: claim.extent.len.into(), unwritten: false };

@@ -8,7 +8,7 @@ use crate::layout::superblock::FsBlock;
 use crate::unit::Whose;
 use ivers_vfs::Result;
 
-/// The most that a pool has: bytes, and a part of the free space of the group.
+/// A pool has at most so many bytes, and at most 1/`POOL_PART` of the free space of the group.
 const POOL_BYTES: u32 = 1 << 20;
 const POOL_PART: u32 = 16;
 
@@ -24,7 +24,7 @@ impl Tx<'_> {
         if blocks == 0 {
             return Ok(());
         }
-        // Files do not get the blocks that are busy.
+        // An owner that is a file: so the pool gets no busy blocks.
         let owner = Owner::data(sb.root, 0);
         let request = GroupRequest::new(owner, goal, (blocks.div_ceil(2), blocks), sb.ag_len(ag));
         if let Some((_, found)) = self.find_free(ag, request)? {
@@ -33,7 +33,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Allocates claimed blocks. False, and nothing has changed, if the group needs its blocks itself.
+    /// Allocates claimed blocks. Returns false, and changes nothing, if the group has too few free blocks for
+    /// its B-trees.
     pub(super) fn allocate_claim(&mut self, claim: &Claim<'_>, owner: Owner) -> Result<bool> {
         let (ag, blocks) = (claim.ag, claim.extent);
         // The claim does not count as usable.

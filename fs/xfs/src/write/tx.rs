@@ -64,13 +64,13 @@ pub(crate) trait Publish {
     /// after that of the groups.
     fn begin(&mut self) {}
 
-    /// All blocks are visible. It returns the inodes to log in this transaction. Called again, with nothing
-    /// left to do, if the transaction rolls.
+    /// Called when all blocks are visible. Returns the inodes to log in this transaction. If the transaction
+    /// rolls, it is called again, and has nothing left to do.
     fn end(&mut self, _tid: Tid) -> LoggedInodes {
         LoggedInodes::new()
     }
 
-    /// The inodes are logged: lets readers in.
+    /// Called when the inodes are logged: lets readers in.
     fn release(&mut self) {}
 
     /// Whether it decides if an inode is logged.
