@@ -4,8 +4,8 @@
 //! Write-back is no change: except when data is lost, nothing here bumps a counter. Inodes with dirty pages
 //! are in one list. An inode leaves the list before its pages are written; a writer that dirties it meanwhile
 //! puts it back. Pages are written under the inode's write-back lock and never under its data lock, so that
-//! writers continue while the device works. Pages that a server may still lose (unstable) are committed later,
-//! so their inode stays on the list.
+//! writers continue while the device works. Pages that a server may still lose (unstable) are committed
+//! later, so their inode stays on the list.
 
 use crate::driver::Next;
 use crate::error::{Error, Result, ServerError};

@@ -69,8 +69,8 @@ fn a_page_that_is_written_again_meanwhile_is_sent_once_more() {
     assert_eq!(it.client.dirty_bytes(), 0);
 }
 
-/// Pages that were sent, but not committed, fill the limit of dirty memory. A close or a query finds nothing to
-/// send. The next writer commits them.
+/// Pages that were sent, but not committed, fill the limit of dirty memory. A close or a query finds nothing
+/// to send. The next writer commits them.
 #[test]
 fn a_writer_over_the_limit_commits_what_others_have_sent() {
     let server = Vfs::mount(Arc::new(Mem::default()), quiet()).unwrap();
