@@ -10,6 +10,7 @@
 //! | [`arguments`] | operands such as IMAGE:/path, lists of options, sizes |
 //! | [`process`] | starting this program again |
 //! | [`file_info`] | information on one file of a mount or an image |
+//! | [`children`] | the files of a directory of a mount, in few requests |
 //! | [`archive`] | tar archives |
 //! | [`image`] | images that are opened in a sandboxed process |
 //! | [`commands`] | one module per command, with its arguments |
@@ -21,6 +22,7 @@
 
 mod archive;
 mod arguments;
+mod children;
 mod command_line;
 mod commands;
 mod file_info;

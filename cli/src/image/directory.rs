@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ivers_vfs::{CreateSpec, Cred, InodeRef, Vfs};
+use ivers_vfs::{CreateSpec, Cred, InodeRef, Vfs, access};
 
 use super::sorted_names::{SortedNames, Unsorted};
 use crate::arguments::image_path;
@@ -17,6 +17,10 @@ pub fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<Ino
 
 /// Reads the names in a directory, without `.` and `..`.
 pub fn names(vfs: &Vfs, dir: &InodeRef) -> Result<SortedNames> {
+    // As open(2) does: a server answers in one request what may be done and which names there are.
+    if dir.is_server_managed() {
+        vfs.access(&Cred::root(), dir, access::READ)?;
+    }
     let mut names = Unsorted::default();
     vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {

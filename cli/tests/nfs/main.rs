@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod nfs_changed;
 mod nfs_client;
 mod nfs_delegations;
 mod reload;

@@ -11,19 +11,19 @@ use crate::common::*;
 use ivers_oracle::{Image, have_programs};
 use rustix::process::Signal;
 
-fn can_serve() -> bool {
+pub fn can_serve() -> bool {
     have_programs(&["mkfs.ext4", "e2fsck"])
 }
 
 /// An export `/photos` with a tree, and the tree on the host that it was made of.
-struct Exported {
-    image: Image,
+pub struct Exported {
+    pub image: Image,
     tree: PathBuf,
     server: Server,
 }
 
 impl Exported {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let image = Image::new("ext4", 64 << 20, &[]).unwrap();
         let tree = image.dir().join("tree");
         fs::create_dir_all(tree.join("sub/deeper")).unwrap();
@@ -39,7 +39,7 @@ impl Exported {
         Self { image, tree, server }
     }
 
-    fn name(&self, path: &str) -> String {
+    pub fn name(&self, path: &str) -> String {
         format!("nfs://{}/photos{path}", self.server.address())
     }
 }
@@ -161,7 +161,7 @@ fn commands_change_files_of_a_server() {
 }
 
 /// Returns how many calls a server has answered.
-fn answered(exported: &Exported) -> u64 {
+pub fn answered(exported: &Exported) -> u64 {
     let state = exported.image.dir().join("state");
     let stats = works(&["stats", "--json", state.to_str().unwrap()]);
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
@@ -250,23 +250,6 @@ fn files_of_a_server_are_measured() {
     assert_eq!(measure(&exported.name("/sub")).0, [301, 301, 302], "the same digests");
     works(&["touch", &exported.name("/sub/deeper/more")]);
     assert_eq!(measure(&exported.name("/sub")).0, [302, 302, 303]);
-}
-
-/// `changed` queries the change attributes of many files in one request.
-#[test]
-fn a_comparison_costs_few_round_trips() {
-    if !can_serve() {
-        return;
-    }
-    let exported = Exported::new();
-    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
-    works(&["changed", &exported.name(""), "--save", &state]);
-    works(&["touch", &exported.name("/sub/deeper/n7")]);
-    let before = answered(&exported);
-    assert_eq!(works(&["changed", &exported.name(""), "--since", &state]), "C sub/deeper/n7\n");
-    let calls = answered(&exported) - before;
-    // 305 files at 255 in a request; more requests connect, list four directories and leave.
-    assert!((4..40).contains(&calls), "{calls} round trips");
 }
 
 /// Writes the certificate of an authority, and certificates that it signed with keys for server and client.
@@ -362,7 +345,7 @@ fn what_a_server_cannot_do_is_refused() {
     assert_eq!(works(&["cat", &name("/hello")]), "hello over the wire\n", "nothing changed");
 }
 
-struct Mounted(PathBuf);
+pub struct Mounted(pub PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
@@ -370,7 +353,7 @@ impl Drop for Mounted {
     }
 }
 
-fn mount(exported: &Exported, name: &str, words: &[&str]) -> Mounted {
+pub fn mount(exported: &Exported, name: &str, words: &[&str]) -> Mounted {
     let dir = exported.image.dir().join(name);
     fs::create_dir(&dir).unwrap();
     let log = exported.image.dir().join("log");
@@ -387,7 +370,7 @@ fn mount(exported: &Exported, name: &str, words: &[&str]) -> Mounted {
     Mounted(dir)
 }
 
-fn unmount(mounted: &Mounted) {
+pub fn unmount(mounted: &Mounted) {
     works(&["unmount", mounted.0.to_str().unwrap()]);
 }
 

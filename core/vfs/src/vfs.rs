@@ -395,10 +395,25 @@ impl Vfs {
     /// the times belong to it. A change that is still running may already show (a size): then the next query
     /// returns another value.
     pub fn observe(&self, inode: &Inode) -> (Option<u64>, Attr) {
-        if !self.serves() {
-            return (None, self.stat(inode));
-        }
-        if self.settle_with_server(inode).is_err() {
+        let is_settled = self.serves() && self.settle_with_server(inode).is_ok();
+        self.observe_settled(inode, is_settled)
+    }
+
+    /// As [`Vfs::observe`] for several inodes. One request to a server may ask for many. An inode is observed
+    /// when its item is taken.
+    pub fn observe_many<'a>(
+        &'a self,
+        inodes: &'a [InodeRef],
+    ) -> impl Iterator<Item = (Option<u64>, Attr)> + use<'a> {
+        let settled = if self.serves() { self.settle_many_with_server(inodes) } else { Vec::new() };
+        let mut settled = settled.into_iter();
+        let is_next_settled = move || settled.next().is_some_and(|settled| settled.is_ok());
+        let is_settled = std::iter::repeat_with(is_next_settled);
+        inodes.iter().zip(is_settled).map(|(inode, is_settled)| self.observe_settled(inode, is_settled))
+    }
+
+    fn observe_settled(&self, inode: &Inode, is_settled: bool) -> (Option<u64>, Attr) {
+        if !is_settled {
             return (None, self.stat(inode));
         }
         let (value, attr) = inode.observe();

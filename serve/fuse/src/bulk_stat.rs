@@ -1,5 +1,5 @@
 //! The entries of a directory with the attributes that a tree walk needs: one request for hundreds of files,
-//! instead of several for each file.
+//! instead of several for each file. A server is asked for them together, too.
 //!
 //! `system.ivers.children` of a directory has the first part. The next part is `system.ivers.children.N`,
 //! where N is the number at the start of the previous part:
@@ -17,7 +17,7 @@
 use crate::connection::{Connection, OrErrno};
 use crate::nodes::Node;
 use fuser::{Errno, INodeNo, Request};
-use ivers_vfs::Cred;
+use ivers_vfs::{Cred, InodeRef};
 use std::sync::Arc;
 
 /// The name of the attribute; see the module.
@@ -29,6 +29,11 @@ pub const CHILDREN_MAX: usize = 64 << 10;
 const BATCH: usize = 512;
 /// The longest decimal number, and its NUL.
 const HEAD_MAX: usize = 21;
+/// The longest record without its name: three numbers of 64 bits and four of 32 bits, each with a blank, and
+/// a NUL.
+const RECORD_MAX: usize = 3 * 21 + 4 * 11 + 1;
+/// The longest name that the kernel passes on.
+const NAME_MAX: usize = 255;
 const READ_AND_SEARCH: u32 = 5;
 
 /// A name in a directory, with the attributes of its file.
@@ -84,6 +89,21 @@ pub fn parse_children(value: &[u8]) -> Option<(Vec<Child>, Option<u64>)> {
     Some((children, Some(next).filter(|&next| next != 0)))
 }
 
+/// An entry before its file is queried.
+struct Entry {
+    name: Vec<u8>,
+    next: u64,
+    inode: InodeRef,
+    /// The node of the file, if the kernel had one.
+    known: Option<Arc<Node>>,
+    is_asked: bool,
+}
+
+/// Returns whether the kernel holds back data of a file, or shows data that could not be written.
+fn cannot_show(node: &Node) -> bool {
+    node.is_held_back() || node.has_diverged()
+}
+
 /// Returns the part of a directory that begins at a cursor, of at most `size` bytes.
 pub(crate) fn value(
     connection: &Connection,
@@ -101,24 +121,43 @@ pub(crate) fn value(
         cred => cred,
     };
     vfs.access(&cred, &dir.inode, READ_AND_SEARCH).or_errno()?;
-    let listed = vfs.list(&cred, &dir.inode, cursor, BATCH).or_errno()?;
-    let (mut records, mut is_all) = (Vec::new(), listed.len() < BATCH);
-    for entry in listed {
-        // A damaged inode is left out; a stat of it reports the error.
+    // What is asked for is part of this value: a server is asked once for each file.
+    let (mut taken, mut bytes, mut is_all) = (0, HEAD_MAX, true);
+    let listed = vfs.list_until(&cred, &dir.inode, cursor, false, &mut |name| {
+        taken += 1;
+        bytes += RECORD_MAX + name.len();
+        is_all = taken < BATCH && bytes + RECORD_MAX + NAME_MAX <= bytes_max;
+        !is_all
+    });
+    let mut entries = Vec::new();
+    for entry in listed.or_errno()? {
+        // A damaged inode fails the whole value. A stat of each file shows which one it is.
         let inode = entry.inode.or_errno()?;
+        let known = connection.nodes.get(connection.nodes.id(inode.ino.0));
+        let is_asked = !known.as_deref().is_some_and(cannot_show);
+        entries.push(Entry { name: entry.name, next: entry.next, inode, known, is_asked });
+    }
+    let asked = entries.iter().filter(|entry| entry.is_asked);
+    let asked: Vec<_> = asked.map(|entry| entry.inode.clone()).collect();
+    let mut observed = vfs.observe_many(&asked);
+    let mut records = Vec::new();
+    for Entry { name, next, inode, known, is_asked } in entries {
         let ino = connection.nodes.id(inode.ino.0);
-        let known = connection.nodes.get(ino);
+        let mut observe = || {
+            let observed = if is_asked { observed.next() } else { None };
+            observed.unwrap_or_else(|| (None, vfs.stat(&inode)))
+        };
         let (mut change, attr) = match &known {
-            Some(node) if node.is_held_back() || node.has_diverged() => (None, vfs.stat(&inode)),
-            Some(node) => node.changes.number(|| vfs.observe(&inode)),
-            None => vfs.observe(&inode),
+            Some(node) => node.changes.number(observe),
+            None => observe(),
         };
         // After the query: a change that it counts was noted before. For a node that appeared concurrently it
         // may count anything.
-        let may_count = |node: Arc<Node>| known.is_none() || connection.has_inflight(&node);
+        let may_count =
+            |node: Arc<Node>| known.is_none() || cannot_show(&node) || connection.has_inflight(&node);
         change = change.filter(|_| !connection.nodes.get(ino).is_some_and(may_count));
         let (mode, generation) = (attr.kind.mode_bits() | attr.perm, inode.generation);
-        let (uid, gid, size, name) = (attr.uid, attr.gid, attr.size, entry.name);
+        let (uid, gid, size) = (attr.uid, attr.gid, attr.size);
         let before = records.len();
         Child { ino, generation, change, mode, uid, gid, size, name }.put(&mut records);
         if records.len() + HEAD_MAX > bytes_max {
@@ -126,7 +165,7 @@ pub(crate) fn value(
             is_all = false;
             break;
         }
-        cursor = entry.next;
+        cursor = next;
     }
     if records.is_empty() && !is_all {
         return Err(Errno::ERANGE);

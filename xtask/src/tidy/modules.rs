@@ -187,7 +187,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 12] = [
         &[
             (
                 "",
-                "state_format output pattern arguments process file_info archive image commands command_line",
+                "state_format output pattern arguments process file_info children archive image commands \
+                 command_line",
             ),
             ("archive", "member acl_text pax sparse reader writer"),
             ("output", "format colours failure print findings progress log save"),

@@ -20,6 +20,7 @@ use ivers_vfs::raises::{RAISED_BY, Raises};
 use ivers_vfs::{FileType, InodeRef, ValidUntil, Vfs};
 
 use crate::arguments::{image_path, join};
+use crate::children::{self, Covered};
 use crate::file_info;
 use crate::image::cycle_guard::CycleGuard;
 use crate::image::directory::{child, names, resolve};
@@ -45,12 +46,25 @@ trait Tree {
     /// What is needed to read a directory.
     type Dir;
 
+    /// What the names of a directory tell of its files.
+    type Known;
+
     /// Reads the names in a directory, `depth` levels below the root. `None`: it is gone.
-    fn names(&mut self, dir: &Self::Dir, path: &[u8], depth: usize) -> Result<Option<SortedNames>>;
+    fn names(
+        &mut self,
+        dir: &Self::Dir,
+        path: &[u8],
+        depth: usize,
+    ) -> Result<Option<SortedNames<Self::Known>>>;
 
     /// Reads files of a directory, and opens those that are directories. Returns one result for each name.
     /// `path` is that of the directory.
-    fn children(&self, dir: &Self::Dir, path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<Self::Dir>>>;
+    fn children(
+        &self,
+        dir: &Self::Dir,
+        path: &[u8],
+        names: &[(Vec<u8>, Self::Known)],
+    ) -> Vec<Result<Child<Self::Dir>>>;
 
     /// The most names of one call of [`Tree::children`].
     const TOGETHER: usize;
@@ -59,19 +73,22 @@ trait Tree {
 /// A file of a tree, opened if it is a directory. `None` if it no longer exists.
 type Child<Dir> = Option<(Record, Option<Dir>)>;
 
+/// A name and its file.
+type Next<Dir> = (Vec<u8>, Result<Child<Dir>>);
+
 /// A directory that is being walked.
-struct Level<Dir> {
-    dir: Dir,
+struct Level<T: Tree> {
+    dir: T::Dir,
     path_len: usize,
-    names: SortedNames,
+    names: SortedNames<T::Known>,
     /// The next names with their files, as [`Tree::children`] read them.
-    read: VecDeque<(Vec<u8>, Result<Child<Dir>>)>,
+    read: VecDeque<Next<T::Dir>>,
     /// Directories that are to be entered. Each name continues the one before, so the last is entered first.
-    below: Vec<(Vec<u8>, Dir)>,
+    below: Vec<(Vec<u8>, T::Dir)>,
 }
 
-impl<Dir> Level<Dir> {
-    fn new(dir: Dir, path: &[u8], names: SortedNames) -> Self {
+impl<T: Tree> Level<T> {
+    fn new(dir: T::Dir, path: &[u8], names: SortedNames<T::Known>) -> Self {
         Self { dir, path_len: path.len(), names, read: VecDeque::new(), below: Vec::new() }
     }
 
@@ -81,27 +98,27 @@ impl<Dir> Level<Dir> {
     }
 
     /// Takes the next name and its file. `path` is that of the directory.
-    fn next<T: Tree<Dir = Dir>>(&mut self, tree: &T, path: &[u8]) -> Option<(Vec<u8>, Result<Child<Dir>>)> {
+    fn next(&mut self, tree: &T, path: &[u8]) -> Option<Next<T::Dir>> {
         if self.read.is_empty() {
-            let mut together: Vec<Vec<u8>> = Vec::new();
+            let mut together: Vec<(Vec<u8>, T::Known)> = Vec::new();
             while together.len() < T::TOGETHER
-                && let Some(name) = self.names.remove_first()
+                && let Some(next) = self.names.remove_first_known()
             {
                 // A damaged directory can have a name twice.
-                if together.last() != Some(&name) {
-                    together.push(name);
+                if together.last().is_none_or(|(last, _)| *last != next.0) {
+                    together.push(next);
                 }
             }
-            while let Some(last) = together.last()
+            while let Some((last, _)) = together.last()
                 && self.names.first() == Some(last)
             {
-                self.names.remove_first();
+                self.names.remove_first_known();
             }
             if together.is_empty() {
                 return None;
             }
             let found = tree.children(&self.dir, path, &together);
-            self.read.extend(together.into_iter().zip(found));
+            self.read.extend(together.into_iter().map(|(name, _)| name).zip(found));
         }
         self.read.pop_front()
     }
@@ -154,8 +171,11 @@ fn walk<T: Tree>(tree: &mut T, root: T::Dir, sink: &mut Sink<'_>) -> Result<()> 
 /// A tree of a mount, or another tree of the host.
 pub struct Mounted<'a> {
     root: &'a Path,
+    /// The same directory, without symbolic links.
+    resolved: PathBuf,
     device: u64,
     has_change_attributes: bool,
+    covered: Covered,
     raises: Raises,
 }
 
@@ -204,12 +224,19 @@ impl<'a> Mounted<'a> {
         let raises = mount.as_ref().and_then(|mount| mount["details"][RAISED_BY].as_str()?.parse().ok());
         let has_change_attributes = mount.is_some();
         let raises = raises.unwrap_or_default();
-        let one = Self { root, device: meta.dev(), has_change_attributes, raises };
-        let identity = one.identity(&resolved, &meta)?;
+        let one = Self {
+            root,
+            resolved,
+            device: meta.dev(),
+            has_change_attributes,
+            covered: Covered::now(),
+            raises,
+        };
+        let identity = one.identity(&one.resolved, &meta)?;
         let instance = match mount {
             Some(mount) => mount["instance"].as_str().unwrap_or_default().to_owned(),
             None => {
-                let id = rustix::fs::statvfs(&resolved).map_or(0, |fs| fs.f_fsid);
+                let id = rustix::fs::statvfs(&one.resolved).map_or(0, |fs| fs.f_fsid);
                 format!("{INSTANCE_BY_TIMES}{:x}", if id == 0 { meta.dev() } else { id })
             }
         };
@@ -247,14 +274,20 @@ impl<'a> Mounted<'a> {
 impl Tree for Mounted<'_> {
     type Dir = ();
 
-    fn names(&mut self, (): &(), path: &[u8], depth: usize) -> Result<Option<SortedNames>> {
+    /// The identity of the file, if the mount told it with the name.
+    type Known = Option<Record>;
+
+    fn names(&mut self, (): &(), path: &[u8], depth: usize) -> Result<Option<SortedNames<Option<Record>>>> {
         let full = self.full(path);
         // The change attribute of the directory was read before its names: the next run reports a name that
         // is added in between.
-        let read = || -> std::io::Result<SortedNames> {
+        let read = || -> std::io::Result<SortedNames<Option<Record>>> {
+            if let Some(names) = self.known_children(path) {
+                return Ok(names.sort());
+            }
             let mut names = Unsorted::default();
             for entry in std::fs::read_dir(&full)? {
-                names.push(entry?.file_name().as_bytes());
+                names.push_known(entry?.file_name().as_bytes(), None);
             }
             Ok(names.sort())
         };
@@ -266,15 +299,38 @@ impl Tree for Mounted<'_> {
         }
     }
 
-    fn children(&self, (): &(), path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<()>>> {
-        names.iter().map(|name| self.child(&join(path, name))).collect()
+    fn children(&self, (): &(), path: &[u8], names: &[(Vec<u8>, Option<Record>)]) -> Vec<Result<Child<()>>> {
+        let child = |(name, known): &(Vec<u8>, Option<Record>)| match known {
+            Some(record) => Ok(Some((*record, record.is_dir.then_some(())))),
+            None => self.child(&join(path, name)),
+        };
+        names.iter().map(child).collect()
     }
 
     /// One at a time, so that each file is reported as soon as it is read.
     const TOGETHER: usize = 1;
 }
 
+/// Returns what a mount said of a file. `None` if the file needs a query of its own.
+fn record(child: &ivers_fuse::Child) -> Option<Record> {
+    let identity = Identity { ino: child.ino, generation: child.generation, change: Some(child.change?) };
+    Some(Record { identity, is_dir: FileType::from_mode(child.mode) == Some(FileType::Directory) })
+}
+
 impl Mounted<'_> {
+    /// Returns the files of a directory as the mount tells them together. `None` if each must be asked for.
+    fn known_children(&self, path: &[u8]) -> Option<Unsorted<Option<Record>>> {
+        if !self.has_change_attributes {
+            return None;
+        }
+        let dir = self.resolved.join(OsStr::from_bytes(path));
+        let mut names = Unsorted::default();
+        children::of(&dir, self.device, &self.covered, &mut |child| {
+            names.push_known(&child.name, record(&child));
+        })?;
+        Some(names)
+    }
+
     fn child(&self, path: &[u8]) -> Result<Child<()>> {
         let full = self.full(path);
         let read = || -> Result<Child<()>> {
@@ -307,6 +363,7 @@ fn identity(inode: &InodeRef, change: Option<u64>) -> Identity {
 
 impl Tree for InImage<'_> {
     type Dir = InodeRef;
+    type Known = ();
 
     fn names(&mut self, dir: &InodeRef, path: &[u8], depth: usize) -> Result<Option<SortedNames>> {
         let location = || format!("{}, inode {}", image_path(self.image, path), dir.ino.0);
@@ -314,8 +371,8 @@ impl Tree for InImage<'_> {
         names(self.vfs, dir).map(Some)
     }
 
-    fn children(&self, dir: &InodeRef, _: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<InodeRef>>> {
-        let found: Vec<_> = names.iter().map(|name| child(self.vfs, dir, name)).collect();
+    fn children(&self, dir: &InodeRef, _: &[u8], names: &[(Vec<u8>, ())]) -> Vec<Result<Child<InodeRef>>> {
+        let found: Vec<_> = names.iter().map(|(name, ())| child(self.vfs, dir, name)).collect();
         let inodes: Vec<_> = found.iter().flatten().cloned().collect();
         let mut changes = self.vfs.changes(&inodes).into_iter();
         let mut record = |inode: InodeRef| {
@@ -367,6 +424,7 @@ mod tests {
 
     impl Tree for Listed {
         type Dir = String;
+        type Known = ();
 
         fn names(&mut self, dir: &String, _: &[u8], _: usize) -> Result<Option<SortedNames>> {
             let below = |path: &&'static str| {
@@ -378,9 +436,9 @@ mod tests {
             Ok(Some(names.sort()))
         }
 
-        fn children(&self, dir: &String, path: &[u8], names: &[Vec<u8>]) -> Vec<Result<Child<String>>> {
+        fn children(&self, dir: &String, path: &[u8], names: &[(Vec<u8>, ())]) -> Vec<Result<Child<String>>> {
             assert!((1..=Self::TOGETHER).contains(&names.len()));
-            let read = |name: &Vec<u8>| {
+            let read = |(name, ()): &(Vec<u8>, ())| {
                 let full = format!("{dir}{}", std::str::from_utf8(name).unwrap());
                 assert_eq!(full.as_bytes(), join(path, name));
                 let below = format!("{full}/");

@@ -1,7 +1,6 @@
 //! Measuring a tree of the host: of a mount of ivers, whose files have change attributes, or of another
 //! filesystem.
 
-use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
@@ -10,9 +9,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_fuse::{
-    CHANGE, CHILDREN, CHILDREN_MAX, Child, GENERATION, MOUNT, SEMANTICS, all_mounts, parse_children,
-};
+use ivers_fuse::{CHANGE, Child, GENERATION, MOUNT, SEMANTICS};
 use ivers_ima::digest::Algorithm;
 use ivers_ima::file_id::Identity;
 use ivers_ima::hash::{self, MeasuredFile};
@@ -24,13 +21,11 @@ use xattr::FileExt as _;
 
 use super::policy::{decide, has_current_algorithm, progress_message};
 use super::protocol::{Event, Finding};
+use crate::children::{self, Covered};
 use crate::file_info;
 use crate::output::failure;
 use crate::output::format::Shown;
 use crate::output::progress::Progress;
-
-/// Most names in a directory.
-const CHILDREN_AT_MOST: usize = 50_000_000;
 
 /// A mounted filesystem.
 pub struct Mount {
@@ -43,8 +38,8 @@ pub struct Mount {
     device: u64,
     /// The mount point.
     root: PathBuf,
-    /// All mount points of the host, which can cover names of it. `None` if unknown.
-    covered: Option<HashSet<PathBuf>>,
+    /// The directories that other mounts cover.
+    covered: Covered,
 }
 
 impl Mount {
@@ -55,8 +50,6 @@ impl Mount {
         let device = meta.dev();
         let is_here = |dir: &&Path| std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.dev() == device);
         let root = full.ancestors().take_while(is_here).last().unwrap_or(&full).to_owned();
-        let mounts: HashSet<_> = all_mounts().into_iter().map(|mount| mount.dir).collect();
-        let covered = (!mounts.is_empty()).then_some(mounts);
         let mut mount = Self {
             instance: None,
             detects_changes: false,
@@ -64,7 +57,7 @@ impl Mount {
             uuid: [0; 16],
             device,
             root,
-            covered,
+            covered: Covered::now(),
         };
         if let Some(info) = file_info::served_json_if_any(path, MOUNT)? {
             let promises = file_info::served_json(path, SEMANTICS)?;
@@ -215,29 +208,8 @@ impl Walk<'_> {
         if !self.mount.detects_changes || self.known.is_empty() {
             return None;
         }
-        // The mount does not know which of its names are covered by other mounts.
-        let is_covered = |child: &Child| {
-            let covered = self.mount.covered.as_ref();
-            covered.is_none_or(|covered| covered.contains(&dir.join(OsStr::from_bytes(&child.name))))
-        };
-        let (mut all, mut name) = (Vec::new(), CHILDREN.to_owned());
-        let mut value = vec![0; CHILDREN_MAX];
-        let mut last = 0;
-        loop {
-            let len = rustix::fs::getxattr(dir, &name, &mut value).ok()?;
-            let (children, next) = parse_children(value.get(..len)?)?;
-            if children.iter().any(is_covered) {
-                return None;
-            }
-            all.extend(children);
-            let Some(next) = next else { break };
-            // The reply can come from any filesystem, so it is not trusted.
-            if next == last || all.len() > CHILDREN_AT_MOST {
-                return None;
-            }
-            last = next;
-            name = format!("{CHILDREN}.{next}");
-        }
+        let mut all = Vec::new();
+        children::of(dir, self.mount.device, &self.mount.covered, &mut |child| all.push(child))?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Some(all)
     }
