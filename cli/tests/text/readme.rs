@@ -38,9 +38,9 @@ fn the_first_example_prints_what_it_shows() {
     }
     let readme = readme();
     let start = readme.split("\n## ").next().unwrap();
-    let mut shown = start.lines().filter_map(|line| line.strip_prefix("    "));
-    let words = shown.next().unwrap().strip_prefix("$ ivers ").unwrap();
-    let shown: Vec<&str> = shown.collect();
+    let shown: Vec<&str> = start.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let words = |nth: usize| shown[nth].strip_prefix("$ ivers ").unwrap().split("    #").next().unwrap();
+    let (save, since) = (words(0), words(1));
     let place = Place::new();
     place.mount("rw");
     let run = |words: &str| {
@@ -54,11 +54,11 @@ fn the_first_example_prints_what_it_shows() {
     for file in &files {
         fs::write(file, "before").unwrap();
     }
-    run(&words.replace("--since", "--save"));
+    run(save);
     for file in [&files[0], &files[2]] {
         fs::write(file, "after").unwrap();
     }
-    assert_eq!(run(words).lines().collect::<Vec<_>>(), shown);
+    assert_eq!(run(since).lines().collect::<Vec<_>>(), shown[2..]);
     place.unmount();
 }
 
