@@ -10,6 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ivers_block::{BlockError, DiskFile, FileDevice, FileRange, KernelUse, OpenMode, kernel_use};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use super::unmount_status::{self, UnmountStatus};
 use crate::output::format;
@@ -87,8 +89,12 @@ fn when_killed_have_ended<T>(
 /// Returns whether the process that took a lock was killed. Its lock remains until its files are closed. The
 /// files of a supervisor are also open in its worker, which is killed with it.
 fn was_killed(pid: i32) -> bool {
-    // A process that ends gives up its memory, which has the command line, before it closes its files.
-    std::fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |words| words.is_empty())
+    match std::fs::read(format!("/proc/{pid}/cmdline")) {
+        // A process that ends gives up its memory, which has the command line, before it closes its files.
+        Ok(words) => words.is_empty(),
+        // It is gone, or it belongs to another user and /proc hides it.
+        Err(_) => Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH)),
+    }
 }
 
 /// Connects to the process of a mount that has ended or ends soon.
