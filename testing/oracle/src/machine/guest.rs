@@ -25,6 +25,9 @@ const NETWORK: [&str; 8] = [
 
 /// The time limit of a boot; the machine is emulated and the host can be busy.
 const BOOT: Duration = Duration::from_secs(120);
+/// The time limit of a command. It only ends a guest that hangs: on a busy host, copying and comparing
+/// 100 MiB takes minutes.
+const ANSWER: Duration = Duration::from_secs(900);
 
 /// Returns the network of a machine that a port of the host's loopback leads to.
 fn forwarded(port: u16, guest_port: u16) -> String {
@@ -161,7 +164,7 @@ impl Guest {
 
     /// Runs a command. Anything but success is an error with its output.
     pub fn run(&mut self, line: &str) -> Result<String> {
-        self.run_within(line, Duration::from_secs(120))
+        self.run_within(line, ANSWER)
     }
 
     /// Runs a command as [`Guest::run`] does, with another time limit.
