@@ -215,7 +215,8 @@ impl Vfs {
         let mut failed = None;
         let mut done = 0;
         let mut wrote_back_for_space = false;
-        let earlier_errors = inode.writeback_errors.count();
+        let is_sent = flags.contains(WriteFlags::DIRECT) && inode.is_server_managed();
+        let earlier_errors = if is_sent { inode.writeback_errors.count() } else { 0 };
         {
             // One hold for the whole call: a write is atomic, and nobody appends between its pieces.
             // Throttling and eviction are safe under it, since write-back never takes this lock.
@@ -302,7 +303,7 @@ impl Vfs {
         if done == 0 {
             return outcome.complete().map(|bytes| WriteOutcome { bytes, error: None });
         }
-        if flags.contains(WriteFlags::DIRECT) && inode.is_server_managed() {
+        if is_sent {
             // Without the lock: other threads write into the cache meanwhile, and the next request carries
             // what all of them wrote.
             self.write_back_durably(inode)?;

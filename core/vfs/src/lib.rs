@@ -36,6 +36,7 @@ pub mod raises;
 mod remembered;
 pub mod requests;
 mod reservation_windows;
+mod run_guard;
 mod sending;
 mod served_epoch;
 mod server;

@@ -34,7 +34,7 @@ pub(crate) struct Memory {
     /// [`RUN_PAGES`](crate::pages::RUN_PAGES).
     pub(crate) unit_pages: u64,
     /// Dirty pages and pages under write-back, in bytes.
-    pub(crate) dirty_bytes: AtomicU64,
+    dirty_bytes: AtomicU64,
     pub(crate) dirty_limit: u64,
     /// Nothing more could be freed at this use of the budget, or 0.
     pub(crate) no_shrink_up_to: AtomicU64,
@@ -69,6 +69,18 @@ impl Memory {
     /// The first page of the first unit that begins at this page or later.
     pub(crate) fn next_unit(&self, page: u64) -> u64 {
         self.unit_start(page + self.unit_pages - 1)
+    }
+
+    /// Counts pages that must stay now.
+    pub(crate) fn newly_dirty(&self, pages: u64) {
+        self.dirty_bytes.fetch_add(pages * PAGE64, Ordering::Relaxed);
+    }
+
+    /// Pages that [`Memory::newly_dirty`] counted are written or dropped. One page more would let every
+    /// writer wait for ever.
+    pub(crate) fn no_longer_dirty(&self, pages: u64) {
+        let before = self.dirty_bytes.fetch_sub(pages * PAGE64, Ordering::Relaxed);
+        debug_assert!(before >= pages * PAGE64, "{pages} pages were not counted: {before}");
     }
 
     pub(crate) fn dirty_bytes(&self) -> u64 {

@@ -125,6 +125,9 @@ pub(crate) struct Pages {
 pub(crate) struct Run {
     pub(crate) offset: u64,
     pub(crate) data: Vec<u8>,
+    /// Where its last unit ends, perhaps past the data. The next run begins there or later: a page in two
+    /// runs at a time would be counted twice, and the driver may write its older bytes last.
+    pub(crate) end: u64,
     pages: Vec<u64>,
 }
 
@@ -259,7 +262,7 @@ impl Pages {
             }
         }
         memory.budget.charge(added * PAGE64);
-        memory.dirty_bytes.fetch_add(newly_dirty * PAGE64, Ordering::Relaxed);
+        memory.newly_dirty(newly_dirty);
         self.has_pages.store(true, Ordering::Relaxed);
         grow();
         Step::Done { newly_dirty: newly_dirty > 0 }
@@ -361,11 +364,12 @@ impl Pages {
         if begin >= behind {
             return None;
         }
-        let mut run = Run { offset: begin * PAGE64, data: Vec::new(), pages: Vec::new() };
+        let mut run = Run { offset: begin * PAGE64, data: Vec::new(), end: 0, pages: Vec::new() };
         for first in (begin..behind).step_by(unit as usize) {
             if map.dirty.range(first..first + unit).next().is_none() {
                 break;
             }
+            run.end = (first + unit) * PAGE64;
             for at in first..(first + unit).min(size.div_ceil(PAGE64)) {
                 let len = (size - at * PAGE64).min(PAGE64) as usize;
                 match map.pages.get_mut(&at) {
@@ -419,7 +423,7 @@ impl Pages {
             }
         }
         map.has_clean |= cleaned > 0;
-        memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
+        memory.no_longer_dirty(cleaned);
     }
 
     /// Ends the write-back of a run whose data is lost: drops its pages, except those written again
@@ -445,7 +449,7 @@ impl Pages {
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         }
-        memory.dirty_bytes.fetch_sub(pages * PAGE64, Ordering::Relaxed);
+        memory.no_longer_dirty(pages);
         memory.budget.uncharge(pages * PAGE64);
         lost
     }
@@ -504,7 +508,7 @@ impl Pages {
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         }
-        memory.dirty_bytes.fetch_sub(uncounted * PAGE64, Ordering::Relaxed);
+        memory.no_longer_dirty(uncounted);
         memory.budget.uncharge(dropped.len() as u64 * PAGE64);
         dirty
     }
@@ -623,7 +627,7 @@ impl Pages {
         if map.pages.is_empty() {
             self.has_pages.store(false, Ordering::Relaxed);
         }
-        memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
+        memory.no_longer_dirty(cleaned);
         memory.budget.uncharge(dropped * PAGE64);
     }
 
@@ -692,5 +696,28 @@ mod tests {
         assert_eq!(pages.shrink(100, &memory), 0);
         assert!(!pages.with_unwritten(|unwritten| unwritten));
         assert!(pages.map.lock().0.is_none());
+    }
+
+    /// A short last page that is written again while its run is sent.
+    #[test]
+    fn the_next_run_does_not_begin_in_a_page_of_the_last_one() {
+        for unit in [PAGE64, 4 * PAGE64] {
+            let memory = Memory::new(Arc::new(Budget::unlimited()), 1 << 20, unit);
+            let pages = Pages::default();
+            let write = || {
+                pages.write(unit, b"again", unit, &mut Loaded::default(), &memory, || ());
+            };
+            let next = |from| pages.begin_run(from, u64::MAX, &memory, || unit + 5);
+            write();
+            let first = next(0).expect("a dirty page");
+            assert_eq!((first.offset, first.data.len(), first.end), (unit, 5, 2 * unit));
+            write();
+            assert!(next(first.end).is_none(), "the page is not taken twice");
+            pages.end_run(&first, Some(Written::Durable), &memory);
+            assert_eq!(memory.dirty_bytes(), PAGE64, "what was written last is still to be sent");
+            let second = next(0).expect("a dirty page");
+            pages.end_run(&second, Some(Written::Durable), &memory);
+            assert_eq!(memory.dirty_bytes(), 0);
+        }
     }
 }

@@ -10,7 +10,7 @@
 use crate::driver::Next;
 use crate::error::{Error, Result, ServerError};
 use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
-use crate::memory::Memory;
+use crate::run_guard::RunGuard;
 use crate::sending::Syncing;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -204,27 +204,12 @@ impl Vfs {
         }
         let mut from = from;
         let mut first_error = None;
-        while let Some(run) = inode.pages.begin_run(from, to, &self.memory, || inode.size()) {
-            let mut pending = RunGuard { inode, memory: &self.memory, run: &run, ended: false };
-            match self.retry_without_space(|| self.fs.write_back(inode, run.offset, &run.data)) {
-                Ok(written) => {
-                    pending.end(|| inode.pages.end_run(&run, Some(written), &self.memory));
-                    let written = &self.policy.stats.mine().written_back_bytes;
-                    written.fetch_add(run.data.len() as u64, Ordering::Relaxed);
-                }
-                Err(error @ (Error::FileData(_) | Error::DataRefused(_))) => {
-                    let lost = pending.end(|| inode.pages.lose_run(&run, &self.memory));
-                    self.note_data_loss(inode, lost, &error);
-                    first_error.get_or_insert(error);
-                }
-                Err(error) => {
-                    drop(pending);
-                    self.note_writeback_error(inode, &error);
-                    self.list_dirty(inode);
-                    return self.guarded(|| Err(error));
-                }
+        while let Some(run) = RunGuard::begin(inode, from, to, &self.memory) {
+            from = run.end();
+            let result = self.retry_without_space(|| self.fs.write_back(inode, run.offset(), run.data()));
+            if let Err(error) = self.end_write_back(run, result)? {
+                first_error.get_or_insert(error);
             }
-            from = run.offset + run.data.len() as u64;
         }
         first_error.map_or(Ok(()), Err)
     }
@@ -595,29 +580,6 @@ impl Vfs {
         });
         if moved {
             inode.deferred.fetch_or(DEFERRED_TIMES, Ordering::Release);
-        }
-    }
-}
-
-/// Marks the pages of a run dirty again if the driver panics or fails.
-struct RunGuard<'a> {
-    inode: &'a Inode,
-    memory: &'a Memory,
-    run: &'a crate::pages::Run,
-    ended: bool,
-}
-
-impl RunGuard<'_> {
-    fn end<T>(&mut self, how: impl FnOnce() -> T) -> T {
-        self.ended = true;
-        how()
-    }
-}
-
-impl Drop for RunGuard<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.inode.pages.end_run(self.run, None, self.memory);
         }
     }
 }
