@@ -9,7 +9,7 @@ pub struct SortedNames<Known = ()> {
     starts: Vec<(usize, Known)>,
 }
 
-/// The name whose entry (its length, then its bytes) begins at `start`.
+/// Returns the name at `start`, where its length is, followed by its bytes.
 fn at(bytes: &[u8], start: usize) -> &[u8] {
     let len = u16::from_le_bytes([bytes[start], bytes[start + 1]]);
     &bytes[start + 2..][..usize::from(len)]

@@ -7,6 +7,11 @@ use std::process::Command;
 use crate::common::*;
 use crate::nfs_client::{Exported, answered, can_serve, mount, unmount};
 
+/// Where `changed` keeps its state.
+fn state_file(exported: &Exported) -> String {
+    exported.image.dir().join("saved").to_str().unwrap().to_owned()
+}
+
 /// `changed` queries the change attributes of many files in one request.
 #[test]
 fn a_comparison_costs_few_round_trips() {
@@ -14,7 +19,7 @@ fn a_comparison_costs_few_round_trips() {
         return;
     }
     let exported = Exported::new();
-    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    let state = state_file(&exported);
     works(&["changed", &exported.name(""), "--save", &state]);
     works(&["touch", &exported.name("/sub/deeper/n7")]);
     let before = answered(&exported);
@@ -32,7 +37,7 @@ fn a_comparison_of_a_mount_costs_few_round_trips() {
         return;
     }
     let exported = Exported::new();
-    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    let state = state_file(&exported);
     works(&["mkdir", &exported.name("/other")]);
     works(&["ln", &exported.name("/sub/deeper/n9"), &exported.name("/other/second name")]);
     // Without delegations each file costs a question.
@@ -78,7 +83,7 @@ fn a_comparison_of_a_mount_sees_open_files_and_covered_directories() {
         return;
     }
     let exported = Exported::new();
-    let state = exported.image.dir().join("saved").to_str().unwrap().to_owned();
+    let state = state_file(&exported);
     let mounted = mount(&exported, "mnt", &[]);
     let dir = mounted.0.to_str().unwrap();
     let compared = |also: &[&str]| works(&[&["changed", dir, "--since", &state], also].concat());

@@ -314,13 +314,12 @@ impl FileOps for Nfs {
         let failed = results.pop_if(|last| last.is_err());
         node.open.note_unsent(matches!(&failed, Some(Err(error)) if !matches!(error, Error::Name(_))));
         let Some(failed) = failed else { return results };
-        let range = ranges.get(results.len()).cloned();
         results.push(match failed {
             // A refusal is final: these bytes would wait for ever.
             Err(Error::Name(refused)) => {
-                range
-                    .into_iter()
-                    .for_each(|range| node.open.with_unstable(|unstable| unstable.forget(range)));
+                if let Some(range) = ranges.get(results.len()) {
+                    node.open.with_unstable(|unstable| unstable.forget(range.clone()));
+                }
                 Err(Error::DataRefused(refused))
             }
             other => self.change(other),

@@ -131,7 +131,7 @@ pub(crate) fn value(
     });
     let mut entries = Vec::new();
     for entry in listed.or_errno()? {
-        // A damaged inode fails the whole value. A stat of each file shows which one it is.
+        // One damaged inode is an error for the whole part. The caller then asks for each file, and finds it.
         let inode = entry.inode.or_errno()?;
         let known = connection.nodes.get(connection.nodes.id(inode.ino.0));
         let is_asked = !known.as_deref().is_some_and(cannot_show);

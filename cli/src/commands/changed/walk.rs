@@ -311,7 +311,8 @@ impl Tree for Mounted<'_> {
     const TOGETHER: usize = 1;
 }
 
-/// Returns what a mount said of a file. `None` if the file needs a query of its own.
+/// Returns the record of a file that a mount listed. `None` if the mount gave no change attribute: then the
+/// file is queried alone.
 fn record(child: &ivers_fuse::Child) -> Option<Record> {
     let identity = Identity { ino: child.ino, generation: child.generation, change: Some(child.change?) };
     Some(Record { identity, is_dir: FileType::from_mode(child.mode) == Some(FileType::Directory) })

@@ -1,6 +1,6 @@
 //! What it costs to make bytes durable, and what the server is asked for.
 
-use super::hostile::{asked, attrs, liar, root_options};
+use super::hostile::{OneFile, liar, root_options};
 use super::recovery::READ_WRITE;
 use super::*;
 use std::sync::Mutex;
@@ -126,7 +126,7 @@ struct Script {
     refused: Mutex<Option<(u64, NfsStat)>>,
     /// Whether WRITE makes bytes durable if it is asked to.
     is_honest: AtomicBool,
-    at_file: AtomicBool,
+    file: OneFile,
     /// WRITE waits while this is locked.
     held: Mutex<()>,
 }
@@ -138,7 +138,7 @@ impl Script {
             verifier: AtomicU8::new(1),
             refused: Mutex::default(),
             is_honest: AtomicBool::new(true),
-            at_file: AtomicBool::new(false),
+            file: OneFile::default(),
             held: Mutex::default(),
         })
     }
@@ -153,26 +153,11 @@ impl Script {
     }
 
     fn answer(&self, op: &Op) -> Option<OpResult> {
-        let (file, stateid) = (Opaque(b"file".to_vec()), StateId { seqid: 1, other: [7; 12] });
-        match op {
-            Op::PutFh(handle) => self.at_file.store(*handle == file, Relaxed),
-            Op::PutRootFh(()) => self.at_file.store(false, Relaxed),
-            Op::Open(_) => self.at_file.store(true, Relaxed),
-            _ => {}
+        if let Some(answer) = self.file.answer(op) {
+            return Some(answer);
         }
-        let at_file = self.at_file.load(Relaxed);
         let verifier = [self.verifier.load(Relaxed); 8];
         Some(match op {
-            Op::GetFh(()) if at_file => OpResult::GetFh(Ok(file)),
-            Op::GetAttr(wanted) if at_file => OpResult::GetAttr(Ok(asked(attrs(2, Ftype::Reg), wanted))),
-            Op::Open(_) => OpResult::Open(Ok(Opened {
-                stateid,
-                cinfo: ChangeInfo { atomic: true, before: 5, after: 6 },
-                rflags: 0,
-                attrset: Bitmap::default(),
-                delegation: OpenDelegation::None,
-            })),
-            Op::Close(_) => OpResult::Close(Ok(stateid)),
             Op::Write(args) => {
                 self.note(format!("{:?} {}+{}", args.stable, args.offset / PAGE, args.data.len()));
                 drop(self.held.lock().unwrap());

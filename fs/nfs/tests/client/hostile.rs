@@ -4,6 +4,7 @@ use super::*;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use ivers_nfs4::attr::{self, Attrs, Fattr};
@@ -85,6 +86,39 @@ pub fn asked(attrs: Attrs, wanted: &Bitmap) -> Fattr {
         attrs.filehandle = None;
     }
     attrs.encode()
+}
+
+/// A file that an OPEN creates. It answers what names and closes the file, and asks for its attributes.
+#[derive(Default)]
+pub struct OneFile {
+    /// The current filehandle is that of the file.
+    is_current: AtomicBool,
+}
+
+impl OneFile {
+    pub fn answer(&self, op: &Op) -> Option<OpResult> {
+        let (file, stateid) = (Opaque(b"file".to_vec()), StateId { seqid: 1, other: [7; 12] });
+        match op {
+            Op::PutFh(handle) => self.is_current.store(*handle == file, Relaxed),
+            Op::PutRootFh(()) => self.is_current.store(false, Relaxed),
+            Op::Open(_) => self.is_current.store(true, Relaxed),
+            _ => {}
+        }
+        let is_current = self.is_current.load(Relaxed);
+        Some(match op {
+            Op::GetFh(()) if is_current => OpResult::GetFh(Ok(file)),
+            Op::GetAttr(wanted) if is_current => OpResult::GetAttr(Ok(asked(attrs(2, Ftype::Reg), wanted))),
+            Op::Open(_) => OpResult::Open(Ok(Opened {
+                stateid,
+                cinfo: ChangeInfo { atomic: true, before: 5, after: 6 },
+                rflags: 0,
+                attrset: Bitmap::default(),
+                delegation: OpenDelegation::None,
+            })),
+            Op::Close(_) => OpResult::Close(Ok(stateid)),
+            _ => return None,
+        })
+    }
 }
 
 /// A directory with one file and itself as a directory.

@@ -1,8 +1,8 @@
 //! A server that lies to writers: errors, in bounded time and memory.
 
-use super::hostile::{asked, attrs, liar, root_options};
+use super::hostile::{OneFile, liar, root_options};
 use super::*;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use ivers_nfs4::ops::v40::*;
@@ -30,27 +30,12 @@ fn another_each_time() -> Verifier {
 
 /// A server with a directory, and a file that an OPEN creates.
 fn server(writes: Writes) -> SocketAddr {
-    let stateid = StateId { seqid: 1, other: [7; 12] };
-    let (file, at_file) = (Opaque(b"file".to_vec()), AtomicBool::new(false));
+    let file = OneFile::default();
     liar(move |op| {
-        match op {
-            Op::PutFh(handle) => at_file.store(*handle == file, Relaxed),
-            Op::PutRootFh(()) => at_file.store(false, Relaxed),
-            Op::Open(_) => at_file.store(true, Relaxed),
-            _ => {}
+        if let Some(answer) = file.answer(op) {
+            return Some(answer);
         }
-        let at_file = at_file.load(Relaxed);
         Some(match op {
-            Op::GetFh(()) if at_file => OpResult::GetFh(Ok(file.clone())),
-            Op::GetAttr(wanted) if at_file => OpResult::GetAttr(Ok(asked(attrs(2, Ftype::Reg), wanted))),
-            Op::Open(_) => OpResult::Open(Ok(Opened {
-                stateid,
-                cinfo: ChangeInfo { atomic: true, before: 5, after: 6 },
-                rflags: 0,
-                attrset: Bitmap::default(),
-                delegation: OpenDelegation::None,
-            })),
-            Op::Close(_) => OpResult::Close(Ok(stateid)),
             Op::Write(args) if writes.status == NfsStat::Ok => OpResult::Write(Ok(WriteOk {
                 count: (writes.count)(args.data.len()),
                 committed: StableHow::Unstable,

@@ -23,7 +23,7 @@
 //! | the counter moves before the transaction of the change | a value stands for 3 and for 4 links |
 //! | a buffer may leave the cache before it is in place | a read finds the old block: a wrong checksum |
 //! | an inode is copied before it is logged, and changes meanwhile | after a crash, a file lost its blocks |
-//! | an fsync flushes only files whose inode was logged | after a crash, a file has older contents |
+//! | an fsync flushes data only if the inode was logged | after a crash, a file has older contents |
 //! | a file gets blocks that are not durably free | after a crash, a file has the words of another one |
 //! | a block is overwritten that a crash shares again | after a crash, a file has later words of another |
 //! | an allocation takes blocks that a file has claimed | the transaction of that file reports damage |
