@@ -18,6 +18,7 @@ use crate::driver::Written;
 use crate::memory::Memory;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{RankedMutex, rank};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 
@@ -180,10 +181,9 @@ fn index(offset: u64) -> u64 {
     offset / PAGE64
 }
 
+/// A page with these bytes, as many as a page has. It is not zeroed before.
 fn page_of(bytes: &[u8]) -> Box<[u8; PAGE]> {
-    let mut page = Box::new([0; PAGE]);
-    page.copy_from_slice(bytes);
-    page
+    Box::<[u8]>::from(bytes).try_into().expect("the length of a page")
 }
 
 impl Pages {
@@ -241,17 +241,23 @@ impl Pages {
         let mut added = 0u64;
         for at in begin..behind.min(size.max(end).div_ceil(PAGE64)) {
             let map = &mut **map;
-            let page = map.pages.entry(at).or_insert_with(|| {
-                added += 1;
-                let data = loaded.take(at).unwrap_or_else(|| Box::new([0; PAGE]));
-                Page::new(data, true)
-            });
             let (from, to) = (offset.max(at * PAGE64), end.min((at + 1) * PAGE64));
-            if from < to {
-                let start = (from % PAGE64) as usize;
-                let bytes = &data[(from - offset) as usize..(to - offset) as usize];
-                page.data[start..start + bytes.len()].copy_from_slice(bytes);
-            }
+            let bytes = if from < to { &data[(from - offset) as usize..(to - offset) as usize] } else { &[] };
+            let page = match map.pages.entry(at) {
+                Entry::Vacant(vacant) if bytes.len() == PAGE => {
+                    added += 1;
+                    vacant.insert(Page::new(page_of(bytes), true))
+                }
+                entry => {
+                    let page = entry.or_insert_with(|| {
+                        added += 1;
+                        Page::new(loaded.take(at).unwrap_or_else(|| Box::new([0; PAGE])), true)
+                    });
+                    let start = (from % PAGE64) as usize;
+                    page.data[start..start + bytes.len()].copy_from_slice(bytes);
+                    page
+                }
+            };
             page.referenced = true;
             if !page.dirty {
                 if !page.must_stay() {
@@ -364,29 +370,28 @@ impl Pages {
         if begin >= behind {
             return None;
         }
-        let mut run = Run { offset: begin * PAGE64, data: Vec::new(), end: 0, pages: Vec::new() };
-        for first in (begin..behind).step_by(unit as usize) {
-            if map.dirty.range(first..first + unit).next().is_none() {
-                break;
-            }
-            run.end = (first + unit) * PAGE64;
-            for at in first..(first + unit).min(size.div_ceil(PAGE64)) {
-                let len = (size - at * PAGE64).min(PAGE64) as usize;
-                match map.pages.get_mut(&at) {
-                    Some(page) => {
-                        run.data.extend_from_slice(&page.data[..len]);
-                        if page.dirty {
-                            page.dirty = false;
-                            page.writeback = true;
-                            map.dirty.remove(&at);
-                            if std::mem::take(&mut page.unstable) {
-                                map.unstable.remove(&at);
-                            }
-                            run.pages.push(at);
+        let is_dirty = |first: &u64| map.dirty.range(*first..*first + unit).next().is_some();
+        let units = (begin..behind).step_by(unit as usize).take_while(is_dirty).count() as u64;
+        let end = begin + units * unit;
+        let bytes = size.min(end * PAGE64) - begin * PAGE64;
+        let data = Vec::with_capacity(bytes as usize);
+        let mut run = Run { offset: begin * PAGE64, data, end: end * PAGE64, pages: Vec::new() };
+        for at in begin..end.min(size.div_ceil(PAGE64)) {
+            let len = (size - at * PAGE64).min(PAGE64) as usize;
+            match map.pages.get_mut(&at) {
+                Some(page) => {
+                    run.data.extend_from_slice(&page.data[..len]);
+                    if page.dirty {
+                        page.dirty = false;
+                        page.writeback = true;
+                        map.dirty.remove(&at);
+                        if std::mem::take(&mut page.unstable) {
+                            map.unstable.remove(&at);
                         }
+                        run.pages.push(at);
                     }
-                    None => run.data.resize(run.data.len() + len, 0),
                 }
+                None => run.data.resize(run.data.len() + len, 0),
             }
         }
         map.writeback += run.pages.len() as u64;
