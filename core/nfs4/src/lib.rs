@@ -4,6 +4,7 @@
 //! | module | contents | source |
 //! |---|---|---|
 //! | [`xdr`] | integers, byte strings, lists and unions | RFC 4506 |
+//! | [`shared`] | long data that is not copied | - |
 //! | [`record`] | record marking | RFC 5531 section 11 |
 //! | [`rpc`] | RPC calls and replies | RFC 5531 |
 //! | [`status`] | `nfsstat4` | RFC 7530, 8881, 7862, 8276 |
@@ -25,6 +26,7 @@ pub mod ops;
 pub mod owners;
 pub mod record;
 pub mod rpc;
+pub mod shared;
 pub mod status;
 pub mod types;
 pub mod xdr;

@@ -1,10 +1,10 @@
 //! External Data Representation (RFC 4506): big-endian words of four bytes, with padding to whole words.
 
-use std::fmt::{self, Debug, Formatter};
-use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use thiserror::Error;
+
+use crate::shared::{Message, SHARED_FROM, SharedBytes};
 
 /// The reason why bytes cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -53,15 +53,27 @@ pub trait Xdr: Sized {
 #[derive(Debug, Default, Clone)]
 pub struct Encoder {
     bytes: Vec<u8>,
+    /// Long data that is not copied, and its place in `bytes`. `None`: all data is copied.
+    shared: Option<Vec<(usize, SharedBytes)>>,
 }
 
 impl Encoder {
     /// Creates a buffer with this capacity in bytes.
     pub fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes) }
+        Self { bytes: Vec::with_capacity(bytes), shared: None }
     }
 
-    /// Returns the number of bytes.
+    /// Creates a buffer with this capacity in bytes for a [`Message`], which shares long data with its values.
+    pub fn sharing(bytes: usize) -> Self {
+        Self { shared: Some(Vec::new()), ..Self::with_capacity(bytes) }
+    }
+
+    /// Returns the message.
+    pub fn into_message(self) -> Message {
+        Message::new(self.bytes, self.shared.unwrap_or_default())
+    }
+
+    /// Returns the number of bytes, without those that it shares.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -71,12 +83,13 @@ impl Encoder {
         self.bytes.is_empty()
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes. Not of a buffer that shares data.
     pub fn into_bytes(self) -> Vec<u8> {
+        debug_assert!(self.shared.is_none(), "some data is not in the buffer");
         self.bytes
     }
 
-    /// Borrows the bytes.
+    /// Borrows the bytes, without those that it shares.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -106,6 +119,18 @@ impl Encoder {
     pub fn opaque(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u32);
         self.fixed(bytes);
+    }
+
+    /// Appends bytes of variable length, padded, which may be shared instead of copied.
+    pub(crate) fn shared(&mut self, data: &SharedBytes) {
+        match &mut self.shared {
+            Some(shared) if data.len() >= SHARED_FROM => {
+                self.bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+                shared.push((self.bytes.len(), data.clone()));
+                self.pad(data.len());
+            }
+            _ => self.opaque(data),
+        }
     }
 
     /// Appends bytes of variable length that `fill` writes in place. `fill` gets a buffer of `max` bytes and
@@ -164,6 +189,11 @@ impl<'a> Decoder<'a> {
     /// Succeeds if no bytes are left.
     pub fn finish(self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(XdrError::Leftover) }
+    }
+
+    /// The message whose rest this is, if values may share it, and the place of the next byte in it.
+    pub(crate) fn message(&self) -> Option<(&'a Arc<Vec<u8>>, usize)> {
+        self.message.map(|message| (message, message.len() - self.remaining()))
     }
 
     /// Reads an unsigned 32-bit integer.
@@ -259,67 +289,6 @@ impl Xdr for Vec<u8> {
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
         Ok(from.opaque(usize::MAX)?.to_vec())
-    }
-}
-
-/// `opaque x<>`, limited by the message: data of a file, which is long. Clones and parts share its bytes. If
-/// it was decoded by [`Decoder::shared`], it shares those of the message.
-#[derive(Clone, Default)]
-pub struct SharedBytes {
-    bytes: Arc<Vec<u8>>,
-    range: Range<usize>,
-}
-
-impl SharedBytes {
-    /// Returns the bytes of this range. Bytes after the end do not count.
-    pub fn part(&self, range: Range<usize>) -> Self {
-        let at = |offset: usize| self.range.start + offset.min(self.len());
-        Self { bytes: self.bytes.clone(), range: at(range.start)..at(range.end) }
-    }
-}
-
-impl From<Vec<u8>> for SharedBytes {
-    fn from(bytes: Vec<u8>) -> Self {
-        let range = 0..bytes.len();
-        Self { bytes: Arc::new(bytes), range }
-    }
-}
-
-impl Deref for SharedBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.bytes.get(self.range.clone()).unwrap_or_default()
-    }
-}
-
-impl PartialEq for SharedBytes {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
-impl Eq for SharedBytes {}
-
-impl Debug for SharedBytes {
-    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
-        (**self).fmt(to)
-    }
-}
-
-impl Xdr for SharedBytes {
-    fn put(&self, to: &mut Encoder) {
-        to.opaque(self);
-    }
-
-    fn take(from: &mut Decoder<'_>) -> Result<Self> {
-        let len = from.word()? as usize;
-        let start = from.message.map_or(0, |message| message.len() - from.remaining());
-        let bytes = from.fixed(len)?;
-        Ok(match from.message {
-            Some(message) => Self { bytes: message.clone(), range: start..start + len },
-            None => bytes.to_vec().into(),
-        })
     }
 }
 
@@ -518,27 +487,6 @@ mod tests {
         assert_eq!(u32::from_bytes(&[0; 5]), Err(XdrError::Leftover));
         assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0\x01"), Ok(b"a".to_vec()));
         assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0"), Err(XdrError::Short));
-    }
-
-    #[test]
-    fn data_is_not_copied_from_a_shared_message() {
-        let message = Arc::new(b"\0\0\0\x07\0\0\0\x05abcde\0\0\0\0\0\0\x09".to_vec());
-        let mut from = Decoder::shared(&message);
-        assert_eq!(from.word(), Ok(7));
-        let data = SharedBytes::take(&mut from).unwrap();
-        assert_eq!((&*data, from.word()), (&b"abcde"[..], Ok(9)));
-        assert_eq!(data.as_ptr(), message[8..].as_ptr());
-        assert_eq!(from.finish(), Ok(()));
-        let part = data.part(1..4);
-        assert_eq!((&*part, part.part(1..100)), (&b"bcd"[..], b"cd".to_vec().into()));
-        assert_eq!(part.as_ptr(), message[9..].as_ptr());
-        let reversed = Range { start: 7, end: 3 };
-        assert!(data.part(reversed).is_empty());
-        assert_eq!(SharedBytes::from_bytes(&data.to_bytes()), Ok(data));
-        for cut in 4..message.len() - 4 {
-            let short = Arc::new(message[4..cut].to_vec());
-            assert_eq!(SharedBytes::take(&mut Decoder::shared(&short)), Err(XdrError::Short));
-        }
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Client {
         let channel = BackChannel { minor: self.minor_version(), slots: &slots };
         let callee = self.callee();
         match callbacks::answer(call, &channel, callee.as_deref()) {
-            Ok(mut record) => connection.send(&mut record),
+            Ok(record) => connection.send(record.into()),
             Err(why) => Err(connection.fail(why)),
         }
     }

@@ -9,8 +9,9 @@ use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use ivers_nfs4::record::{Records, mark};
+use ivers_nfs4::record::Records;
 use ivers_nfs4::rpc::Kind;
+use ivers_nfs4::shared::Message;
 use ivers_vfs::sync::{Condvar, RankedMutex, RankedMutexGuard, rank};
 
 use crate::callbacks::BACK_BYTES;
@@ -140,7 +141,7 @@ impl Connection {
 
     /// Sends a call, whose first four bytes are free for the record mark, and waits for its reply. No other
     /// call in flight may have this `xid`.
-    pub fn call(&self, xid: u32, mut record: Vec<u8>, until: Until) -> Result<Vec<u8>, Broken> {
+    pub fn call(&self, xid: u32, record: Message, until: Until) -> Result<Vec<u8>, Broken> {
         {
             let mut receiving = self.receiving.lock();
             if let Some(broken) = &receiving.broken {
@@ -148,17 +149,16 @@ impl Connection {
             }
             receiving.replies.insert(xid, Expected::Awaited);
         }
-        self.send(&mut record)?;
+        self.send(record)?;
         self.wait(xid, until)
     }
 
     /// Sends a record, whose first four bytes are free for the record mark.
-    pub fn send(&self, record: &mut [u8]) -> Result<(), Broken> {
-        let marked = mark(record.len() - 4);
-        record[..4].copy_from_slice(&marked);
+    pub fn send(&self, mut record: Message) -> Result<(), Broken> {
+        record.set_mark();
         let sent = {
             let _sending = self.sending.lock();
-            self.wire.send(record)
+            self.wire.send(&record)
         };
         // After a part of a record, the server would take the next record for the rest of it.
         sent.map_err(|error| self.fail(format!("cannot send: {error}")))
@@ -312,6 +312,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
 
+    use ivers_nfs4::record::mark;
     use ivers_nfs4::rpc::Reply;
     use ivers_nfs4::xdr::Encoder;
 
@@ -332,15 +333,16 @@ mod tests {
         let mut server = listener.accept().unwrap().0;
         let now = Instant::now();
         std::thread::scope(|scope| {
-            let patient = scope
-                .spawn(|| connection.call(1, vec![0; 8], Until::Patience(now + Duration::from_secs(60))));
+            let patient = scope.spawn(|| {
+                connection.call(1, vec![0; 8].into(), Until::Patience(now + Duration::from_secs(60)))
+            });
             server.read_exact(&mut [0; 8]).unwrap();
-            assert!(connection.call(2, vec![0; 8], Until::Limit(now)).is_err());
+            assert!(connection.call(2, vec![0; 8].into(), Until::Limit(now)).is_err());
             server.write_all(&[reply(2), reply(1)].concat()).unwrap();
             assert!(patient.join().unwrap().is_ok());
         });
         assert!(connection.is_usable());
-        assert!(connection.call(3, vec![0; 8], Until::Patience(now)).is_err());
+        assert!(connection.call(3, vec![0; 8].into(), Until::Patience(now)).is_err());
         assert!(!connection.is_usable(), "the server is too slow");
     }
 }

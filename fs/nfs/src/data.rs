@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use ivers_nfs4::ops::v40::{CommitArgs, WriteArgs, share};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::rpc::AuthSys;
+use ivers_nfs4::shared::SharedBytes;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{StableHow, StateId};
-use ivers_nfs4::xdr::SharedBytes;
 use ivers_vfs::*;
 
 use crate::attributes;

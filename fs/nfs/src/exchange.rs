@@ -127,8 +127,7 @@ impl Exchange {
         request_bytes_max: usize,
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        let data = |op: &Op| if let Op::Write(write) = op { write.data.len() } else { 0 };
-        let mut record = Encoder::with_capacity(RECORD_BYTES + ops().map(data).sum::<usize>());
+        let mut record = Encoder::sharing(RECORD_BYTES);
         // Room for the record mark.
         record.word(0);
         let header = CallHeader {
@@ -144,10 +143,11 @@ impl Exchange {
         record.word(self.minor.load(Relaxed));
         record.word(ops().count() as u32);
         ops().for_each(|op| op.put(&mut record));
+        let record = record.into_message();
         if record.len() - 4 > request_bytes_max {
             return Err(Error::from(NameError::NameTooLong).into());
         }
-        let message = Arc::new(connection.call(xid, record.into_bytes(), self.until(limit))?);
+        let message = Arc::new(connection.call(xid, record, self.until(limit))?);
         let numbers: Vec<u32> = ops().map(Op::number).collect();
         match reply::decode(Decoder::shared(&message), xid, &numbers, TAG) {
             Ok(Answer::Compound(compound)) => Ok(compound),

@@ -4,9 +4,10 @@
 //! under it. Only a thread that sends takes encrypted bytes out of the state, so that they keep their order.
 //! So messages of TLS itself are sent with the next record.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
+use ivers_nfs4::shared::Message;
 use ivers_vfs::sync::{RankedMutex, rank};
 use rustls::ClientConnection;
 
@@ -16,6 +17,21 @@ const RECORD_BYTES: usize = 17 << 10;
 /// Returns whether an error of a socket means that nothing arrived yet.
 pub fn is_pause(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// Writes all parts, with as few calls as possible.
+fn write_parts(mut stream: &TcpStream, parts: &[&[u8]]) -> io::Result<()> {
+    let mut all: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let mut left = &mut all[..];
+    while !left.is_empty() {
+        match stream.write_vectored(left) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(len) => IoSlice::advance_slices(&mut left, len),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// A socket, with or without TLS.
@@ -37,12 +53,14 @@ impl Wire {
     }
 
     /// Sends a record. Call it from one thread at a time.
-    pub fn send(&self, record: &[u8]) -> io::Result<()> {
-        let Some(tls) = &self.tls else { return (&self.stream).write_all(record) };
+    pub fn send(&self, record: &Message) -> io::Result<()> {
+        let Some(tls) = &self.tls else { return write_parts(&self.stream, &record.parts()) };
         let mut encrypted = Vec::with_capacity(record.len() + record.len() / 64 + 64);
         {
             let mut tls = tls.lock();
-            tls.writer().write_all(record)?;
+            for part in record.parts() {
+                tls.writer().write_all(part)?;
+            }
             while tls.wants_write() {
                 tls.write_tls(&mut encrypted)?;
             }

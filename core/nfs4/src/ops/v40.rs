@@ -2,9 +2,10 @@
 
 use super::Outcome;
 use crate::attr::Fattr;
+use crate::shared::SharedBytes;
 use crate::status::NfsStat;
 use crate::types::*;
-use crate::xdr::{Decoder, Encoder, Result, SharedBytes, Xdr, xdr_struct, xdr_union};
+use crate::xdr::{Decoder, Encoder, Result, Xdr, xdr_struct, xdr_union};
 
 /// Bits of ACCESS (RFC 7530 section 16.1, RFC 8276 section 8.5).
 pub mod access {

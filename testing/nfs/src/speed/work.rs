@@ -6,9 +6,9 @@ use ivers_nfs_test::client::{Client, named, open};
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::shared::SharedBytes;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
-use ivers_nfs4::xdr::SharedBytes;
 
 /// Size of the file for 4 KiB writes, in bytes.
 const SMALL_FILE_BYTES: u64 = 64 << 20;
