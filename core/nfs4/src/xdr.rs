@@ -63,7 +63,7 @@ impl Encoder {
         Self { bytes: Vec::with_capacity(bytes), shared: None }
     }
 
-    /// Creates a buffer with this capacity in bytes for a [`Message`], which shares long data with its values.
+    /// Creates a buffer with this capacity in bytes for a [`Message`], which shares long data with values.
     pub fn sharing(bytes: usize) -> Self {
         Self { shared: Some(Vec::new()), ..Self::with_capacity(bytes) }
     }
