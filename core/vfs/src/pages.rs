@@ -126,9 +126,6 @@ pub(crate) struct Pages {
 pub(crate) struct Run {
     pub(crate) offset: u64,
     pub(crate) data: Vec<u8>,
-    /// Where its last unit ends, perhaps past the data. The next run begins there or later: a page in two
-    /// runs at a time would be counted twice, and the driver may write its older bytes last.
-    pub(crate) end: u64,
     pages: Vec<u64>,
 }
 
@@ -352,7 +349,11 @@ impl Pages {
     }
 
     /// Takes the next run of dirty units that overlap `from..to`. `size` is called under the map's lock;
-    /// pages past it stay.
+    /// pages past it stay, and nothing is taken if no byte from `from` on is before it.
+    ///
+    /// The data of the last run may end within a page. A writer may append to that page, which is then taken
+    /// again from that place on. So what is appended is written in order, and the size on the device covers
+    /// no byte that is still in the cache only.
     pub(crate) fn begin_run(
         &self,
         from: u64,
@@ -363,6 +364,9 @@ impl Pages {
         let unit = memory.unit_pages;
         let mut map = self.map.lock();
         let size = size();
+        if size <= from {
+            return None;
+        }
         // Looked up before the map is made: unmounting calls this for each inode.
         let begin = memory.unit_start(*map.dirty.range(memory.unit_start(index(from))..).next()?);
         let map = &mut **map;
@@ -375,7 +379,7 @@ impl Pages {
         let end = begin + units * unit;
         let bytes = size.min(end * PAGE64) - begin * PAGE64;
         let data = Vec::with_capacity(bytes as usize);
-        let mut run = Run { offset: begin * PAGE64, data, end: end * PAGE64, pages: Vec::new() };
+        let mut run = Run { offset: begin * PAGE64, data, pages: Vec::new() };
         for at in begin..end.min(size.div_ceil(PAGE64)) {
             let len = (size - at * PAGE64).min(PAGE64) as usize;
             match map.pages.get_mut(&at) {
@@ -703,24 +707,27 @@ mod tests {
         assert!(pages.map.lock().0.is_none());
     }
 
-    /// A short last page that is written again while its run is sent.
+    /// A short last page that a writer changes while it is written back.
     #[test]
-    fn the_next_run_does_not_begin_in_a_page_of_the_last_one() {
+    fn a_short_page_is_taken_again_if_the_file_has_grown() {
         for unit in [PAGE64, 4 * PAGE64] {
             let memory = Memory::new(Arc::new(Budget::unlimited()), 1 << 20, unit);
             let pages = Pages::default();
-            let write = || {
-                pages.write(unit, b"again", unit, &mut Loaded::default(), &memory, || ());
+            let write = |data: &[u8]| {
+                pages.write(unit, data, unit, &mut Loaded::default(), &memory, || ());
             };
-            let next = |from| pages.begin_run(from, u64::MAX, &memory, || unit + 5);
-            write();
-            let first = next(0).expect("a dirty page");
-            assert_eq!((first.offset, first.data.len(), first.end), (unit, 5, 2 * unit));
-            write();
-            assert!(next(first.end).is_none(), "the page is not taken twice");
+            let next = |from, size| pages.begin_run(from, u64::MAX, &memory, || size);
+            let taken = |run: &Run| (run.offset, run.data.len());
+            write(b"again");
+            let first = next(0, unit + 5).expect("a dirty page");
+            assert_eq!(taken(&first), (unit, 5));
+            write(b"again");
             pages.end_run(&first, Some(Written::Durable), &memory);
             assert_eq!(memory.dirty_bytes(), PAGE64, "what was written last is still to be sent");
-            let second = next(0).expect("a dirty page");
+            assert!(next(unit + 5, unit + 5).is_none(), "but not by this write-back");
+            write(b"and again");
+            let second = next(unit + 5, unit + 9).expect("a dirty page");
+            assert_eq!(taken(&second), (unit, 9));
             pages.end_run(&second, Some(Written::Durable), &memory);
             assert_eq!(memory.dirty_bytes(), 0);
         }

@@ -30,9 +30,9 @@ impl<'a> RunGuard<'a> {
         self.run.offset
     }
 
-    /// See [`Run::end`].
+    /// Where its data ends.
     pub(crate) fn end(&self) -> u64 {
-        self.run.end
+        self.run.offset + self.bytes
     }
 
     pub(crate) fn data(&self) -> &[u8] {

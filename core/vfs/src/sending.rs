@@ -43,6 +43,11 @@ impl Vfs {
             from = run.end();
             bytes += run.data().len();
             runs.push(run);
+            if !from.is_multiple_of(self.memory.unit_bytes()) {
+                // The file has ended within this page. If a writer appends to it now, it cannot be in a second
+                // run: its write-back would be counted twice, and the driver may send its older bytes last.
+                return (runs, (inode.size() > from).then_some(from));
+            }
         }
         (runs, Some(from))
     }
