@@ -23,18 +23,27 @@ const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
 
 impl Nfs {
+    /// Returns the operation that reads the start of a listing.
+    pub(crate) fn start_op(&self, maxcount: u32) -> Op {
+        Op::ReadDir(ReadDirArgs {
+            cookie: 0,
+            verifier: Verifier::default(),
+            dircount: maxcount,
+            maxcount,
+            attrs: attributes::of_entry(),
+        })
+    }
+
     /// Returns the operation that reads the part of a listing that follows `cookie`.
     fn read_dir_op(&self, node: &Node, cookie: u64) -> Result<Op> {
         let session = self.client.session()?;
         let maxcount = READDIR_BYTES.min((session.reply_bytes_max - REPLY_OVERHEAD) as u32);
-        let starts = cookie < FIRST_COOKIE;
-        Ok(Op::ReadDir(ReadDirArgs {
-            cookie: if starts { 0 } else { cookie },
-            verifier: if starts { Verifier::default() } else { node.verifier() },
-            dircount: maxcount,
-            maxcount,
-            attrs: attributes::of_entry(),
-        }))
+        Ok(match self.start_op(maxcount) {
+            Op::ReadDir(start) if cookie >= FIRST_COOKIE => {
+                Op::ReadDir(ReadDirArgs { cookie, verifier: node.verifier(), ..start })
+            }
+            start => start,
+        })
     }
 
     /// Reads the part of a listing that follows `cookie`, and where to start in it.
@@ -50,10 +59,14 @@ impl Nfs {
         {
             return Ok((first, 0));
         }
-        let ops = [Op::GetAttr(attributes::of_file()), self.read_dir_op(node, cookie)?];
-        let (mut results, sent) = self.on_file(caller, node, &ops)?;
+        let ahead = if cookie < FIRST_COOKIE { self.ahead_of(node) } else { Vec::new() };
+        let mut ops = vec![Op::GetAttr(attributes::of_file()), self.read_dir_op(node, cookie)?];
+        ops.extend(self.ops_ahead(&ahead));
+        let (mut results, sent) = self.on_file_up_to(caller, node, &ops, 2)?;
         let dir = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
         let reply = take!(results, ReadDir)?;
+        // Before the listing itself: fewer are kept than a request can bring.
+        self.take_ahead(caller, &ahead, &mut results, sent);
         self.learn(node, &dir, sent);
         Ok((self.listed(node, cookie, reply, dir.change, sent)?, 0))
     }
@@ -72,7 +85,10 @@ impl Nfs {
         if node.access_of(&auth, None).is_some() && node.is_fresh() {
             return Ok(());
         }
-        let ops = [Op::Access(all_rights()), Op::GetAttr(attributes::of_file()), self.read_dir_op(node, 0)?];
+        let ahead = self.ahead_of(node);
+        let mut ops =
+            vec![Op::Access(all_rights()), Op::GetAttr(attributes::of_file()), self.read_dir_op(node, 0)?];
+        ops.extend(self.ops_ahead(&ahead));
         // If the caller may not list it, READDIR fails.
         let (mut results, sent) = self.on_file_up_to(caller, node, &ops, 2)?;
         let ok = take!(results, Access)?;
@@ -80,6 +96,7 @@ impl Nfs {
         self.learn(node, &file, sent);
         self.granted(node, auth, &ok, (file.change, sent));
         if let Ok(reply) = take!(results, ReadDir) {
+            self.take_ahead(caller, &ahead, &mut results, sent);
             let first = self.listed(node, 0, reply, file.change, sent)?;
             self.listings.keep_first(node.ino, &first, caller.uid, file.change, self.attribute_timeout);
         }
@@ -111,7 +128,7 @@ impl Nfs {
     }
 
     /// Checks and keeps a part of a listing. `change` is the change attribute that the directory had before.
-    fn listed(
+    pub(crate) fn listed(
         &self,
         node: &Node,
         cookie: u64,

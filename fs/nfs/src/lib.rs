@@ -43,6 +43,7 @@
 //! | `nodes` | numbers and filehandles, and what is known of each file |
 //! | `listing` | READDIR |
 //! | `open` | finding the exported directory and the facts of its filesystem |
+//! | `read_ahead` | listings that a program is likely to ask for next |
 //! | `directory`, `names` | finding names, changing names |
 //! | `data`, `settings` | bytes, attributes and opens |
 //! | `xattrs`, `holes`, `locks` | extended attributes, holes, byte-range locks |
@@ -96,6 +97,7 @@ mod opens_by_name;
 mod own_changes;
 mod owner_seqids;
 pub mod owners;
+mod read_ahead;
 mod reclaim;
 mod reply;
 mod requests;

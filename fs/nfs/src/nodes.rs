@@ -164,6 +164,11 @@ impl Nodes {
         table.rows.get(ino).map(|row| row.node.clone())
     }
 
+    /// Returns the file with this number, if the table has it.
+    pub fn find_number(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.table.lock().rows.get(&ino).map(|row| row.node.clone())
+    }
+
     /// The VFS uses the number no more. Nothing happens if another reply has brought the file back meanwhile.
     pub fn release(&self, ino: Ino) {
         let mut table = self.table.lock();

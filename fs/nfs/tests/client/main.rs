@@ -13,6 +13,7 @@ mod lies;
 mod locking;
 mod orders;
 mod ranges;
+mod read_ahead;
 mod recovery;
 mod served;
 mod tls;
