@@ -35,6 +35,19 @@ impl<'a> RunGuard<'a> {
         self.run.offset + self.bytes
     }
 
+    /// Whether the file has ended within its last unit.
+    pub(crate) fn is_short(&self) -> bool {
+        !self.end().is_multiple_of(self.memory.unit_bytes())
+    }
+
+    /// Where the next run begins. After a short run: there, and only if the file has grown. Then its last
+    /// page is taken again, so what is appended is written in order: the size on the device covers no byte
+    /// that only the cache has. What a writer overwrites in that page is left to the next write-back.
+    pub(crate) fn next(&self) -> Option<u64> {
+        let end = self.end();
+        (!self.is_short() || self.inode.size() > end).then_some(end)
+    }
+
     pub(crate) fn data(&self) -> &[u8] {
         &self.run.data
     }

@@ -40,13 +40,14 @@ impl Vfs {
         let (mut from, mut bytes) = (from, 0);
         while runs.len() < RUNS_MAX && bytes < BYTES_MAX {
             let Some(run) = RunGuard::begin(inode, from, to, &self.memory) else { return (runs, None) };
+            let (next, is_short) = (run.next(), run.is_short());
             from = run.end();
             bytes += run.data().len();
             runs.push(run);
-            if !from.is_multiple_of(self.memory.unit_bytes()) {
-                // The file has ended within this page. If a writer appends to it now, it cannot be in a second
-                // run: its write-back would be counted twice, and the driver may send its older bytes last.
-                return (runs, (inode.size() > from).then_some(from));
+            // A page cannot be in two runs of a request: its write-back would be counted twice, and the
+            // driver may send its older bytes last.
+            if is_short {
+                return (runs, next);
             }
         }
         (runs, Some(from))

@@ -202,10 +202,12 @@ impl Vfs {
         if inode.is_server_managed() {
             return self.send_pages(inode, from, to, next);
         }
-        let mut from = from;
+        let mut position = Some(from);
         let mut first_error = None;
-        while let Some(run) = RunGuard::begin(inode, from, to, &self.memory) {
-            from = run.end();
+        while let Some(from) = position
+            && let Some(run) = RunGuard::begin(inode, from, to, &self.memory)
+        {
+            position = run.next();
             let result = self.retry_without_space(|| self.fs.write_back(inode, run.offset(), run.data()));
             if let Err(error) = self.end_write_back(run, result)? {
                 first_error.get_or_insert(error);

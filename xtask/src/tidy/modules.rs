@@ -254,8 +254,8 @@ const ORDERS: [(&str, &[(&str, &str)]); 12] = [
              unstable file_locks file_names deferred callbacks wire connection tls owner_seqids session \
              exchange establish unfinished client_id spares client linking back_channel requests requests40 \
              together lease file_open returns opens opens_by_name closing delegations reclaim nodes listing \
-             open kept unsent driver batches contents directory names data settings xattrs holes locks space \
-             copies sender",
+             open kept unsent driver batches contents read_ahead directory names data settings xattrs \
+             holes locks space copies sender",
         )],
     ),
     (
