@@ -191,7 +191,8 @@ impl<'a> Decoder<'a> {
         if self.bytes.is_empty() { Ok(()) } else { Err(XdrError::Leftover) }
     }
 
-    /// The message whose rest this is, if values may share it, and the place of the next byte in it.
+    /// Returns the message that values may share, and the position of the next byte in it. `None`: values are
+    /// copied.
     pub(crate) fn message(&self) -> Option<(&'a Arc<Vec<u8>>, usize)> {
         self.message.map(|message| (message, message.len() - self.remaining()))
     }

@@ -76,8 +76,8 @@ impl Memory {
         self.dirty_bytes.fetch_add(pages * PAGE64, Ordering::Relaxed);
     }
 
-    /// Pages that [`Memory::newly_dirty`] counted are written or dropped. One page more would let every
-    /// writer wait for ever.
+    /// Pages that [`Memory::newly_dirty`] counted are written or dropped. If one is counted twice here, every
+    /// writer waits for ever.
     pub(crate) fn no_longer_dirty(&self, pages: u64) {
         let before = self.dirty_bytes.fetch_sub(pages * PAGE64, Ordering::Relaxed);
         debug_assert!(before >= pages * PAGE64, "{pages} pages were not counted: {before}");

@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{ReadDirArgs, ReadDirOk};
-use ivers_nfs4::types::{Bitmap, Verifier};
+use ivers_nfs4::types::Bitmap;
 use ivers_vfs::*;
 
 use crate::attributes::{self, FileAttributes};
 use crate::counters::Counters;
 use crate::driver::{Nfs, REPLY_OVERHEAD, all_rights};
-use crate::listing::{FIRST_COOKIE, Part, shown_number};
+use crate::listing::{self, FIRST_COOKIE, Part, shown_number};
 use crate::nodes::Node;
-use crate::reply::take;
+use crate::reply::{Results, take};
 
 /// Bytes of a READDIR reply.
 const READDIR_BYTES: u32 = 128 << 10;
@@ -23,27 +23,14 @@ const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
 
 impl Nfs {
-    /// Returns the operation that reads the start of a listing.
-    pub(crate) fn start_op(&self, maxcount: u32) -> Op {
-        Op::ReadDir(ReadDirArgs {
-            cookie: 0,
-            verifier: Verifier::default(),
-            dircount: maxcount,
-            maxcount,
-            attrs: attributes::of_entry(),
-        })
-    }
-
     /// Returns the operation that reads the part of a listing that follows `cookie`.
     fn read_dir_op(&self, node: &Node, cookie: u64) -> Result<Op> {
         let session = self.client.session()?;
         let maxcount = READDIR_BYTES.min((session.reply_bytes_max - REPLY_OVERHEAD) as u32);
-        Ok(match self.start_op(maxcount) {
-            Op::ReadDir(start) if cookie >= FIRST_COOKIE => {
-                Op::ReadDir(ReadDirArgs { cookie, verifier: node.verifier(), ..start })
-            }
-            start => start,
-        })
+        let start = listing::start(maxcount);
+        let starts = cookie < FIRST_COOKIE;
+        let args = if starts { start } else { ReadDirArgs { cookie, verifier: node.verifier(), ..start } };
+        Ok(Op::ReadDir(args))
     }
 
     /// Reads the part of a listing that follows `cookie`, and where to start in it.
@@ -107,13 +94,7 @@ impl Nfs {
     /// takes a request of its own. A listing moves the access time, and the request that makes the directory
     /// stores its mark there.
     fn look_inside(&self, caller: &Cred, node: &Node) -> Result<()> {
-        let list = ReadDirArgs {
-            cookie: 0,
-            verifier: Verifier::default(),
-            dircount: 512,
-            maxcount: 1024,
-            attrs: Bitmap::default(),
-        };
+        let list = ReadDirArgs { dircount: 512, attrs: Bitmap::default(), ..listing::start(1024) };
         let ops = [Op::GetAttr(attributes::of_file()), Op::ReadDir(list)];
         let (mut results, sent) = self.on_file_up_to(caller, node, &ops, 1)?;
         let dir = FileAttributes::take(&take!(results, GetAttr)?, &self.place(node))?;
@@ -127,8 +108,28 @@ impl Nfs {
         Ok(())
     }
 
+    /// Takes over the results of [`Nfs::ops_ahead`], up to the first one that failed. If it matters, the
+    /// program learns of it when it lists that directory.
+    fn take_ahead(&self, caller: &Cred, ahead: &[Arc<Node>], results: &mut Results, sent: u64) {
+        let auth = self.client.identity().auth(caller);
+        for node in ahead {
+            results.skip();
+            let (Ok(ok), Ok(fattr), Ok(reply)) =
+                (take!(results, Access), take!(results, GetAttr), take!(results, ReadDir))
+            else {
+                break;
+            };
+            let Ok(file) = FileAttributes::take(&fattr, &self.place(node)) else { break };
+            self.learn(node, &file, sent);
+            self.granted(node, auth.clone(), &ok, (file.change, sent));
+            if reply.eof && self.listed(node, 0, reply, file.change, sent).is_ok() {
+                self.listings.confirm_whole(node.ino, file.change, self.attribute_timeout);
+            }
+        }
+    }
+
     /// Checks and keeps a part of a listing. `change` is the change attribute that the directory had before.
-    pub(crate) fn listed(
+    fn listed(
         &self,
         node: &Node,
         cookie: u64,
@@ -201,7 +202,7 @@ impl DirectoryOps for Nfs {
         }
         // As with other names: within the attribute timeout.
         let known = Ino(node.parent.load(Relaxed));
-        if known.0 != 0 && node.is_fresh() && self.nodes.hold_number(known).is_some() {
+        if known.0 != 0 && node.is_fresh() && self.nodes.find_number(known).is_some() {
             return Ok(known);
         }
         let ops = [Op::LookupP(()), Op::GetFh(()), Op::GetAttr(attributes::of_file())];

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::rpc::{AuthSys, CallHeader, OpaqueAuth, Reply};
+use ivers_nfs4::shared::SHARED_FROM;
 use ivers_nfs4::xdr::{Decoder, Encoder};
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 use ivers_vfs::{Cred, Error, NameError};
@@ -127,7 +128,11 @@ impl Exchange {
         request_bytes_max: usize,
         limit: Option<Instant>,
     ) -> Tried<Compound> {
-        let mut record = Encoder::sharing(RECORD_BYTES);
+        let copied = |op: &Op| match op {
+            Op::Write(write) if write.data.len() < SHARED_FROM => write.data.len(),
+            _ => 0,
+        };
+        let mut record = Encoder::sharing(RECORD_BYTES + ops().map(copied).sum::<usize>());
         // Room for the record mark.
         record.word(0);
         let header = CallHeader {

@@ -8,12 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ivers_nfs4::ops::v40::ReadDirOk;
-use ivers_nfs4::types::FileHandle;
+use ivers_nfs4::ops::v40::{ReadDirArgs, ReadDirOk};
+use ivers_nfs4::types::{FileHandle, Verifier};
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, Ino, Result};
 
-use crate::attributes::{EntryAttributes, FileAttributes};
+use crate::attributes::{self, EntryAttributes, FileAttributes};
 
 /// Cursors that do not name an entry of the server.
 pub const FIRST_COOKIE: u64 = 3;
@@ -27,6 +27,17 @@ const MEETINGS_MAX: u32 = 64;
 const REPLIES_MAX: usize = 16;
 /// Entries whose attributes are kept for lookups.
 const PREFETCHED_MAX: usize = 32_768;
+
+/// Returns the arguments that read the start of a listing.
+pub fn start(maxcount: u32) -> ReadDirArgs {
+    ReadDirArgs {
+        cookie: 0,
+        verifier: Verifier::default(),
+        dircount: maxcount,
+        maxcount,
+        attrs: attributes::of_entry(),
+    }
+}
 
 /// An entry.
 #[derive(Debug, Clone, PartialEq, Eq)]

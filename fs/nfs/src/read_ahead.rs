@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ivers_nfs4::ops::Op;
-use ivers_vfs::{Cred, FileType, Ino};
+use ivers_vfs::{FileType, Ino};
 
-use crate::attributes::{self, FileAttributes};
+use crate::attributes;
 use crate::driver::{Nfs, REPLY_OVERHEAD, all_rights};
+use crate::listing;
 use crate::nodes::Node;
-use crate::reply::{Results, take};
 
 /// Directories that are asked for with the first one of a parent.
 const FIRST: usize = 2;
@@ -32,8 +32,8 @@ const OWN_OPERATIONS: usize = 5;
 const SEARCHED_MAX: usize = 4096;
 
 impl Nfs {
-    /// Returns the directories that the program is likely to list after `dir`, and whose listings are not
-    /// known.
+    /// Returns directories that the program will probably list after `dir`. Those with a known listing are
+    /// left out.
     pub(crate) fn ahead_of(&self, dir: &Node) -> Vec<Arc<Node>> {
         self.siblings_after(dir).unwrap_or_default()
     }
@@ -80,29 +80,9 @@ impl Nfs {
                 Op::PutFh(node.handle.clone()),
                 Op::Access(all_rights()),
                 Op::GetAttr(attributes::of_file()),
-                self.start_op(LISTING_BYTES),
+                Op::ReadDir(listing::start(LISTING_BYTES)),
             ]
         };
         ahead.iter().flat_map(each).collect()
-    }
-
-    /// Takes over their results. The first one that failed ends them: if it matters, the program will learn
-    /// of it when it lists that directory.
-    pub(crate) fn take_ahead(&self, caller: &Cred, ahead: &[Arc<Node>], results: &mut Results, sent: u64) {
-        let auth = self.client.identity().auth(caller);
-        for node in ahead {
-            results.skip();
-            let (Ok(ok), Ok(fattr), Ok(reply)) =
-                (take!(results, Access), take!(results, GetAttr), take!(results, ReadDir))
-            else {
-                break;
-            };
-            let Ok(file) = FileAttributes::take(&fattr, &self.place(node)) else { break };
-            self.learn(node, &file, sent);
-            self.granted(node, auth.clone(), &ok, (file.change, sent));
-            if reply.eof && self.listed(node, 0, reply, file.change, sent).is_ok() {
-                self.listings.confirm_whole(node.ino, file.change, self.attribute_timeout);
-            }
-        }
     }
 }

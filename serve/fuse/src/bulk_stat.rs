@@ -131,7 +131,7 @@ pub(crate) fn value(
     });
     let mut entries = Vec::new();
     for entry in listed.or_errno()? {
-        // One damaged inode is an error for the whole part. The caller then asks for each file, and finds it.
+        // If an inode is damaged, the whole part fails. The caller then asks for each file, and learns which.
         let inode = entry.inode.or_errno()?;
         let known = connection.nodes.get(connection.nodes.id(inode.ino.0));
         let is_asked = !known.as_deref().is_some_and(cannot_show);

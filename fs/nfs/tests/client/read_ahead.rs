@@ -1,4 +1,4 @@
-//! Directories whose listings a request brings before a program asks for them.
+//! Read-ahead of directories: the requests that it saves, and what users see.
 
 use ivers_vfs::*;
 
