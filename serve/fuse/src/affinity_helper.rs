@@ -18,9 +18,10 @@ use rustix::io::{IoSliceMut, retry_on_intr};
 use rustix::net::sockopt::Timeout;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
-use std::fs::DirEntry;
+use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// A question: the thread that asks and the caller to whose processor it wants to move, 4 bytes each.
@@ -32,7 +33,10 @@ pub(crate) const NOBODY: u32 = 0;
 pub(crate) const WAKE_UP: u32 = u32::MAX;
 
 /// How the names of background threads begin.
-const BACKGROUND: &str = "ivers-";
+const BACKGROUND: &[u8; 6] = b"ivers-";
+
+/// More than the length of `/proc/PID/stat`: 52 numbers and a name of 64 bytes at most.
+const STAT_MAX: usize = 2048;
 
 /// Receive timeout: a stopped helper must not stop the mount.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -51,7 +55,8 @@ pub(crate) fn start() -> std::io::Result<OwnedFd> {
     rustix::net::sockopt::set_socket_passcred(&theirs, true)?;
     rustix::net::sockopt::set_socket_timeout(&ours, Timeout::Recv, Some(LONGEST))?;
     std::thread::Builder::new().name("ivers-mover".into()).spawn(move || {
-        let mut affinity_helper = AffinityHelper { can_leave_idle: can_leave_idle(), moved: None };
+        let mut affinity_helper =
+            AffinityHelper { can_leave_idle: can_leave_idle(), moved: None, caller: None };
         while let Some((process, thread, caller)) = receive(&theirs) {
             let answer = affinity_helper.answer(process, thread, caller).unwrap_or(NO);
             if retry_on_intr(|| rustix::net::send(&theirs, &[answer], SendFlags::NOSIGNAL)).is_err() {
@@ -87,21 +92,59 @@ fn receive(socket: &OwnedFd) -> Option<(Pid, u32, u32)> {
     Some((process, both as u32, (both >> 32) as u32))
 }
 
+/// A thread of a process. Thread numbers are reused, but this file of a thread that ended cannot be read.
+struct Thread {
+    number: u32,
+    id: Pid,
+    comm: File,
+}
+
+impl Thread {
+    fn of(process: Pid, thread: u32) -> Option<Self> {
+        let id = Pid::from_raw(thread.try_into().ok()?)?;
+        let comm = File::open(format!("/proc/{process}/task/{thread}/comm")).ok()?;
+        Some(Self { number: thread, id, comm })
+    }
+
+    fn background(process: Pid) -> Vec<Self> {
+        let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten();
+        let numbers = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        numbers.filter_map(|number| Self::of(process, number)).filter(Self::is_background).collect()
+    }
+
+    fn is_background(&self) -> bool {
+        let mut name = [0; BACKGROUND.len()];
+        self.comm.read_exact_at(&mut name, 0).is_ok() && name == *BACKGROUND
+    }
+
+    fn is_there(&self) -> bool {
+        self.comm.read_exact_at(&mut [0], 0).is_ok()
+    }
+
+    fn affinity(&self) -> Option<CpuSet> {
+        self.is_there().then(|| sched_getaffinity(Some(self.id)).ok())?
+    }
+
+    /// Threads that end meanwhile are skipped.
+    fn change(&self, to: &CpuSet) {
+        _ = sched_setaffinity(Some(self.id), to);
+    }
+}
+
 /// A moved thread, and its affinity before.
 struct Moved {
     process: Pid,
-    thread: u32,
-    /// Thread numbers are reused, start times are not.
-    born: u64,
+    thread: Thread,
     before: CpuSet,
     processor: usize,
+    /// Background threads that keep away. A caller can move a thousand times a second, and looking for them
+    /// takes longer than a request: threads that start later are free until the caller is left.
+    away: Vec<Thread>,
+    /// Background threads with an affinity that an administrator chose.
+    left_alone: Vec<Pid>,
 }
 
 impl Moved {
-    fn is_there(&self) -> bool {
-        born(self.process, self.thread) == Some(self.born)
-    }
-
     /// The processors of the background threads.
     fn rest(&self) -> CpuSet {
         let mut rest = self.before;
@@ -109,28 +152,36 @@ impl Moved {
         rest
     }
 
-    /// Changes the affinity of the background threads that have the affinity `from`. An administrator's own
-    /// choice for a thread stays. Threads that end meanwhile are skipped.
-    fn change_others(&self, from: &CpuSet, to: &CpuSet) {
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.process)) else { return };
-        let is_background = |thread: &DirEntry| {
-            std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.starts_with(BACKGROUND))
-        };
-        let background = threads.filter_map(Result::ok).filter(is_background);
-        let number = |thread: DirEntry| thread.file_name().to_str()?.parse().ok();
-        for id in background.filter_map(number).filter_map(Pid::from_raw) {
-            if sched_getaffinity(Some(id)).is_ok_and(|set| set == *from) {
-                _ = sched_setaffinity(Some(id), to);
+    fn keep_others_away(&mut self) {
+        for thread in Thread::background(self.process) {
+            if thread.affinity() == Some(self.before) {
+                thread.change(&self.rest());
+                self.away.push(thread);
+            } else {
+                self.left_alone.push(thread.id);
             }
         }
     }
 
-    fn keep_others_away(&self) {
-        self.change_others(&self.before, &self.rest());
+    fn follow_to(&mut self, processor: usize) {
+        let rest = self.rest();
+        self.processor = processor;
+        for thread in self.away.iter().filter(|thread| thread.affinity() == Some(rest)) {
+            thread.change(&self.rest());
+        }
     }
 
+    /// A thread that has started since inherited what its parent had: all processors but one.
     fn let_others_back(&self) {
-        self.change_others(&self.rest(), &self.before);
+        let is_rest = |set: CpuSet| {
+            let extra = (0..CpuSet::MAX_CPU).any(|at| set.is_set(at) && !self.before.is_set(at));
+            !extra && set.count() + 1 == self.before.count()
+        };
+        for thread in Thread::background(self.process) {
+            if !self.left_alone.contains(&thread.id) && thread.affinity().is_some_and(is_rest) {
+                thread.change(&self.before);
+            }
+        }
     }
 }
 
@@ -138,6 +189,8 @@ impl Moved {
 struct AffinityHelper {
     can_leave_idle: bool,
     moved: Option<Moved>,
+    /// The last caller and its `stat`.
+    caller: Option<(u32, File)>,
 }
 
 impl AffinityHelper {
@@ -145,77 +198,80 @@ impl AffinityHelper {
         match caller {
             NOBODY => return self.undo(),
             WAKE_UP => {
-                born(process, thread)?;
+                Thread::of(process, thread)?;
                 return set_class(thread, Class::Normal).ok().map(|()| YES);
             }
             _ if !self.can_leave_idle => return None,
             _ => {}
         }
-        let (id, born) = (Pid::from_raw(thread.try_into().ok()?)?, born(process, thread)?);
-        let processor = processor_of(caller)?;
-        if self.moved.as_ref().is_some_and(|moved| moved.born != born || moved.thread != thread) {
+        let processor = self.processor_of(caller)?;
+        let is_same = |moved: &Moved| moved.process == process && moved.thread.number == thread;
+        if self.moved.as_ref().is_some_and(|moved| !is_same(moved) || !moved.thread.is_there()) {
             self.undo();
         }
-        let before = match &self.moved {
-            Some(moved) => moved.before,
-            None if class(thread).ok()? == Some(Class::Normal) => sched_getaffinity(Some(id)).ok()?,
-            None => return None,
-        };
-        // Respects an affinity that an administrator gave the server.
-        if processor >= CpuSet::MAX_CPU || !before.is_set(processor) || before.count() < 2 {
+        if let Some(moved) = &mut self.moved {
+            if moved.processor == processor {
+                return Some(THERE);
+            }
+            sched_setaffinity(Some(moved.thread.id), &only(processor, &moved.before)?).ok()?;
+            moved.follow_to(processor);
+            return Some(YES);
+        }
+        let thread = Thread::of(process, thread)?;
+        if class(thread.number).ok()? != Some(Class::Normal) {
             return None;
         }
-        let mut there = CpuSet::new();
-        there.set(processor);
-        if sched_getaffinity(Some(id)).ok()? == there {
-            return Some(THERE);
-        }
-        sched_setaffinity(Some(id), &there).ok()?;
-        if let Some(moved) = &self.moved {
-            moved.let_others_back();
-        }
-        let moved = self.moved.insert(Moved { process, thread, born, before, processor });
-        moved.keep_others_away();
+        let before = thread.affinity()?;
+        sched_setaffinity(Some(thread.id), &only(processor, &before)?).ok()?;
+        let moved = Moved { process, thread, before, processor, away: Vec::new(), left_alone: Vec::new() };
+        self.moved.insert(moved).keep_others_away();
         Some(YES)
     }
 
     /// Undoes the move.
     fn undo(&mut self) -> Option<u8> {
         let moved = self.moved.take()?;
-        let id = Pid::from_raw(moved.thread.try_into().ok()?)?;
         moved.let_others_back();
-        if !moved.is_there() {
+        if !moved.thread.is_there() {
             return None;
         }
+        let Thread { number, id, .. } = moved.thread;
         // The class first: in `SCHED_IDLE` the thread would wait for others.
-        let back = set_class(moved.thread, Class::Normal)
-            .and_then(|()| Ok(sched_setaffinity(Some(id), &moved.before)?));
+        let back =
+            set_class(number, Class::Normal).and_then(|()| Ok(sched_setaffinity(Some(id), &moved.before)?));
         match back {
             Ok(()) => Some(YES),
             Err(error) => {
-                log::warn!("serving thread {} cannot be moved back: {error}", moved.thread);
+                log::warn!("serving thread {number} cannot be moved back: {error}");
                 None
             }
         }
     }
+
+    /// Returns the processor on which a thread runs or last ran: field 39 of proc_pid_stat(5).
+    fn processor_of(&mut self, caller: u32) -> Option<usize> {
+        let last = self.caller.take().filter(|(last, _)| *last == caller);
+        let file =
+            last.map_or_else(|| File::open(format!("/proc/{caller}/stat")).ok(), |(_, file)| Some(file))?;
+        let mut stat = [0; STAT_MAX];
+        let length = file.read_at(&mut stat, 0).ok()?;
+        self.caller = Some((caller, file));
+        // The name, field 2, may contain any bytes.
+        let end_of_name = stat[..length].iter().rposition(|&byte| byte == b')')?;
+        let from_third = str::from_utf8(&stat[end_of_name + 1..length]).ok()?;
+        from_third.split_whitespace().nth(39 - 3)?.parse().ok()
+    }
 }
 
-/// Returns when a thread of a process started: field 22 of proc_pid_stat(5). `None`: the process has no such
-/// thread.
-fn born(process: Pid, thread: u32) -> Option<u64> {
-    field(&format!("/proc/{process}/task/{thread}/stat"), 22)
-}
-
-/// Returns the processor on which a thread runs or last ran: field 39.
-fn processor_of(thread: u32) -> Option<usize> {
-    field(&format!("/proc/{thread}/stat"), 39)
-}
-
-fn field<T: std::str::FromStr>(file: &str, number: usize) -> Option<T> {
-    let stat = std::fs::read_to_string(file).ok()?;
-    // The name, field 2, may contain spaces and parentheses.
-    let (_, from_third) = stat.rsplit_once(')')?;
-    from_third.split_whitespace().nth(number - 3)?.parse().ok()
+/// A set with this processor alone. `None`: the server has no choice of processors, or an administrator
+/// gave it others.
+fn only(processor: usize, of: &CpuSet) -> Option<CpuSet> {
+    if processor >= CpuSet::MAX_CPU || !of.is_set(processor) || of.count() < 2 {
+        return None;
+    }
+    let mut only = CpuSet::new();
+    only.set(processor);
+    Some(only)
 }
 
 #[cfg(test)]
@@ -270,7 +326,7 @@ mod tests {
         }
         let (number, end) = (std::sync::OnceLock::new(), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
-            let background = std::thread::Builder::new().name(format!("{BACKGROUND}test"));
+            let background = std::thread::Builder::new().name("ivers-test".into());
             let wait = || {
                 number.set(me()).unwrap();
                 end.wait();
