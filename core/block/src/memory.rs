@@ -75,10 +75,12 @@ impl Chunks {
                 bytes[start..start + part.len()].copy_from_slice(part);
                 return Ok(());
             }
-            let mut bytes = vec![0; self.chunk_bytes].into_boxed_slice();
-            if part.len() < self.chunk_bytes {
-                fill(ByteOffset(chunk * self.chunk_bytes as u64), &mut bytes)?;
+            if part.len() == self.chunk_bytes {
+                map.insert(chunk, part.into());
+                return Ok(());
             }
+            let mut bytes = vec![0; self.chunk_bytes].into_boxed_slice();
+            fill(ByteOffset(chunk * self.chunk_bytes as u64), &mut bytes)?;
             bytes[start..start + part.len()].copy_from_slice(part);
             map.insert(chunk, bytes);
             Ok(())
@@ -105,7 +107,13 @@ impl MemDevice {
     /// Creates a device with a copy of `image`.
     pub fn from_bytes(image: &[u8]) -> Self {
         let dev = Self::new(image.len() as u64);
-        dev.chunks.write(ByteOffset(0), image, |_, _| Ok(())).expect("memory does not fail");
+        let zeros = vec![0; dev.chunks.chunk_bytes];
+        let chunks = image.chunks(dev.chunks.chunk_bytes).enumerate();
+        // Most of an image is zeros, which take no memory.
+        for (nth, bytes) in chunks.filter(|(_, bytes)| **bytes != zeros[..bytes.len()]) {
+            let offset = ByteOffset((nth * dev.chunks.chunk_bytes) as u64);
+            dev.chunks.write(offset, bytes, |_, _| Ok(())).expect("memory does not fail");
+        }
         dev
     }
 

@@ -64,7 +64,7 @@ impl Kind {
     ) -> anyhow::Result<T> {
         let _alone = ONE_ARRAY.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir()?;
-        let bytes = std::fs::read(image)?;
+        let bytes = ivers_oracle::read_image(image)?;
         let mut paths = Vec::new();
         for (number, part) in bytes.chunks(self.mib << 20).enumerate() {
             paths.push(dir.path().join(number.to_string()));
@@ -92,7 +92,7 @@ impl Target for Kind {
                 let args = ["-q", "-f", "-K"].into_iter().chain(self.mkfs.iter().copied()).map(str::to_owned);
                 ivers_oracle::run("mkfs.btrfs", args.chain(loops.names())).map(drop)
             })?;
-            return Ok(MemDevice::from_bytes(&std::fs::read(&image)?));
+            return Ok(MemDevice::from_bytes(&ivers_oracle::read_image(&image)?));
         }
         // Blocks that mkfs does not write keep these bytes, and no workload writes such bytes.
         std::fs::write(&image, vec![0xa6; self.mib << 20])?;
@@ -107,7 +107,7 @@ impl Target for Kind {
             common::fill::in_dir(mounted.path(), "btrfs -q subvolume snapshot . snapshot");
             mounted.unmount()?;
         }
-        Ok(MemDevice::from_bytes(&std::fs::read(&image)?))
+        Ok(MemDevice::from_bytes(&ivers_oracle::read_image(&image)?))
     }
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {

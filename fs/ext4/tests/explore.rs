@@ -90,7 +90,7 @@ const KINDS: &[Ext] = &[
 
 /// Checks an image with our checker.
 fn our_check(image: &Path) -> anyhow::Result<()> {
-    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
+    let device = Arc::new(MemDevice::from_bytes(&ivers_oracle::read_image(image)?));
     let found = ivers_ext4::check::check(device, Memory::unlimited(), "test image")?;
     anyhow::ensure!(found.is_clean(), "ivers check: {:?}", found.kept());
     Ok(())
@@ -118,7 +118,7 @@ impl Target for Ext {
         }
         args.push(&text);
         ivers_oracle::run("mkfs.ext4", args)?;
-        Ok(MemDevice::from_bytes(&std::fs::read(&path)?))
+        Ok(MemDevice::from_bytes(&ivers_oracle::read_image(&path)?))
     }
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {

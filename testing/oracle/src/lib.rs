@@ -7,6 +7,7 @@
 //! | [`btrfs_fields`] | none: where the fields of an image are, to damage them one by one |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
+//! | [`read_image()`] | none: the bytes of an image |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
 //! | [`xfs`] | xfsprogs, and the kernel's own driver |
@@ -19,6 +20,7 @@ pub mod btrfs;
 pub mod btrfs_fields;
 pub mod e2fs;
 pub mod fat;
+mod image;
 pub mod kernel;
 pub mod machine;
 pub mod tree;
@@ -26,6 +28,7 @@ pub mod xfs;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_counter};
 pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};
+pub use image::read_image;
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
 

@@ -158,7 +158,7 @@ impl Images {
 
     /// The images as bytes.
     pub fn bytes(&self) -> Vec<Vec<u8>> {
-        self.paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+        self.paths.iter().map(|path| ivers_oracle::read_image(path).unwrap()).collect()
     }
 }
 

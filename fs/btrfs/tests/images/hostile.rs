@@ -30,7 +30,7 @@ fn small(dir: &Path) -> Vec<u8> {
     std::fs::File::create(&image).unwrap().set_len(120 << 20).unwrap();
     let words = ["-q", "-f", "-r", source.to_str().unwrap(), image.to_str().unwrap()];
     ivers_oracle::run("mkfs.btrfs", words).unwrap();
-    std::fs::read(&image).unwrap()
+    ivers_oracle::read_image(&image).unwrap()
 }
 
 fn have_mkfs() -> bool {
@@ -237,7 +237,7 @@ fn quotas_that_mkfs_made_are_not_written() {
     let image = dir.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
     ivers_oracle::run("mkfs.btrfs", ["-q", "-R", "quota", image.to_str().unwrap()]).unwrap();
-    let device = memory(&std::fs::read(&image).unwrap());
+    let device = memory(&ivers_oracle::read_image(&image).unwrap());
     let fs = ivers_btrfs::Btrfs::open(vec![device], OpenOptions::default()).unwrap();
     let why = FileSystem::health(&*fs).read_only;
     assert!(why.as_ref().is_some_and(|why| why.contains("quotas")), "{why:?}");

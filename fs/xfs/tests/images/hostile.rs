@@ -14,7 +14,7 @@ fn image(args: &[&str]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     make_small(&path, args);
-    std::fs::read(&path).unwrap()
+    ivers_oracle::read_image(&path).unwrap()
 }
 
 /// Offsets of all blocks that start with one of these magics at this offset.
@@ -227,7 +227,7 @@ fn dirty_image(dir: &Path) -> Option<Vec<u8>> {
     (0..60).for_each(|number| std::fs::remove_file(root.join(format!("few/{}", number * 3))).unwrap());
     ivers_oracle::run("xfs_io", ["-x", "-c", "shutdown -f", root.to_str().unwrap()]).unwrap();
     mounted.unmount().unwrap();
-    Some(std::fs::read(&path).unwrap())
+    Some(ivers_oracle::read_image(&path).unwrap())
 }
 
 #[test]
