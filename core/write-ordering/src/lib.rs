@@ -86,7 +86,8 @@
 //!
 //! In order: `running` (one run at a time, including its I/O), `gate` (shared by open changes), the driver's
 //! locks, `state` (memory only). So a thread opens a change *before* it takes a driver's lock, never opens a
-//! second one, and calls [`Ordered::sync`] and [`Ordered::settle`] with neither.
+//! second one, and calls [`Ordered::sync`] and [`Ordered::settle`] with neither. Debug builds check this: an
+//! open change and such a call count as a lock of [`ivers_sync::rank::Handle`].
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ivers_block::{BlockNo, Buffer, BufferCache, Contents, Timer, write_in_place};
+use ivers_sync::{Held, rank};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::batch::Batch;
@@ -136,7 +137,16 @@ pub struct Ordered {
 /// Changes that belong to one batch. No batch closes while a change is open, so keep it short.
 pub struct Change<'a> {
     inner: &'a Inner,
+    // Dropped in this order.
     _gate: RwLockReadGuard<'a, ()>,
+    /// `None` in a run: its caller has waited already.
+    _held: Option<Held>,
+}
+
+/// Debug builds count an open change, and a wait for a batch, as a lock of this rank: a batch waits for open
+/// changes.
+fn held() -> Held {
+    Held::before_waiting::<rank::Handle>()
 }
 
 impl Change<'_> {
@@ -218,25 +228,14 @@ impl Ordered {
     /// Makes the dirty mark durable. Call it before data is written in place; [`Ordered::change`] does so
     /// itself.
     pub fn begin(&self) -> Result<()> {
-        {
-            let state = self.inner.state.lock();
-            state.check()?;
-            if state.marked {
-                return Ok(());
-            }
-        }
-        let _running = self.inner.running.lock();
-        if self.inner.state.lock().marked {
-            return Ok(());
-        }
-        self.inner.mark(true)?;
-        self.inner.state.lock().marked = true;
-        Ok(())
+        let _held = held();
+        self.inner.begin()
     }
 
     /// Opens a change. The caller holds no lock of its driver and no other change.
     pub fn change(&self) -> Result<Change<'_>> {
-        self.begin()?;
+        let held = held();
+        self.inner.begin()?;
         let limit = self.inner.options.waiting_bytes / u64::from(self.inner.cache.block_size());
         let waiting = self.inner.state.lock().batch.blocks();
         if waiting > 2 * limit {
@@ -246,16 +245,18 @@ impl Ordered {
         }
         let gate = self.inner.gate.read();
         self.inner.state.lock().check()?;
-        Ok(Change { inner: &self.inner, _gate: gate })
+        Ok(Change { inner: &self.inner, _gate: gate, _held: Some(held) })
     }
 
     /// Makes durable all changes and all file data written before this call.
     pub fn sync(&self) -> Result<()> {
+        let _held = held();
         self.inner.run()
     }
 
     /// Makes the batch of a change durable. Costs nothing if it is durable already.
     pub fn settle(&self, ticket: Ticket) -> Result<()> {
+        let _held = held();
         let durable = {
             let state = self.inner.state.lock();
             state.check()?;
@@ -266,6 +267,7 @@ impl Ordered {
 
     /// Makes freed ranges available for allocation. Returns whether there were any.
     pub fn release(&self) -> Result<bool> {
+        let _held = held();
         let freed = !self.inner.state.lock().batch.freed.is_empty();
         if freed {
             self.inner.run()?;
@@ -275,6 +277,7 @@ impl Ordered {
 
     /// Makes all changes durable, removes the dirty mark and refuses further changes.
     pub fn close(&self) -> Result<()> {
+        let _held = held();
         self.inner.timer.stop();
         // The first run makes removed pointers durable; the second one marks their ranges as free.
         self.inner.run()?;
@@ -318,6 +321,23 @@ impl Ordered {
 }
 
 impl Inner {
+    fn begin(&self) -> Result<()> {
+        {
+            let state = self.state.lock();
+            state.check()?;
+            if state.marked {
+                return Ok(());
+            }
+        }
+        let _running = self.running.lock();
+        if self.state.lock().marked {
+            return Ok(());
+        }
+        self.mark(true)?;
+        self.state.lock().marked = true;
+        Ok(())
+    }
+
     /// Returns `result`; an error stops all writing.
     fn or_stop<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
@@ -347,7 +367,7 @@ impl Inner {
         self.or_stop(written)?;
         self.state.lock().durable_below = number + 1;
         if !batch.freed.is_empty() {
-            let change = Change { inner: self, _gate: self.gate.read() };
+            let change = Change { inner: self, _gate: self.gate.read(), _held: None };
             let released = self.volume.release(&change, &batch.freed);
             self.or_stop(released)?;
         }
@@ -384,7 +404,7 @@ impl Inner {
     /// Sets or removes the dirty mark durably, with no other change in its batch. The caller holds `running`.
     fn mark(&self, dirty: bool) -> Result<()> {
         let marked = {
-            let change = Change { inner: self, _gate: self.gate.read() };
+            let change = Change { inner: self, _gate: self.gate.read(), _held: None };
             self.volume.mark(&change, dirty)
         };
         self.or_stop(marked)?;

@@ -183,7 +183,7 @@ impl Affs {
             by_directory.entry(header.parent()).or_default().insert(block, record);
         }
         for (dir, wanted) in by_directory {
-            self.write_records(&*self.change()?, dir, wanted, |_| true, AllocSource::ReservePool)?;
+            self.write_records(&self.change()?, dir, wanted, |_| true, AllocSource::ReservePool)?;
         }
         Ok(())
     }

@@ -350,8 +350,7 @@ impl Affs {
         if size > FILE_MAX {
             return Err(NameError::TooLarge.into());
         }
-        let map =
-            self.extended_map(&*self.change()?, &old, size, file, AllocSource::Reservation(reserved))?;
+        let map = self.extended_map(&self.change()?, &old, size, file, AllocSource::Reservation(reserved))?;
         if let Err(error) = self.write_data(file, &old, &map, new) {
             let change = self.change()?;
             self.bitmap.free(&change, &map.data[old.data.len()..])?;
@@ -527,7 +526,7 @@ impl Affs {
     /// writes the header.
     pub(crate) fn write_zeros(&self, file: Block, size: u64) -> Result<BlockMap> {
         let none = BlockMap::default();
-        let map = self.extended_map(&*self.change()?, &none, size, file, AllocSource::Unreserved)?;
+        let map = self.extended_map(&self.change()?, &none, size, file, AllocSource::Unreserved)?;
         if let Err(error) = self.write_data(file, &none, &map, &NewData { offset: size, data: &[] }) {
             let change = self.change()?;
             self.bitmap.free(&change, &map.data)?;

@@ -270,14 +270,14 @@ impl Affs {
         }
         let needs_cache_block = new.kind == FileType::Directory && self.geometry.variant.cached;
         let mut allocated = self.bitmap.allocate(
-            &*self.change()?,
+            &self.change()?,
             dir,
             1 + u64::from(needs_cache_block),
             AllocSource::Unreserved,
         )?;
         let created = self.write_entry(dir, name, new, &target, &mut allocated);
         if created.is_err() {
-            self.bitmap.free(&*self.change()?, &allocated)?;
+            self.bitmap.free(&self.change()?, &allocated)?;
         }
         created
     }

@@ -149,11 +149,11 @@ impl Affs {
             self.rebuild_link_chains(&change, &walk.links, &walk.link_heads)?;
         }
         self.sync()?;
-        self.bitmap.rebuild(&*self.change()?, &walk.used)?;
+        self.bitmap.rebuild(&self.change()?, &walk.used)?;
         self.sync()?;
         if self.geometry.variant.cached {
             for &dir in &walk.directories {
-                self.repair_cache(&*self.change()?, dir)?;
+                self.repair_cache(&self.change()?, dir)?;
             }
             self.sync()?;
         }
@@ -162,7 +162,7 @@ impl Affs {
             let parent_exists = self.is_inside(header.parent()) || header.parent() == self.geometry.root;
             let has_own_name = parent_exists && self.has_own_name(&header)?;
             if let (false, Some(&link)) = (has_own_name, links.first()) {
-                self.take_over_link(&*self.change()?, real, &self.header(link)?)?;
+                self.take_over_link(&self.change()?, real, &self.header(link)?)?;
                 self.sync()?;
             }
         }

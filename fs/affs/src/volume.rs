@@ -9,7 +9,7 @@ use crate::layout::{
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use ivers_block::{Buffer, BufferCache, BufferRead, Device};
 use ivers_vfs::sync::atomic::AtomicU64;
-use ivers_vfs::sync::{Held, RankedMutex, RankedRwLock, rank};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, NameError, Result};
 use ivers_write_ordering::{Change, Ordered, OrderedError, Stage, Ticket};
 use std::collections::HashMap;
@@ -171,21 +171,6 @@ impl CycleCheck {
     }
 }
 
-/// An open change. Debug builds count it as a lock of rank [`rank::Handle`].
-pub(crate) struct OpenChange<'a> {
-    // Dropped first.
-    change: Change<'a>,
-    _held: Held,
-}
-
-impl<'a> std::ops::Deref for OpenChange<'a> {
-    type Target = Change<'a>;
-
-    fn deref(&self) -> &Change<'a> {
-        &self.change
-    }
-}
-
 /// Converts an error of write ordering to one of the VFS.
 pub(crate) fn to_vfs_error(error: OrderedError) -> Error {
     Error::io(error)
@@ -269,11 +254,9 @@ impl Affs {
     }
 
     /// Opens a change. The caller holds no lock of this driver.
-    pub(crate) fn change(&self) -> Result<OpenChange<'_>> {
+    pub(crate) fn change(&self) -> Result<Change<'_>> {
         let ordered = self.ordered()?;
-        let held = Held::before_waiting::<rank::Handle>();
-        let change = ordered.change().map_err(to_vfs_error)?;
-        Ok(OpenChange { change, _held: held })
+        ordered.change().map_err(to_vfs_error)
     }
 
     /// Makes the batch of a change durable, if it is not.
@@ -288,7 +271,6 @@ impl Affs {
         wait: impl FnOnce(&Ordered) -> ivers_write_ordering::Result<T>,
     ) -> Result<T> {
         let ordered = self.ordered()?;
-        let _held = Held::before_waiting::<rank::Handle>();
         wait(ordered).map_err(to_vfs_error)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::file::MAX_FILE_SIZE;
-use crate::fs::{Fat, fat_inode, waiting};
+use crate::fs::{Fat, fat_inode, order_error};
 use crate::ino_map::{EntryPos, ROOT};
 use crate::layout::{RawEntry, SLOT_BYTES, attr};
 use crate::names::encode_label;
@@ -354,7 +354,7 @@ impl FileSystem for Fat {
     }
 
     fn reclaim_space(&self) -> Result<bool> {
-        self.ordered.as_ref().map_or(Ok(false), |ordered| waiting(|| ordered.release()))
+        self.ordered.as_ref().map_or(Ok(false), |ordered| ordered.release().map_err(order_error))
     }
 
     fn abort(&self, why: &Error) {
@@ -371,7 +371,7 @@ impl FileSystem for Fat {
             let change = self.change()?;
             new.put(&change);
         }
-        waiting(|| ordered.close())
+        ordered.close().map_err(order_error)
     }
 
     fn block_map(&self) -> Option<&dyn BlockMapOps> {

@@ -1,7 +1,7 @@
 //! File data. The format has no holes: a skipped range is written as zeros.
 
 use crate::cluster::Cluster;
-use crate::fs::{Fat, InodeState, fat_inode, order_error, waiting};
+use crate::fs::{Fat, InodeState, fat_inode, order_error};
 use ivers_block::ByteOffset;
 use ivers_vfs::*;
 use ivers_write_ordering::Stage;
@@ -92,7 +92,7 @@ impl Fat {
     /// Writes zeros to allocated clusters that no file has yet.
     pub(crate) fn zero_clusters(&self, runs: &[Range<Cluster>]) -> Result<()> {
         let Some(ordered) = self.ordered.as_ref().filter(|_| !runs.is_empty()) else { return Ok(()) };
-        waiting(|| ordered.begin())?;
+        ordered.begin().map_err(order_error)?;
         let bytes =
             |run: &Range<Cluster>| (run.end - run.start) as usize * self.geometry.cluster_bytes as usize;
         let ranges: Vec<_> =
@@ -110,7 +110,7 @@ impl Fat {
         // smaller size.
         self.settle(truncated)?;
         // Data that is overwritten in place also needs the dirty mark.
-        waiting(|| ordered.begin())?;
+        ordered.begin().map_err(order_error)?;
         let end = offset + data.len() as u64;
         let (allocated, zeros, ranges) = {
             let mut state = fat_inode(inode).state.lock();

@@ -6,7 +6,7 @@
 //!
 //! | rank | lock |
 //! |---|---|
-//! | `Handle` | a [`FatChange`], or a wait for a batch of changes |
+//! | `Handle` | a [`Change`], or a wait for a batch of changes |
 //! | `Driver<0>` | [`FatInode::state`], of one inode at a time |
 //! | `Driver<10>` | [`Fat::indexed`] |
 //! | `Driver<15>` | the free clusters of [`AllocationTable`] |
@@ -24,11 +24,10 @@ use crate::layout::{Geometry, RawEntry, SLOT_BYTES, attr};
 use crate::open::OpenOptions;
 use crate::time;
 use ivers_block::{BufferCache, ByteOffset};
-use ivers_vfs::sync::{Held, RankedMutex, rank};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Ordered, OrderedError, Stage, Ticket};
 use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 /// The approximate number of directory entries that are kept in memory. A hostile image may have more.
@@ -85,21 +84,6 @@ pub(crate) struct InodeState {
     pub index: Option<Index>,
 }
 
-/// Changes that belong to one batch. Starting one may wait for a batch to be written, and a batch waits for
-/// open changes: a thread that starts one holds no lock of the driver.
-pub(crate) struct FatChange<'a> {
-    change: Change<'a>,
-    _held: Held,
-}
-
-impl<'a> Deref for FatChange<'a> {
-    type Target = Change<'a>;
-
-    fn deref(&self) -> &Change<'a> {
-        &self.change
-    }
-}
-
 /// Returns the driver's data of an inode.
 pub(crate) fn fat_inode(inode: &Inode) -> &Arc<FatInode> {
     inode.private::<Arc<FatInode>>()
@@ -113,29 +97,21 @@ pub(crate) fn order_error(error: OrderedError) -> Error {
     }
 }
 
-/// Calls `f`, which may wait for a batch of changes: this thread must hold no change and no lock of the
-/// driver.
-pub(crate) fn waiting<T>(f: impl FnOnce() -> ivers_write_ordering::Result<T>) -> Result<T> {
-    let _held = Held::before_waiting::<rank::Handle>();
-    f().map_err(order_error)
-}
-
 impl Fat {
-    /// Starts a change. Returns `ReadOnly` if the filesystem is read-only.
-    pub(crate) fn change(&self) -> Result<FatChange<'_>> {
+    /// Starts a change, without a lock of the driver. Returns `ReadOnly` if the filesystem is read-only.
+    pub(crate) fn change(&self) -> Result<Change<'_>> {
         let ordered = self.ordered.as_ref().ok_or(NameError::ReadOnly)?;
-        let _held = Held::before_waiting::<rank::Handle>();
-        Ok(FatChange { change: ordered.change().map_err(order_error)?, _held })
+        ordered.change().map_err(order_error)
     }
 
     /// Makes a change durable, if it is not.
     pub(crate) fn settle(&self, ticket: Ticket) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| waiting(|| ordered.settle(ticket)))
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.settle(ticket).map_err(order_error))
     }
 
     /// Makes all changes durable.
     pub(crate) fn sync_changes(&self) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| waiting(|| ordered.sync()))
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
     }
 
     pub(crate) fn utc_offset_s(&self) -> i64 {

@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ivers-nfs4", &[]),
     ("ivers-journal", &["ivers-block", "ivers-sync"]),
     ("ivers-partitions", &["ivers-block"]),
-    ("ivers-write-ordering", &["ivers-block"]),
+    ("ivers-write-ordering", &["ivers-block", "ivers-sync"]),
     ("ivers-vfs", &["iversion", "ivers-block", "ivers-sync"]),
     ("ivers-ima", &["ivers-vfs"]),
     ("ivers-mem", &["ivers-vfs"]),
