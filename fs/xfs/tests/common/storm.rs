@@ -1,4 +1,5 @@
-//! Random changes through the VFS, and a model of what must be there. The tests of btrfs use this file too.
+//! Random changes through the VFS, and a model of what must be there. The tests of btrfs and UFS use this
+//! file too.
 
 use ivers_vfs::*;
 use rand::rngs::StdRng;
@@ -37,6 +38,8 @@ pub struct Storm {
     nodes: BTreeMap<Id, Node>,
     rng: StdRng,
     next: usize,
+    /// The prefixes of extended attributes that the format stores.
+    prefixes: &'static [&'static str],
     /// Steps that the filesystem refused for lack of space.
     pub full: usize,
 }
@@ -50,7 +53,12 @@ impl Storm {
         let root =
             Node { body: Body::Dir(BTreeMap::new()), xattrs: Attributes::new(), parent: ROOT, links: 2 };
         let nodes = BTreeMap::from([(ROOT, root)]);
-        Self { vfs: Some(vfs), nodes, rng: StdRng::seed_from_u64(seed), next: 1, full: 0 }
+        let prefixes: &[&str] = match vfs.info().fs_type {
+            "ufs1" => &[],
+            "ufs2" => &["user", "trusted"],
+            _ => &["user", "trusted", "security"],
+        };
+        Self { vfs: Some(vfs), nodes, rng: StdRng::seed_from_u64(seed), next: 1, prefixes, full: 0 }
     }
 
     /// The model of a filesystem that has files already.
@@ -82,7 +90,7 @@ impl Storm {
                         _ => Body::Special,
                     };
                     let links = vfs.stat(&child).nlink;
-                    let names = vfs.list_xattr(&Cred::root(), &child).unwrap();
+                    let names = self.attributes(&child);
                     let value = |name: &Vec<u8>| vfs.get_xattr(&Cred::root(), &child, name).unwrap();
                     let xattrs = names.iter().map(|name| (name.clone(), value(name))).collect();
                     self.nodes.insert(self.next, Node { body, xattrs, parent: dir, links });
@@ -111,6 +119,14 @@ impl Storm {
 
     pub fn mount(&mut self, vfs: Arc<Vfs>) {
         self.vfs = Some(vfs);
+    }
+
+    /// The names of the extended attributes of an inode.
+    fn attributes(&self, inode: &InodeRef) -> Vec<Vec<u8>> {
+        match self.vfs().list_xattr(&Cred::root(), inode) {
+            Err(Error::Name(NameError::NotSupported)) => Vec::new(),
+            names => names.unwrap(),
+        }
     }
 
     fn dir(&self, id: Id) -> &BTreeMap<String, Id> {
@@ -286,7 +302,12 @@ impl Storm {
         let most = self.file(id).len() * 2 + 10_000;
         let size = self.rng.random_range(0..most).min(FILE_MAX);
         let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
-        self.vfs().set_attr(&Cred::root(), &inode, &set).unwrap();
+        let done = self.vfs().set_attr(&Cred::root(), &inode, &set);
+        if is_full(&done) {
+            self.full += 1;
+            return;
+        }
+        done.unwrap();
         self.file(id).resize(size, 0);
     }
 
@@ -337,6 +358,10 @@ impl Storm {
             assert!(matches!(done, Err(Error::Name(NameError::Invalid))), "{done:?}");
             return;
         }
+        if is_full(&done) {
+            self.full += 1;
+            return;
+        }
         let done = done.unwrap() as usize;
         assert!(done <= len && (done > 0 || len == 0), "{done} of {len} bytes");
         assert!(before.is_none() || done == 0 || self.vfs().change(&to) > before, "C1, C2");
@@ -385,6 +410,9 @@ impl Storm {
             self.full += 1;
             return;
         }
+        if exchange && matches!(done, Err(Error::Name(NameError::NotSupported))) {
+            return;
+        }
         done.unwrap();
         if exchange {
             let (_, target) = target.unwrap();
@@ -425,11 +453,14 @@ impl Storm {
     }
 
     fn set_xattr(&mut self) {
+        if self.prefixes.is_empty() {
+            return self.write();
+        }
         let Some((dir, name, id)) = self.pick(|body| matches!(body, Body::File(_) | Body::Dir(_))) else {
             return;
         };
         let inode = self.at(&format!("{}/{name}", self.path_of_dir(dir)));
-        let prefix = ["user", "trusted", "security"][self.rng.random_range(0..3)];
+        let prefix = self.prefixes[self.rng.random_range(0..self.prefixes.len())];
         let tail = "a".repeat(self.rng.random_range(0..40));
         let name = format!("{prefix}.{}{tail}", self.rng.random_range(0..12)).into_bytes();
         let had = self.nodes[&id].xattrs.contains_key(&name);
@@ -565,7 +596,7 @@ impl Storm {
             }
             _ => {}
         }
-        let names = self.vfs().list_xattr(&Cred::root(), inode).unwrap();
+        let names = self.attributes(inode);
         let mut names: Vec<_> = names.into_iter().filter(|name| name != b"security.capability").collect();
         names.sort();
         assert_eq!(names, node.xattrs.keys().cloned().collect::<Vec<_>>(), "{what}: {path}: attributes");
