@@ -5,26 +5,23 @@ use crate::layout::directory::{Entry, UNIT_BYTES, entry};
 use crate::layout::superblock::ROOT;
 use crate::volume::{Private, Ufs};
 use ivers_block::FileBlock;
+use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::{DirEntry, Ino, Result};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::Ordering;
 
 impl Ufs {
     /// Calls `each` with the entries that begin in a range of bytes, and with the byte after each, until it
     /// breaks. The start may be anywhere: entries are found from the start of their unit.
-    fn for_each_entry(
+    pub(crate) fn for_each_entry(
         &self,
         dir: &Dinode,
         range: Range<u64>,
-        mut each: impl FnMut(Entry<'_>, u64) -> ControlFlow<()>,
+        mut each: impl FnMut(Entry<'_>, Range<u64>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let (block_size, fragment_size) = (u64::from(self.sb.block_size), u64::from(self.sb.fragment_size));
         let unit_bytes = UNIT_BYTES as u64;
         for start in (range.start / unit_bytes * unit_bytes..range.end).step_by(UNIT_BYTES) {
-            let run = self.map(dir, FileBlock(start / block_size))?;
-            let first = run.start.ok_or_else(|| self.corrupt(dir.ino, "the directory has a hole"))?;
-            let bytes = self.fragment(dir.ino, first + start % block_size / fragment_size)?;
-            let in_fragment = (start % fragment_size) as usize;
+            let (fragment, in_fragment) = self.directory_place(dir, start)?;
+            let bytes = self.fragment(dir.ino, fragment)?;
             let unit = &bytes[in_fragment..in_fragment + UNIT_BYTES];
             let mut at = 0;
             while at < UNIT_BYTES {
@@ -33,7 +30,7 @@ impl Ufs {
                 })?;
                 if let Some(found) = found
                     && range.contains(&(start + at as u64))
-                    && each(found, start + next as u64).is_break()
+                    && each(found, start + at as u64..start + next as u64).is_break()
                 {
                     return Ok(());
                 }
@@ -41,6 +38,14 @@ impl Ufs {
             }
         }
         Ok(())
+    }
+
+    /// Returns the fragment of a byte of a directory, and the offset there.
+    pub(crate) fn directory_place(&self, dir: &Dinode, byte: u64) -> Result<(u64, usize)> {
+        let (block_size, fragment_size) = (u64::from(self.sb.block_size), u64::from(self.sb.fragment_size));
+        let run = self.map(dir, FileBlock(byte / block_size))?;
+        let first = run.start.ok_or_else(|| self.corrupt(dir.ino, "the directory has a hole"))?;
+        Ok((first + byte % block_size / fragment_size, (byte % fragment_size) as usize))
     }
 
     /// Checks the size of a directory. It has no holes, so it is not larger than the filesystem.
@@ -53,13 +58,19 @@ impl Ufs {
         Ok(())
     }
 
-    fn find_in(&self, dir: &Dinode, range: Range<u64>, name: &[u8]) -> Result<Option<(u32, u64)>> {
+    /// Finds a name among the entries that begin in a range. Returns the inode, and the bytes of the entry.
+    pub(crate) fn find_in(
+        &self,
+        dir: &Dinode,
+        range: Range<u64>,
+        name: &[u8],
+    ) -> Result<Option<(u32, Range<u64>)>> {
         let mut found = None;
-        self.for_each_entry(dir, range, |entry, next| {
+        self.for_each_entry(dir, range, |entry, bytes| {
             if entry.name != name {
                 return ControlFlow::Continue(());
             }
-            found = Some((entry.ino, next));
+            found = Some((entry.ino, bytes));
             ControlFlow::Break(())
         })?;
         Ok(found)
@@ -67,14 +78,14 @@ impl Ufs {
 
     /// Finds a name. The search begins after the entry that was found last.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
-        let dir = &private.dinode;
+        let dir = &private.state.read().dinode;
         let start = private.after_last.load(Ordering::Relaxed).min(dir.size);
         let found = match self.find_in(dir, start..dir.size, name)? {
             None => self.find_in(dir, 0..start, name)?,
             found => found,
         };
-        let Some((ino, next)) = found else { return Ok(None) };
-        private.after_last.store(next, Ordering::Relaxed);
+        let Some((ino, bytes)) = found else { return Ok(None) };
+        private.after_last.store(bytes.end, Ordering::Relaxed);
         if !(ROOT..self.sb.inodes()).contains(&ino) {
             let what = format!("an entry refers to inode {ino}, which does not exist");
             return Err(self.corrupt(dir.ino, what));
@@ -98,9 +109,9 @@ impl Ufs {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.for_each_entry(dir, cursor.min(dir.size)..dir.size, |entry, next| {
+        self.for_each_entry(dir, cursor.min(dir.size)..dir.size, |entry, bytes| {
             let kind = entry.file_type();
-            emit(&DirEntry { ino: Ino(entry.ino.into()), name: entry.name, kind, next })
+            emit(&DirEntry { ino: Ino(entry.ino.into()), name: entry.name, kind, next: bytes.end })
         })
     }
 }

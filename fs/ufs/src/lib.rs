@@ -1,19 +1,30 @@
-//! The driver of UFS1 and UFS2, the filesystems of the BSDs, in both byte orders. It only reads.
+//! The driver of UFS1 and UFS2, the filesystems of the BSDs, in both byte orders.
 //!
 //! [`Ufs::open`] checks an image and returns a filesystem for `ivers_vfs::Vfs::mount`. `docs/ufs.md`
-//! describes the format, and what is refused.
+//! describes the format, what is refused, and the order of writes.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`layout`] | structures on the device, their checks, the arithmetic of addresses; no I/O |
-//! | `volume` | the open filesystem, its fragments and inodes |
+//! | `head` | the superblock of a device |
+//! | `alloc` | free space and inodes; the mark of an open session |
+//! | `volume` | the open filesystem, its fragments and inodes; changes of them |
 //! | `map`, `file` | where the blocks of a file are; its contents |
-//! | `dir`, `xattr` | names; extended attributes |
-//! | `open`, `driver` | opening; the interface to the VFS |
+//! | `reserve`, `write` | space for dirty pages; writing and shrinking files |
+//! | `dir`, `xattr` | reading names; extended attributes |
+//! | `names`, `inode`, `rename` | changing names; making, linking and deleting inodes; renames |
+//! | `open`, `recover`, `driver` | opening; recovery after a crash; the interface to the VFS |
 //! | [`check`] | the checker |
 //!
-//! The driver has no locks: nothing that it keeps changes after it is opened, except a hint in each
-//! directory.
+//! # Locks
+//!
+//! In order; ARCHITECTURE.md has the ranks of all locks:
+//!
+//! | rank | lock |
+//! |---|---|
+//! | `Handle` | an open change |
+//! | `Driver<0>` | the state of an inode, of one at a time |
+//! | `Driver<10>` | the groups and counts |
 //!
 //! # Change attribute
 //!
@@ -23,15 +34,24 @@
 
 #![forbid(unsafe_code)]
 
+mod alloc;
 pub mod check;
 mod dir;
 mod driver;
 mod file;
+mod head;
+mod inode;
 pub mod layout;
 mod map;
+mod names;
 mod open;
+mod recover;
+mod rename;
+mod reserve;
 mod volume;
+mod write;
 mod xattr;
 
-pub use open::{OpenOptions, PROBE_BYTES, probe};
+pub use head::{PROBE_BYTES, probe};
+pub use open::OpenOptions;
 pub use volume::Ufs;

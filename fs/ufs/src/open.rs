@@ -1,13 +1,25 @@
-//! Opening an image: what is refused, and why it is only read.
+//! Opening an image: what is refused, and what is only read.
 
-use crate::layout::superblock::{self, PLACES, ROOT, SUPERBLOCK_MAX, Superblock, Version, flags};
-use crate::volume::Ufs;
-use ivers_block::{BufferCache, ByteOffset, Device};
+use crate::alloc::{Allocator, GROUPS_MAX, order_error};
+use crate::head::read_super;
+use crate::layout::superblock::{ROOT, Superblock, flags};
+use crate::volume::{Ufs, Writer};
+use ivers_block::{BufferCache, Device};
+use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result};
+use ivers_write_ordering::{Ordered, OrderedOptions};
 use std::sync::Arc;
 
-/// Bytes of a device that [`probe`] looks at: the last place of a superblock is at 256 KiB.
-pub const PROBE_BYTES: u64 = PLACES[3] + SUPERBLOCK_MAX;
+/// Flags of filesystems that this driver writes.
+const WRITABLE_FLAGS: u32 = flags::FS_UNCLEAN
+    | flags::FS_DOSOFTDEP
+    | flags::FS_SUJ
+    | flags::FS_ACLS
+    | flags::FS_MULTILABEL
+    | flags::FS_GJOURNAL
+    | flags::FS_FLAGS_UPDATED
+    | flags::FS_METACKHASH
+    | flags::FS_TRIM;
 
 /// Options of [`Ufs::open`].
 #[derive(Debug, Clone, Default)]
@@ -16,50 +28,42 @@ pub struct OpenOptions {
     pub common: DriverOptions,
 }
 
-/// Recognises UFS by the first bytes of a device.
-pub fn probe(head: &[u8]) -> bool {
-    superblock::find(head).is_some()
-}
-
-/// Reads the first bytes of a device.
-pub(crate) fn read_head(device: &dyn Device) -> Result<Vec<u8>> {
-    let mut head = vec![0; device.size_bytes().min(PROBE_BYTES) as usize];
-    device.read_at(ByteOffset(0), &mut head)?;
-    Ok(head)
-}
-
-/// Reads the superblock. `image` names the image in errors.
-pub(crate) fn read_super(device: &dyn Device, image: &str) -> Result<Superblock> {
-    let head = read_head(device)?;
-    let at = superblock::find(&head).ok_or_else(|| {
-        Error::Incompatible(format!("{image}: no UFS superblock at byte 65536, 8192, 0 or 262144"))
-    })?;
-    Superblock::parse(&head[at as usize..], at, device.size_bytes(), image)
-}
-
-/// The type of a filesystem, as users see it.
-pub(crate) fn fs_type(sb: &Superblock) -> &'static str {
-    match sb.version {
-        Version::Ufs1 => "ufs1",
-        Version::Ufs2 => "ufs2",
+/// Returns why a filesystem can only be read, if so.
+fn read_only_reason(sb: &Superblock) -> Option<String> {
+    let unknown = sb.flags & !WRITABLE_FLAGS & !flags::FS_NEEDSFSCK;
+    if sb.flags & flags::FS_NEEDSFSCK != 0 {
+        return Some("marked as damaged (FS_NEEDSFSCK); run fsck_ffs of FreeBSD".into());
     }
-}
-
-/// Returns the state of a filesystem for users: whether it was unmounted cleanly, and which journal it has.
-pub(crate) fn state(sb: &Superblock) -> String {
-    let journal = [
-        (flags::FS_SUJ, "journaled soft updates"),
-        (flags::FS_GJOURNAL, "gjournal"),
-        (flags::FS_DOSOFTDEP, "soft updates"),
-    ];
-    let with = journal.iter().find(|(flag, _)| sb.flags & flag != 0);
-    let with = with.map_or(String::new(), |(_, name)| format!(", with {name}"));
-    let state = match (sb.flags & flags::FS_NEEDSFSCK != 0, sb.clean) {
-        (true, _) => "marked as damaged: run fsck_ffs of FreeBSD",
-        (false, true) => "unmounted cleanly",
-        (false, false) => "not unmounted cleanly: what was written last may be missing",
-    };
-    format!("{state}{with}")
+    if unknown & flags::FS_NFS4ACLS != 0 {
+        return Some(
+            "writing with access control lists of NFSv4, or a log of NetBSD, is not supported".into(),
+        );
+    }
+    if unknown != 0 {
+        return Some(format!("unknown flags {unknown:#x} in fs_flags"));
+    }
+    if sb.flags & flags::FS_METACKHASH != 0 && !sb.has_check_hashes() {
+        return Some("the flag 0x200 without check hashes: quotas of NetBSD are not supported".into());
+    }
+    if !sb.clean && sb.flags & (flags::FS_SUJ | flags::FS_GJOURNAL) != 0 {
+        return Some(
+            "not unmounted cleanly, with a journal; run fsck_ffs of FreeBSD, which replays it".into(),
+        );
+    }
+    if !sb.new_flags {
+        return Some("UFS1 without FS_FLAGS_UPDATED, as 4.4BSD made it, is only read".into());
+    }
+    if !sb.snapshots.is_empty() {
+        return Some(format!("{} snapshots: their blocks would have to be copied", sb.snapshots.len()));
+    }
+    if sb.groups > GROUPS_MAX {
+        return Some(format!("{} cylinder groups: more than 2^20 are only read", sb.groups));
+    }
+    let fits = |group: u32| sb.structure(group, 3) <= sb.group_base(group) + sb.group_frags(group);
+    if let Some(group) = (0..sb.groups).find(|&group| !fits(group)) {
+        return Some(format!("damaged: group {group} has no space for its inodes"));
+    }
+    None
 }
 
 impl Ufs {
@@ -68,12 +72,13 @@ impl Ufs {
         let place = options.common.place;
         let sb = read_super(&*device, &place)?;
         let read_only = match (options.common.read_only, device.is_read_only()) {
-            (true, _) => "opened read-only",
-            (false, true) => "the image is read-only",
-            (false, false) => "this driver reads UFS and does not write it",
+            (true, _) => Some("opened read-only".to_owned()),
+            (false, true) => Some("the image is read-only".to_owned()),
+            (false, false) => read_only_reason(&sb),
         };
-        let cache = BufferCache::new(device, sb.fragment_size, options.common.budget);
-        let ufs = Self { sb, place, cache, read_only: read_only.to_owned() };
+        let budget = options.common.budget;
+        let cache = Arc::new(BufferCache::new(device, sb.fragment_size, budget.clone()));
+        let mut ufs = Self { sb, place, cache, read_only, writer: None };
         let root = ufs.dinode(ROOT.into()).map_err(|error| match error {
             Error::Name(NameError::Stale) => ufs.corrupt(ROOT, "there is no root directory"),
             error => error,
@@ -82,6 +87,19 @@ impl Ufs {
             return Err(ufs.corrupt(ROOT, "the root is no directory"));
         }
         ufs.check_directory(&root)?;
+        if ufs.read_only.is_none() {
+            let alloc = Arc::new(Allocator::load(&ufs.sb, &ufs.cache, &ufs.place)?);
+            let order =
+                OrderedOptions { interval: options.common.commit_interval, ..OrderedOptions::default() };
+            let ordered = Ordered::new(ufs.cache.clone(), alloc.clone(), order).map_err(order_error)?;
+            ufs.writer = Some(Writer { ordered, alloc, orphans: AtomicU64::new(0) });
+            if !ufs.sb.clean {
+                ufs.read_only = ufs.recover(&budget)?;
+            }
+            if ufs.read_only.is_some() {
+                ufs.writer = None;
+            }
+        }
         Ok(Arc::new(ufs))
     }
 }

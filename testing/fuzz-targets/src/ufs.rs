@@ -1,4 +1,5 @@
-//! Damages a UFS image, checks it, mounts and walks it, and makes the calls of the input.
+//! Damages a UFS image, checks it, mounts it (which recovers it if it is not clean), walks it, and makes the
+//! calls of the input, which write.
 //!
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a piece of it.
 

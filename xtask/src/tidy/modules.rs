@@ -241,8 +241,12 @@ const ORDERS: [(&str, &[(&str, &str)]); 12] = [
     (
         "fs/ufs/src",
         &[
-            ("", "layout volume map file dir xattr open driver check"),
-            ("layout", "bytes superblock group dinode directory"),
+            (
+                "",
+                "layout head alloc volume map file dir xattr reserve write names inode rename \
+                 check recover open driver",
+            ),
+            ("layout", "bytes superblock group group_map dinode directory"),
             ("check", "reader state inodes directories groups"),
         ],
     ),

@@ -14,7 +14,7 @@ const CHARGE_EVERY: u64 = 1024;
 
 impl Checker {
     /// Whether the contents of a directory can be read.
-    pub(super) fn is_readable(&mut self, ino: u32) -> bool {
+    pub(super) fn is_readable(&self, ino: u32) -> bool {
         self.seen(ino).is_some_and(|seen| !seen.damaged)
     }
 
@@ -90,7 +90,7 @@ impl Checker {
             let what = format!("{shown} refers to inode {child}, which does not exist");
             return self.bad("entry-inode-out-of-range", Place::inode(dir), what);
         }
-        let found = self.seen(child).filter(|seen| seen.kind != 0).map(|seen| {
+        let found = self.seen_mut(child).filter(|seen| seen.kind != 0).map(|seen| {
             seen.names = seen.names.saturating_add(1);
             seen.kind
         });

@@ -95,6 +95,7 @@ impl Checker {
         if !seen.damaged && inode.blocks_512 != counted {
             let what = format!("di_blocks is {}, the inode has {counted}", inode.blocks_512);
             self.bad("inode-block-count-wrong", Place::inode(ino), what);
+            self.block_counts.push((ino, counted));
         }
         Ok(Some(seen))
     }
@@ -109,6 +110,9 @@ impl Checker {
         if pointer.block >= blocks {
             let what = format!("a pointer to block {} is past the end of the file", pointer.block);
             self.bad("block-past-end", Place::inode(inode.ino).at(pointer.start), what);
+            if self.past_end.last() != Some(&inode.ino) {
+                self.past_end.push(inode.ino);
+            }
             return None;
         }
         let frags = match pointer.level {

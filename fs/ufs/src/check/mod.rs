@@ -13,13 +13,14 @@ mod inodes;
 mod reader;
 mod state;
 
+use crate::head::{read_head, read_super};
 use crate::layout::superblock::Superblock;
-use crate::open::{read_head, read_super};
 use ivers_block::Device;
 use ivers_vfs::check::{Findings, Memory, Place};
 use ivers_vfs::{Error, Result};
-use state::Checker;
 use std::sync::Arc;
+
+pub(crate) use state::{Checker, Directory};
 
 /// Checks a filesystem; `image` names it in errors. An error means that the check could not be done.
 pub fn check(device: Arc<dyn Device>, memory: Memory, image: &str) -> Result<Findings> {
@@ -33,14 +34,20 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, image: &str) -> Result<Fin
         }
         Err(error) => return Err(error),
     };
-    let mut checker = Checker::new(device, sb, memory)?;
+    let mut checker = survey(device, &sb, memory)?;
+    checker.find_paths()?;
+    Ok(checker.found)
+}
+
+/// Reads everything, and returns what was seen.
+pub(crate) fn survey(device: Arc<dyn Device>, sb: &Superblock, memory: Memory) -> Result<Checker> {
+    let mut checker = Checker::new(device, sb.clone(), memory)?;
     checker.check_superblock()?;
     checker.check_inodes()?;
     checker.check_directories()?;
     checker.check_links()?;
     checker.check_groups()?;
-    checker.find_paths()?;
-    Ok(checker.found)
+    Ok(checker)
 }
 
 /// Checks a device without a superblock. Returns what is wrong if there is a copy of one near its start.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// What is known of an inode.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// Entries of directories that refer to it.
     pub names: u32,
     pub links: u16,
@@ -22,7 +22,7 @@ pub(super) struct Seen {
 
 /// A directory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Directory {
+pub(crate) struct Directory {
     pub ino: u32,
     /// The directory that has a name for it; 0: none.
     pub parent: u32,
@@ -36,8 +36,8 @@ const FRAGMENTS_PER_BYTE: u64 = 4096;
 /// The type of directories in entries.
 pub(super) const DT_DIR: u8 = 4;
 
-pub(super) struct Checker {
-    pub reader: Arc<Reader>,
+pub(crate) struct Checker {
+    pub(super) reader: Arc<Reader>,
     pub sb: Superblock,
     memory: Memory,
     pub found: Findings,
@@ -47,14 +47,18 @@ pub(super) struct Checker {
     pub inodes: Vec<Option<Box<[Seen]>>>,
     /// In ascending order.
     pub directories: Vec<Directory>,
+    /// Inodes with pointers past their size.
+    pub past_end: Vec<u32>,
+    /// Inodes with a wrong `di_blocks`, and what it must be.
+    pub block_counts: Vec<(u32, u64)>,
 }
 
 impl Checker {
-    pub(super) fn new(device: Arc<dyn Device>, sb: Superblock, mut memory: Memory) -> Result<Self> {
+    pub(crate) fn new(device: Arc<dyn Device>, sb: Superblock, mut memory: Memory) -> Result<Self> {
         // What is allocated below, whatever is in use. A sparse image can claim to be very large.
         let groups = u64::from(sb.groups) * size_of::<Option<Box<[Seen]>>>() as u64;
         memory.keep(sb.size / FRAGMENTS_PER_BYTE + groups + sb.summary_bytes)?;
-        let fs_type = crate::open::fs_type(&sb);
+        let fs_type = crate::head::fs_type(&sb);
         Ok(Self {
             owned: Bits::new(sb.size),
             inodes: (0..sb.groups).map(|_| None).collect(),
@@ -63,6 +67,8 @@ impl Checker {
             memory,
             found: Findings::of(fs_type),
             directories: Vec::new(),
+            past_end: Vec::new(),
+            block_counts: Vec::new(),
         })
     }
 
@@ -75,14 +81,36 @@ impl Checker {
         let groups = self.inodes.iter().flatten().count();
         let inodes = groups * self.sb.inodes_per_group as usize * size_of::<Seen>();
         let vectors = self.inodes.capacity() * size_of::<Option<Box<[Seen]>>>()
-            + self.directories.capacity() * size_of::<Directory>();
+            + self.directories.capacity() * size_of::<Directory>()
+            + self.past_end.capacity() * size_of::<u32>()
+            + self.block_counts.capacity() * size_of::<(u32, u64)>();
         self.memory.keep((self.owned.bytes_kept() + inodes + vectors + more) as u64)
     }
 
     /// What is known of an inode; `None`: its group has none in use, or it does not exist.
-    pub(super) fn seen(&mut self, ino: u32) -> Option<&mut Seen> {
+    pub(crate) fn seen(&self, ino: u32) -> Option<&Seen> {
+        let (group, nth) = (ino / self.sb.inodes_per_group, ino % self.sb.inodes_per_group);
+        self.inodes.get(group as usize)?.as_ref()?.get(nth as usize)
+    }
+
+    /// As [`Checker::seen`], to change it.
+    pub(super) fn seen_mut(&mut self, ino: u32) -> Option<&mut Seen> {
         let (group, nth) = (ino / self.sb.inodes_per_group, ino % self.sb.inodes_per_group);
         self.inodes.get_mut(group as usize)?.as_mut()?.get_mut(nth as usize)
+    }
+
+    /// The inodes in use.
+    pub(crate) fn seen_inodes(&self) -> impl Iterator<Item = (u32, &Seen)> {
+        let groups = (0..).zip(&self.inodes).filter_map(|(group, inodes)| Some((group, inodes.as_ref()?)));
+        let inodes =
+            groups.flat_map(|(group, inodes)| (group * self.sb.inodes_per_group..).zip(inodes.iter()));
+        inodes.filter(|(_, seen)| seen.kind != 0)
+    }
+
+    /// What is known of a directory.
+    pub(crate) fn directory(&self, ino: u32) -> Option<&Directory> {
+        let nth = self.directories.binary_search_by_key(&ino, |dir| dir.ino).ok()?;
+        self.directories.get(nth)
     }
 
     /// Decodes an inode that is in use.

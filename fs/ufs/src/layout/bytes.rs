@@ -70,6 +70,49 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// The bytes of a structure that is written. What is past the end is not written: the caller gives structures
+/// their full length.
+#[derive(Debug)]
+pub struct FieldsMut<'a> {
+    bytes: &'a mut [u8],
+    order: ByteOrder,
+}
+
+impl<'a> FieldsMut<'a> {
+    /// Names the bytes of a structure.
+    pub fn new(bytes: &'a mut [u8], order: ByteOrder) -> Self {
+        Self { bytes, order }
+    }
+
+    fn put<const LEN: usize>(&mut self, at: usize, little: [u8; LEN], big: [u8; LEN]) {
+        let field = at.checked_add(LEN).and_then(|end| self.bytes.get_mut(at..end));
+        if let Some(field) = field {
+            field.copy_from_slice(if self.order == ByteOrder::Little { &little } else { &big });
+        }
+    }
+
+    /// Sets the 16-bit number at an offset.
+    pub fn u16(&mut self, at: usize, value: u16) {
+        self.put(at, value.to_le_bytes(), value.to_be_bytes());
+    }
+
+    /// Sets the 32-bit number at an offset.
+    pub fn u32(&mut self, at: usize, value: u32) {
+        self.put(at, value.to_le_bytes(), value.to_be_bytes());
+    }
+
+    /// Sets the 64-bit number at an offset.
+    pub fn u64(&mut self, at: usize, value: u64) {
+        self.put(at, value.to_le_bytes(), value.to_be_bytes());
+    }
+
+    /// Sets the [check hash](Fields::check_hash) of the structure, which is stored at an offset.
+    pub fn set_check_hash(&mut self, at: usize) {
+        let hash = Fields::new(self.bytes, self.order).check_hash(at);
+        self.u32(at, hash);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +125,23 @@ mod tests {
         assert_eq!((little.u32(1), big.u32(1)), (0x0504_0302, 0x0203_0405));
         assert_eq!((little.u64(0), big.u64(1)), (0x0807_0605_0403_0201, 0x0203_0405_0607_0809));
         assert_eq!((big.u64(2), big.u16(usize::MAX)), (0, 0));
+    }
+
+    #[test]
+    fn numbers_are_read_as_they_were_written() {
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            let mut bytes = [0; 16];
+            let mut written = FieldsMut::new(&mut bytes, order);
+            written.u16(0, 0x0102);
+            written.u32(2, 0x0304_0506);
+            written.u64(6, 0x0708_090A_0B0C_0D0E);
+            written.u32(13, u32::MAX);
+            let read = Fields::new(&bytes, order);
+            assert_eq!((read.u16(0), read.u32(2), read.u64(6)), (0x0102, 0x0304_0506, 0x0708_090A_0B0C_0D0E));
+            FieldsMut::new(&mut bytes, order).set_check_hash(4);
+            let read = Fields::new(&bytes, order);
+            assert_eq!(read.u32(4), read.check_hash(4));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Inodes as stored.
 
-use super::bytes::Fields;
+use super::bytes::{Fields, FieldsMut};
 use super::superblock::{DIRECT, Superblock, Version};
 use ivers_vfs::{Attr, FileType, InodeFlags, Timestamp};
 
@@ -11,15 +11,23 @@ const SF_SNAPSHOT: u32 = 0x0020_0000;
 /// The offset of `di_ckhash`.
 const CHECK_HASH_AT: usize = 244;
 
-/// Bits of `di_flags`, and what they are in Linux. Users (UF) and root (SF) have flags of their own.
-const FLAGS: [(u32, InodeFlags); 3] = [
-    (0x1, InodeFlags::NODUMP),
-    (0x2 | 0x2_0000, InodeFlags::IMMUTABLE),
-    (0x4 | 0x4_0000, InodeFlags::APPEND),
+/// The offset of the link count.
+const LINKS_AT: usize = 2;
+
+/// Bits of `di_flags`, what they are in Linux, and the bit that is set here. Users (UF) and root (SF) have
+/// flags of their own; in Linux, only root sets the last two.
+const FLAGS: [(u32, InodeFlags, u32); 3] = [
+    (0x1, InodeFlags::NODUMP, 0x1),
+    (0x2 | 0x2_0000, InodeFlags::IMMUTABLE, 0x2_0000),
+    (0x4 | 0x4_0000, InodeFlags::APPEND, 0x4_0000),
 ];
 
+/// The flags of Linux that an inode can store.
+pub const STORED_FLAGS: InodeFlags =
+    InodeFlags::NODUMP.union(InodeFlags::IMMUTABLE).union(InodeFlags::APPEND);
+
 /// An inode.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Dinode {
     /// Its number.
     pub ino: u32,
@@ -52,6 +60,20 @@ fn time(sec: i64, nsec: u32) -> Timestamp {
     Timestamp { sec, nsec: if nsec < 1_000_000_000 { nsec } else { 0 } }
 }
 
+/// The offset of the pointers, and of a link target in their place.
+fn pointers_at(sb: &Superblock) -> usize {
+    if sb.version == Version::Ufs1 { 40 } else { 112 }
+}
+
+/// Sets the link count in the bytes of an inode.
+pub fn set_links(bytes: &mut [u8], sb: &Superblock, links: u16) {
+    let mut fields = FieldsMut::new(bytes, sb.order);
+    fields.u16(LINKS_AT, links);
+    if sb.hashes_inodes() {
+        fields.set_check_hash(CHECK_HASH_AT);
+    }
+}
+
 impl Dinode {
     /// Decodes an inode. `None`: it is free.
     pub fn parse(bytes: &[u8], sb: &Superblock, ino: u32) -> Result<Option<Self>, String> {
@@ -74,7 +96,7 @@ impl Dinode {
         let is_short =
             inode.size < u64::from(sb.short_link_max) || (sb.short_link_max == 0 && inode.blocks_512 == 0);
         if kind == FileType::Symlink && is_short {
-            let start = if sb.version == Version::Ufs1 { 40 } else { 112 };
+            let start = pointers_at(sb);
             let area = &bytes[start..start + POINTERS * sb.pointer_size() as usize];
             let target = area.get(..inode.size as usize);
             inode.short_link = Some(target.ok_or("a link target does not fit into the inode")?.to_vec());
@@ -128,6 +150,21 @@ impl Dinode {
         }
     }
 
+    /// A free inode. It keeps the generation of the last file in its place.
+    pub fn free(ino: u32, generation: u32) -> Self {
+        Self { ino, generation, ..Self::default() }
+    }
+
+    /// Whether the bytes of an inode are those of one in use.
+    pub fn is_used(bytes: &[u8], sb: &Superblock) -> bool {
+        Fields::new(bytes, sb.order).u16(0) != 0
+    }
+
+    /// The generation in the bytes of an inode that may be free.
+    pub fn generation_in(bytes: &[u8], sb: &Superblock) -> u32 {
+        Fields::new(bytes, sb.order).u32(if sb.version == Version::Ufs1 { 108 } else { 80 })
+    }
+
     /// Its type.
     pub fn kind(&self) -> Option<FileType> {
         FileType::from_mode(self.mode.into())
@@ -150,7 +187,7 @@ impl Dinode {
     /// Its attributes.
     pub fn attr(&self) -> Attr {
         let kind = self.kind().unwrap_or(FileType::Regular);
-        let flags = FLAGS.iter().filter(|(bits, _)| self.flags & bits != 0);
+        let flags = FLAGS.iter().filter(|(bits, ..)| self.flags & bits != 0);
         let is_device = matches!(kind, FileType::CharDevice | FileType::BlockDevice);
         let [atime, mtime, ctime, birth] = self.times;
         Attr {
@@ -169,7 +206,79 @@ impl Dinode {
             ctime,
             // makefs stores none.
             btime: (birth != Timestamp::default()).then_some(birth),
-            flags: flags.fold(InodeFlags::empty(), |all, (_, flag)| all | *flag),
+            flags: flags.fold(InodeFlags::empty(), |all, (_, flag, _)| all | *flag),
+        }
+    }
+
+    /// Takes over attributes, but not the size and the space: those follow what is on the device.
+    pub fn set_attr(&mut self, attr: &Attr) {
+        self.mode = attr.mode() as u16;
+        self.links = attr.nlink.min(u16::MAX.into()) as u16;
+        self.owner = (attr.uid, attr.gid);
+        for (bits, flag, set) in FLAGS {
+            match (attr.flags.contains(flag), self.flags & bits != 0) {
+                (true, false) => self.flags |= set,
+                (false, true) => self.flags &= !bits,
+                _ => {}
+            }
+        }
+        self.times = [attr.atime, attr.mtime, attr.ctime, attr.btime.unwrap_or_default()];
+    }
+
+    /// Writes the inode into its place. Fields that this driver does not know stay as they are.
+    pub fn encode(&self, bytes: &mut [u8], sb: &Superblock) {
+        let mut fields = FieldsMut::new(bytes, sb.order);
+        fields.u16(0, self.mode);
+        fields.u16(LINKS_AT, self.links);
+        match sb.version {
+            Version::Ufs1 => self.encode_ufs1(&mut fields),
+            Version::Ufs2 => self.encode_ufs2(&mut fields),
+        }
+        if let Some(target) = &self.short_link {
+            let (start, len) = (pointers_at(sb), POINTERS * sb.pointer_size() as usize);
+            if let Some(area) = bytes.get_mut(start..start + len) {
+                area.fill(0);
+                area.iter_mut().zip(target).for_each(|(to, from)| *to = *from);
+            }
+        }
+        if sb.hashes_inodes() {
+            FieldsMut::new(bytes, sb.order).set_check_hash(CHECK_HASH_AT);
+        }
+    }
+
+    fn encode_ufs1(&self, fields: &mut FieldsMut<'_>) {
+        fields.u64(8, self.size);
+        for (at, time) in [16, 24, 32].into_iter().zip(self.times) {
+            fields.u32(at, time.sec as u32);
+            fields.u32(at + 4, time.nsec);
+        }
+        for (nth, &pointer) in self.pointers.iter().enumerate() {
+            fields.u32(40 + nth * 4, pointer as u32);
+        }
+        fields.u32(100, self.flags);
+        fields.u32(104, self.blocks_512 as u32);
+        fields.u32(108, self.generation);
+        fields.u32(112, self.owner.0);
+        fields.u32(116, self.owner.1);
+    }
+
+    fn encode_ufs2(&self, fields: &mut FieldsMut<'_>) {
+        fields.u32(4, self.owner.0);
+        fields.u32(8, self.owner.1);
+        fields.u64(16, self.size);
+        fields.u64(24, self.blocks_512);
+        for ((at, nsec_at), time) in [(32, 68), (40, 64), (48, 72), (56, 76)].into_iter().zip(self.times) {
+            fields.u64(at, time.sec as u64);
+            fields.u32(nsec_at, time.nsec);
+        }
+        fields.u32(80, self.generation);
+        fields.u32(88, self.flags);
+        fields.u32(92, self.attributes_size);
+        for (nth, &block) in self.attributes.iter().enumerate() {
+            fields.u64(96 + nth * 8, block);
+        }
+        for (nth, &pointer) in self.pointers.iter().enumerate() {
+            fields.u64(112 + nth * 8, pointer);
         }
     }
 }

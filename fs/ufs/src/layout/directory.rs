@@ -1,6 +1,6 @@
 //! Entries of directories.
 
-use super::bytes::{ByteOrder, Fields};
+use super::bytes::{ByteOrder, Fields, FieldsMut};
 use ivers_vfs::FileType;
 
 /// Directories consist of units of this size. No entry crosses the end of one, so that a unit is written as
@@ -52,9 +52,50 @@ pub fn entry(unit: &[u8], at: usize, order: ByteOrder) -> Result<(Option<Entry<'
     Ok((Some(Entry { ino, kind, name }), at + len))
 }
 
+/// Bytes that an entry with a name needs.
+pub fn entry_bytes(name_len: usize) -> usize {
+    (HEADER_BYTES + name_len + 1).next_multiple_of(4)
+}
+
+/// Bytes of the entry `.` of a new directory.
+pub const DOT_BYTES: usize = 12;
+/// The offset of the type in an entry.
+pub const KIND_AT: usize = 6;
+/// The offset of the length in an entry.
+pub const LENGTH_AT: usize = 4;
+
+/// Writes an entry that takes `len` bytes. Inode 0 with an empty name is free space.
+pub fn put_entry(bytes: &mut [u8], entry: Entry<'_>, len: usize, order: ByteOrder) {
+    let mut fields = FieldsMut::new(bytes, order);
+    fields.u32(0, entry.ino);
+    fields.u16(LENGTH_AT, len as u16);
+    if let Some(rest) = bytes.get_mut(KIND_AT..entry_bytes(entry.name.len())) {
+        rest.fill(0);
+        rest[0] = entry.kind;
+        rest[1] = entry.name.len() as u8;
+        rest[2..2 + entry.name.len()].copy_from_slice(entry.name);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn entries_are_read_as_they_were_written() {
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            let mut unit = [0xAA; UNIT_BYTES];
+            let name = [b'n'; NAME_MAX];
+            let long = Entry { ino: 7, kind: 8, name: &name };
+            let len = entry_bytes(NAME_MAX);
+            put_entry(&mut unit, long, len, order);
+            put_entry(&mut unit[len..], Entry { ino: 0, kind: 0, name: b"" }, UNIT_BYTES - len, order);
+            assert_eq!(entry(&unit, 0, order), Ok((Some(long), len)));
+            assert_eq!(entry(&unit, len, order), Ok((None, UNIT_BYTES)));
+        }
+        // The name ends with a zero byte.
+        assert_eq!([1, 3, 4].map(entry_bytes), [12, 12, 16]);
+    }
 
     fn unit(parts: &[(u32, u16, u8, &[u8])]) -> Vec<u8> {
         let mut unit = Vec::new();

@@ -6,19 +6,19 @@ use super::superblock::{Counts, GROUP_HEADER_BYTES, Superblock, Version};
 const MAGIC: u32 = 0x0009_0255;
 
 /// Offsets of fields.
-mod at {
-    pub(super) const CG_MAGIC: usize = 4;
-    pub(super) const CG_CGX: usize = 12;
-    pub(super) const CG_NDBLK: usize = 20;
-    pub(super) const CG_CS: usize = 24;
-    pub(super) const CG_FRSUM: usize = 52;
-    pub(super) const CG_IUSEDOFF: usize = 92;
-    pub(super) const CG_FREEOFF: usize = 96;
-    pub(super) const CG_CLUSTERSUMOFF: usize = 104;
-    pub(super) const CG_CLUSTEROFF: usize = 108;
-    pub(super) const CG_NCLUSTERBLKS: usize = 112;
-    pub(super) const CG_INITEDIBLK: usize = 120;
-    pub(super) const CG_CKHASH: usize = 132;
+pub(in crate::layout) mod at {
+    pub(in crate::layout) const CG_MAGIC: usize = 4;
+    pub(in crate::layout) const CG_CGX: usize = 12;
+    pub(in crate::layout) const CG_NDBLK: usize = 20;
+    pub(in crate::layout) const CG_CS: usize = 24;
+    pub(in crate::layout) const CG_FRSUM: usize = 52;
+    pub(in crate::layout) const CG_IUSEDOFF: usize = 92;
+    pub(in crate::layout) const CG_FREEOFF: usize = 96;
+    pub(in crate::layout) const CG_CLUSTERSUMOFF: usize = 104;
+    pub(in crate::layout) const CG_CLUSTEROFF: usize = 108;
+    pub(in crate::layout) const CG_NCLUSTERBLKS: usize = 112;
+    pub(in crate::layout) const CG_INITEDIBLK: usize = 120;
+    pub(in crate::layout) const CG_CKHASH: usize = 132;
 }
 
 /// A descriptor of a group.
@@ -45,7 +45,8 @@ impl<'a> Group<'a> {
         if fields.u32(at::CG_MAGIC) != MAGIC {
             return Err("the descriptor of the group has no magic".into());
         }
-        if sb.hashes_groups() {
+        // A descriptor has several sectors. A crash can leave some of them old, and then the hash is wrong.
+        if sb.hashes_groups() && sb.clean {
             let covered = Fields::new(bytes.get(..sb.group_bytes as usize).unwrap_or(bytes), sb.order);
             if covered.check_hash(at::CG_CKHASH) != fields.u32(at::CG_CKHASH) {
                 return Err("the descriptor of the group has a bad check hash".into());

@@ -7,6 +7,7 @@ mod bytes;
 pub mod dinode;
 pub mod directory;
 pub mod group;
+pub mod group_map;
 pub mod superblock;
 
-pub use bytes::{ByteOrder, Fields};
+pub use bytes::{ByteOrder, Fields, FieldsMut};

@@ -1,6 +1,6 @@
 //! The superblock: where it may be, its checks, and where structures are.
 
-use super::bytes::{ByteOrder, Fields};
+use super::bytes::{ByteOrder, Fields, FieldsMut};
 use ivers_vfs::{Error, Result};
 
 /// Bytes of a device at which the superblock may be, in the order in which FreeBSD looks for it.
@@ -30,6 +30,7 @@ pub mod at {
     pub const FS_DBLKNO: usize = 20;
     pub const FS_OLD_CGOFFSET: usize = 24;
     pub const FS_OLD_CGMASK: usize = 28;
+    pub const FS_OLD_TIME: usize = 32;
     pub const FS_OLD_SIZE: usize = 36;
     pub const FS_OLD_DSIZE: usize = 40;
     pub const FS_NCG: usize = 44;
@@ -47,9 +48,11 @@ pub mod at {
     pub const FS_OLD_CSTOTAL: usize = 192;
     pub const FS_CLEAN: usize = 209;
     pub const FS_OLD_FLAGS: usize = 211;
+    pub const FS_FSMNT: usize = 212;
     pub const FS_VOLNAME: usize = 680;
     pub const FS_SBLOCKLOC: usize = 1000;
     pub const FS_CSTOTAL: usize = 1008;
+    pub const FS_TIME: usize = 1072;
     pub const FS_SIZE: usize = 1080;
     pub const FS_DSIZE: usize = 1088;
     pub const FS_CSADDR: usize = 1096;
@@ -67,16 +70,22 @@ pub mod at {
 /// Bits of `fs_flags`.
 pub mod flags {
     #![allow(missing_docs)] // the names are the format's
+    pub const FS_UNCLEAN: u32 = 0x1;
     pub const FS_DOSOFTDEP: u32 = 0x2;
     pub const FS_NEEDSFSCK: u32 = 0x4;
     pub const FS_SUJ: u32 = 0x8;
     pub const FS_ACLS: u32 = 0x10;
+    pub const FS_MULTILABEL: u32 = 0x20;
     pub const FS_GJOURNAL: u32 = 0x40;
     /// In `fs_old_flags`: `fs_flags` is in use.
     pub const FS_FLAGS_UPDATED: u32 = 0x80;
     pub const FS_NFS4ACLS: u32 = 0x100;
     pub const FS_METACKHASH: u32 = 0x200;
+    pub const FS_TRIM: u32 = 0x400;
 }
+
+/// What `fs_fsmnt`, the directory on which the filesystem was mounted last, says while this driver writes.
+pub const MOUNTED_HERE: &[u8] = b"ivers\0";
 
 /// Bits of `fs_metackhash`: which structures have a check hash.
 mod hashed {
@@ -161,8 +170,12 @@ pub struct Superblock {
     pub total: Counts,
     /// Whether it was unmounted cleanly.
     pub clean: bool,
+    /// Whether this driver wrote it last, or writes it.
+    pub mounted_here: bool,
     /// [`flags`].
     pub flags: u32,
+    /// Whether [`flags`](Self::flags) are those of newer systems, which also keep the 64-bit fields of UFS1.
+    pub new_flags: bool,
     metackhash: u32,
     /// The label, without padding.
     pub label: Vec<u8>,
@@ -329,12 +342,14 @@ impl Superblock {
             cluster_lengths,
             short_link_max,
             total,
-            clean: fields.u8(at::FS_CLEAN) == 1,
+            clean: fields.u8(at::FS_CLEAN) == 1 && flags & flags::FS_UNCLEAN == 0,
+            mounted_here: bytes[at::FS_FSMNT..].starts_with(MOUNTED_HERE),
             flags,
+            new_flags: moved,
             metackhash,
             label: label.split(|&byte| byte == 0).next().unwrap_or_default().to_vec(),
             id: [field(at::FS_ID), field(at::FS_ID + 4)],
-            snapshots: if is_ufs1 { Vec::new() } else { snapshots.take_while(|&ino| ino != 0).collect() },
+            snapshots: if moved { snapshots.take_while(|&ino| ino != 0).collect() } else { Vec::new() },
         })
     }
 
@@ -373,6 +388,16 @@ impl Superblock {
     /// The number of inodes, with those that are never used.
     pub fn inodes(&self) -> u32 {
         self.groups * self.inodes_per_group
+    }
+
+    /// Whether some structures have check hashes.
+    pub fn has_check_hashes(&self) -> bool {
+        self.metackhash != 0
+    }
+
+    /// Whether the superblock has a check hash.
+    pub fn hashes_superblock(&self) -> bool {
+        self.metackhash & hashed::CK_SUPERBLOCK != 0
     }
 
     /// Whether groups have a check hash.
@@ -425,6 +450,47 @@ impl Superblock {
         (start..self.structure(group, 3)).contains(&fragment) || summary.contains(&fragment)
     }
 
+    /// Writes the counts of all groups, and the time of the last change, into the bytes of a superblock.
+    pub fn put_counts(&self, bytes: &mut [u8], total: &Counts, seconds: Option<i64>) {
+        let mut fields = FieldsMut::new(bytes, self.order);
+        let counts = [total.dirs, total.free_blocks, total.free_inodes, total.free_frags];
+        for (nth, count) in counts.into_iter().enumerate() {
+            fields.u64(at::FS_CSTOTAL + nth * 8, count);
+            if self.version == Version::Ufs1 {
+                fields.u32(at::FS_OLD_CSTOTAL + nth * 4, count.min(u32::MAX.into()) as u32);
+            }
+        }
+        if let Some(seconds) = seconds {
+            fields.u64(at::FS_TIME, seconds as u64);
+            if self.version == Version::Ufs1 {
+                fields.u32(at::FS_OLD_TIME, seconds as u32);
+            }
+        }
+    }
+
+    /// Marks the bytes of a superblock as those of a filesystem that is being written, or that was closed
+    /// cleanly. Without the flag FS_NEEDSFSCK, fsck_ffs of FreeBSD would only replay a journal that knows
+    /// nothing of our changes.
+    pub fn put_mark(&self, bytes: &mut [u8], dirty: bool) {
+        let journal = flags::FS_SUJ | flags::FS_GJOURNAL;
+        let needs_fsck = if dirty && self.flags & journal != 0 { flags::FS_NEEDSFSCK } else { 0 };
+        let flags = self.flags & !(flags::FS_UNCLEAN | flags::FS_NEEDSFSCK) | needs_fsck;
+        bytes[at::FS_CLEAN] = u8::from(!dirty);
+        bytes[at::FS_FSMNT..at::FS_FSMNT + MOUNTED_HERE.len()].copy_from_slice(MOUNTED_HERE);
+        let mut fields = FieldsMut::new(bytes, self.order);
+        if self.new_flags {
+            fields.u32(at::FS_FLAGS, flags);
+        }
+        if self.hashes_superblock() {
+            fields.set_check_hash(at::FS_CKHASH);
+        }
+    }
+
+    /// The group of a fragment.
+    pub fn group_of(&self, fragment: u64) -> u32 {
+        (fragment / u64::from(self.frags_per_group)) as u32
+    }
+
     /// Fragments of the summary area.
     pub fn summary_frags(&self) -> u64 {
         self.summary_bytes.div_ceil(self.fragment_size.into())
@@ -442,6 +508,25 @@ impl Superblock {
 }
 
 impl Counts {
+    fn each(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            dirs: op(self.dirs, other.dirs),
+            free_blocks: op(self.free_blocks, other.free_blocks),
+            free_inodes: op(self.free_inodes, other.free_inodes),
+            free_frags: op(self.free_frags, other.free_frags),
+        }
+    }
+
+    /// Returns the sums with other counts.
+    pub fn plus(&self, other: &Self) -> Self {
+        self.each(other, u64::saturating_add)
+    }
+
+    /// Returns the differences to other counts.
+    pub fn minus(&self, other: &Self) -> Self {
+        self.each(other, u64::saturating_sub)
+    }
+
     /// Decodes the counts of a group.
     pub fn parse(fields: &Fields<'_>, at: usize) -> Self {
         let [dirs, free_blocks, free_inodes, free_frags] =

@@ -1,5 +1,7 @@
 //! Images that makefs makes, and their trees.
 
+#[path = "../../../xfs/tests/common/storm.rs"]
+pub mod storm;
 #[path = "../../../xfs/tests/common/trees.rs"]
 pub mod trees;
 
@@ -16,9 +18,9 @@ use std::time::{Duration, UNIX_EPOCH};
 pub use trees::*;
 
 /// A kind of image: a name and options of makefs.
-pub type Kind = (&'static str, &'static [&'static str]);
+pub type Kind<'a> = (&'static str, &'a [&'static str]);
 
-pub const KINDS: &[Kind] = &[
+pub const KINDS: &[Kind<'static>] = &[
     ("ufs1", &["-s", "16m", "-o", "version=1"]),
     ("ufs2", &["-s", "16m", "-o", "version=2"]),
     ("ufs1 big-endian", &["-s", "16m", "-B", "be", "-o", "version=1"]),
@@ -76,7 +78,7 @@ pub fn makefs(image: &Path, options: &[&str], tree: &Path) {
 }
 
 /// Makes an image with the tree of [`fill`].
-pub fn image_of(kind: &Kind) -> Vec<u8> {
+pub fn image_of(kind: &Kind<'_>) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     fill(&dir.path().join("tree"));
     makefs(&dir.path().join("image"), kind.1, &dir.path().join("tree"));
@@ -117,6 +119,19 @@ pub fn mount(path: &Path) -> Arc<Vfs> {
 pub fn superblock(image: &[u8]) -> Superblock {
     let at = superblock::find(image).unwrap();
     Superblock::parse(&image[at as usize..], at, image.len() as u64, "image").unwrap()
+}
+
+/// Mounts a device for writing. Nothing is written in the background.
+pub fn mount_writable(device: Arc<dyn Device>) -> Arc<Vfs> {
+    let fs = open(device).unwrap();
+    assert_eq!(fs.health().read_only, None);
+    Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+/// Checks that our checker finds nothing.
+pub fn assert_clean(device: Arc<dyn Device>, what: &str) {
+    let found = ivers_ufs::check::check(device, ivers_vfs::check::Memory::unlimited(), what).unwrap();
+    assert!(found.is_clean() && found.notes().is_empty(), "{what}: {found:#?}");
 }
 
 /// The byte of a little-endian UFS2 image at which the inode of a path is stored.

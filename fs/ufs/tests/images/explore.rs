@@ -1,0 +1,140 @@
+//! Every crash point of many workloads (see `ivers_crash`): a crash leaves only what `docs/ufs.md` lists, and
+//! recovery makes a filesystem in which the checker finds nothing.
+//!
+//! `IVERS_CRASH_STATES` bounds the number of states of each kind of filesystem. `IVERS_CRASH_SEED` chooses
+//! the sample. `IVERS_CRASH_WORKLOAD` runs the workload that a report names. `IVERS_CRASH_VIOLATIONS` is the
+//! number of violations that ends a run.
+
+use crate::common::*;
+use ivers_block::{Device, MemDevice};
+use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_ufs::check::check;
+use ivers_ufs::layout::group::Group;
+use ivers_ufs::{OpenOptions, Ufs};
+use ivers_vfs::check::Memory;
+use ivers_vfs::{Error, FileSystem};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A kind of filesystem. Its fragments are sectors, because the driver assumes that no fragment is torn.
+#[derive(Clone)]
+struct Kind {
+    name: &'static str,
+    image: Arc<Vec<u8>>,
+}
+
+const OPTIONS: [(&str, &[&str]); 2] = [
+    ("UFS1", &["-s", "4m", "-o", "version=1,bsize=4096,fsize=512", "-f", "500"]),
+    ("UFS2", &["-s", "4m", "-o", "version=2,bsize=4096,fsize=512", "-f", "500"]),
+];
+
+/// Fills what is free with bytes that no workload writes, so that a leak shows.
+fn fill_free_space(image: &mut [u8]) {
+    let sb = superblock(image);
+    let size = sb.fragment_size as usize;
+    for group in 0..sb.groups {
+        let at = sb.structure(group, 1) as usize * size;
+        let descriptor = image[at..at + sb.block_size as usize].to_vec();
+        let parsed = Group::parse(&descriptor, &sb, group).unwrap();
+        for nth in (0..sb.group_frags(group)).filter(|&nth| parsed.is_frag_free(nth)) {
+            let start = (sb.group_base(group) + nth) as usize * size;
+            image[start..start + size].fill(0xEE);
+        }
+    }
+}
+
+fn empty(options: &[&str]) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
+    std::fs::create_dir(&tree).unwrap();
+    makefs(&image, options, &tree);
+    let mut image = std::fs::read(image).unwrap();
+    fill_free_space(&mut image);
+    image
+}
+
+impl Target for Kind {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn format(&self) -> anyhow::Result<MemDevice> {
+        Ok(MemDevice::from_bytes(&self.image))
+    }
+
+    fn open(&self, device: Arc<dyn Device>, _: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
+        let fs = Ufs::open(device, OpenOptions::default())?;
+        match fs.health().read_only {
+            None => Ok(fs),
+            Some(why) => Err(Error::corrupt(why, "after recovery")),
+        }
+    }
+
+    fn promises(&self) -> Promises {
+        Promises {
+            ordered_names: false,
+            lasting_numbers: true,
+            crash_safe_values: false,
+            generations: true,
+            only_values: false,
+        }
+    }
+
+    fn check(&self, image: &Path) -> anyhow::Result<()> {
+        let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
+        let found = check(device, Memory::unlimited(), "image").map_err(anyhow::Error::msg)?;
+        anyhow::ensure!(found.is_clean() && found.notes().is_empty(), "the checker: {found:?}");
+        Ok(())
+    }
+
+    fn repair(&self, _image: &Path) -> anyhow::Result<Repaired> {
+        anyhow::bail!("no other tool repairs these filesystems here")
+    }
+
+    fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
+        None
+    }
+}
+
+fn workloads(seed: u64) -> Vec<Workload> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut mixed: Vec<Workload> =
+        (0..Workload::sequences(2)).map(|nth| Workload::sequence(2, nth)).collect();
+    let threes = Workload::sequences(3);
+    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
+    mixed.extend((0..300).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
+    mixed.shuffle(&mut rng);
+    mixed.splice(0..0, (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)));
+    mixed
+}
+
+#[test]
+fn crash_leaves_only_what_recovery_repairs() {
+    if !have_makefs() {
+        return;
+    }
+    let states = env("IVERS_CRASH_STATES").unwrap_or(400);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    for (name, options) in OPTIONS {
+        let workloads = match &only {
+            Some(name) => vec![Workload::by_name(name).expect("the name of a workload, as in a report")],
+            None => workloads(seed),
+        };
+        let explorer = Explorer {
+            workloads,
+            whole: 10,
+            unmount_one_in: 4,
+            most_states: states,
+            fsck_first_every: 0,
+            ..Explorer::new(Kind { name, image: Arc::new(empty(options)) }, seed)
+        };
+        let summary = explorer.run().expect("the explorer runs");
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "a crash state violated a promise: see above");
+        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
+    }
+}

@@ -1,0 +1,47 @@
+//! What ivers wrote, read by sleuthkit.
+
+use crate::common::storm::Storm;
+use crate::common::*;
+use crate::read::sleuthkit_names;
+use ivers_block::MemDevice;
+use ivers_oracle::have_programs;
+use ivers_vfs::Cred;
+use std::sync::Arc;
+
+/// The kinds that sleuthkit reads: UFS2 of makefs has its superblock where it does not look.
+fn readable() -> impl Iterator<Item = &'static Kind<'static>> {
+    KINDS.iter().filter(|(name, _)| name.starts_with("ufs1"))
+}
+
+/// Changes a small image at random.
+pub fn changed(kind: &Kind<'static>) -> Vec<u8> {
+    let smaller = |word: &&'static str| if word.ends_with('m') { "10m" } else { *word };
+    let options: Vec<_> = kind.1.iter().map(smaller).collect();
+    let device = Arc::new(MemDevice::from_bytes(&image_of(&(kind.0, &options))));
+    let mut storm = Storm::of(mount_writable(device.clone()), 5);
+    (0..600).for_each(|_| storm.step());
+    storm.unmount();
+    device.to_bytes()
+}
+
+#[test]
+fn sleuthkit_finds_the_names_that_ivers_wrote() {
+    if !have_makefs() || !have_programs(&["fls"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for kind in readable() {
+        let image = changed(kind);
+        std::fs::write(&path, &image).unwrap();
+        let vfs = mount_device(memory(&image)).unwrap();
+        let ino = |path: &str| vfs.resolve(&Cred::root(), path, false).unwrap().ino.0;
+        let mut ours: Vec<_> =
+            our_tree(&vfs, false).unwrap().into_keys().map(|path| (ino(&path), path)).collect();
+        ours.sort();
+        let mut theirs = sleuthkit_names(&path);
+        // Sleuthkit also lists names that were removed, as those of inode 0.
+        theirs.retain(|(ino, _)| *ino != 0);
+        assert_eq!(ours, theirs, "{}", kind.0);
+    }
+}

@@ -1,0 +1,69 @@
+//! Images are changed, and have the tree of a model; the checker finds nothing. `IVERS_SEED` and
+//! `IVERS_STEPS` replay and lengthen a run, `IVERS_KIND` selects a kind, `IVERS_CHECK_EACH` compares the
+//! model after each so many steps.
+
+use crate::common::storm::Storm;
+use crate::common::*;
+use ivers_block::MemDevice;
+use std::sync::Arc;
+
+fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
+}
+
+fn storm(name: &str, image: &[u8], steps: u64) -> usize {
+    let (seed, check_each) = (number("IVERS_SEED", 1), number("IVERS_CHECK_EACH", 0));
+    println!("{name}: IVERS_SEED={seed} IVERS_STEPS={steps}");
+    let device = Arc::new(MemDevice::from_bytes(image));
+    let mut storm = Storm::of(mount_writable(device.clone()), seed);
+    for round in 0..3 {
+        let what = format!("{name}, seed {seed}, round {round}");
+        for step in 0..steps {
+            if step % 5 == 0 {
+                storm.step_in_file()
+            } else {
+                storm.step()
+            }
+            if check_each > 0 && step % check_each == 0 {
+                storm.check(&format!("{what}, step {step}"));
+            }
+        }
+        storm.check(&what);
+        let before = storm.values();
+        storm.vfs().sync().unwrap();
+        assert_eq!(storm.values(), before, "{what}: C3");
+        storm.unmount();
+        assert_clean(device.clone(), &what);
+        storm.mount(mount_writable(device.clone()));
+        storm.check(&format!("{what}, mounted again"));
+    }
+    storm.unmount();
+    storm.full
+}
+
+#[test]
+fn random_changes_of_all_kinds() {
+    if !have_makefs() {
+        return;
+    }
+    let only = std::env::var("IVERS_KIND").ok();
+    for kind in KINDS.iter().filter(|kind| only.as_deref().is_none_or(|only| only == kind.0)) {
+        let larger = |word: &&'static str| if word.ends_with('m') { "192m" } else { *word };
+        let options: Vec<_> = kind.1.iter().map(larger).chain(["-f", "5000"]).collect();
+        let full = storm(kind.0, &image_of(&(kind.0, &options)), number("IVERS_STEPS", 400));
+        // Extended attributes have two blocks at most.
+        assert!(full < 10, "{}: {full} steps without space", kind.0);
+    }
+}
+
+#[test]
+fn random_changes_of_full_images() {
+    if !have_makefs() {
+        return;
+    }
+    let only = std::env::var("IVERS_KIND").ok();
+    for kind in KINDS.iter().filter(|kind| only.as_deref().is_none_or(|only| only == kind.0)) {
+        let full = storm(kind.0, &image_of(kind), number("IVERS_STEPS", 400));
+        println!("{}: {full} steps without space", kind.0);
+    }
+}
