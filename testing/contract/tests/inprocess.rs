@@ -1,5 +1,5 @@
-//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS and FAT in this process. `IVERS_SEED` replays a
-//! run, `IVERS_STEPS` sets its length.
+//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS, FAT and UFS in this process. `IVERS_SEED`
+//! replays a run, `IVERS_STEPS` sets its length.
 
 mod common;
 
@@ -114,6 +114,26 @@ fn fat_keeps_the_contract() {
             for hold_inodes in [true, false] {
                 let report =
                     hold(&mut || fat(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
+                let checked = |promise| report.tallies.of(promise).checked;
+                assert!(checked(Promise::Data) > 100, "{report:?}");
+                assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ufs_keeps_the_contract() {
+    if !ivers_oracle::have_programs(&["makefs"]) {
+        return;
+    }
+    for (name, args) in UFSES {
+        let base = Arc::new(new_ufs(args));
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT, LAZYVERSION].into_iter().enumerate() {
+            for hold_inodes in [true, false] {
+                let report =
+                    hold(&mut || ufs(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
                 let checked = |promise| report.tallies.of(promise).checked;
                 assert!(checked(Promise::Data) > 100, "{report:?}");
                 assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
@@ -262,6 +282,17 @@ fn concurrent_actors_on_fat_keep_the_contract() {
     for (name, args) in FATS {
         let base = Arc::new(vfat(args));
         hold_each_way(|how| fat(name, &base, how, true));
+    }
+}
+
+#[test]
+fn concurrent_actors_on_ufs_keep_the_contract() {
+    if !ivers_oracle::have_programs(&["makefs"]) {
+        return;
+    }
+    for (name, args) in UFSES {
+        let base = Arc::new(new_ufs(args));
+        hold_each_way(|how| ufs(name, &base, how, true));
     }
 }
 

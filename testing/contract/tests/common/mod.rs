@@ -280,6 +280,37 @@ pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProce
     Box::new(subject.without_modes())
 }
 
+/// Kinds of UFS: options of makefs.
+pub const UFSES: [(&str, &[&str]); 3] = [
+    ("UFS1", &["-o", "version=1"]),
+    ("UFS2", &["-o", "version=2"]),
+    ("UFS2, big-endian, 4 KiB blocks", &["-B", "be", "-o", "version=2,bsize=4096,fsize=512"]),
+];
+
+/// Returns an empty UFS, made by makefs.
+pub fn new_ufs(args: &[&str]) -> Vec<u8> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
+    std::fs::create_dir(&tree).expect("a folder");
+    let words = ["-t", "ffs", "-s", "96m", "-f", "20000"].iter().chain(args).map(std::ffi::OsStr::new);
+    ivers_oracle::run("makefs", words.chain([image.as_os_str(), tree.as_os_str()])).expect("makefs");
+    std::fs::read(image).expect("the image")
+}
+
+pub fn open_ufs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
+    let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
+    ivers_ufs::Ufs::open(device, ivers_ufs::OpenOptions { common }).expect("it opens")
+}
+
+/// Mounts UFS on a device in memory.
+pub fn ufs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    Box::new(InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
+        let budget = how.budget();
+        how.mount(open_ufs(how.device(&device), budget.clone()), budget)
+    }))
+}
+
 /// Returns whether FUSE tests can run. Under CI a missing FUSE is a failure, otherwise a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
