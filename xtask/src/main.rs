@@ -126,6 +126,7 @@ fn test() -> bool {
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
         ("makefs", "makefs"),
+        ("mkfs.ocfs2", "ocfs2-tools"),
         ("fls", "sleuthkit"),
         ("mandoc", "mandoc"),
         ("man", "man-db"),

@@ -10,6 +10,7 @@
 //! | [`read_image()`] | none: the bytes of an image |
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
+//! | [`ocfs2`] | ocfs2-tools, and Linux in an emulated machine |
 //! | [`xfs`] | xfsprogs, and the kernel's own driver |
 //! | [`tree()`] | none: a digest of a tree, equal for equal trees on any server |
 
@@ -23,6 +24,7 @@ pub mod fat;
 mod image;
 pub mod kernel;
 pub mod machine;
+pub mod ocfs2;
 pub mod tree;
 pub mod xfs;
 
@@ -30,6 +32,7 @@ pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_counter};
 pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};
 pub use image::read_image;
 pub use kernel::LoopMount;
+pub use ocfs2::{OCFS2_PROGRAMS, Ocfs2Machine, can_fill_ocfs2, fsck_ocfs2, mkfs_ocfs2};
 pub use tree::{TreeOptions, tree};
 
 use std::collections::BTreeSet;

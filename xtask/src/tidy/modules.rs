@@ -140,7 +140,7 @@ fn folders_with_modules(source: &Path, folder: &str, found: &mut Vec<String>) {
 
 /// Crates whose modules are ordered: each folder has an order here, from the lowest module to the highest, or
 /// is in [`NOT_YET_ORDERED`].
-const ORDERS: [(&str, &[(&str, &str)]); 12] = [
+const ORDERS: [(&str, &[(&str, &str)]); 13] = [
     (
         "serve/nfsd/src",
         &[
@@ -248,6 +248,14 @@ const ORDERS: [(&str, &[(&str, &str)]); 12] = [
             ),
             ("layout", "bytes superblock group group_map dinode directory"),
             ("check", "reader state inodes directories groups"),
+        ],
+    ),
+    (
+        "fs/ocfs2/src",
+        &[
+            ("", "layout volume map file dir xattr system open driver check"),
+            ("layout", "bytes blockcheck shape superblock extents group dinode directory xattr"),
+            ("check", "state inodes xattrs chains refcounts directories"),
         ],
     ),
     (

@@ -1,0 +1,114 @@
+//! The checksum of a structure: a CRC-32, and a Hamming code that can mend one bit.
+//!
+//! `struct ocfs2_block_check` has `bc_crc32e` (32 bits) and `bc_ecc` (16 bits). Both are computed with the
+//! structure's own 8 bytes as zeros. The CRC is that of IEEE 802.3 without the final inversion.
+//!
+//! The code gives each bit of the block, in the order of its bytes from the lowest bit on, the next number
+//! from 1 on that is not a power of two. `bc_ecc` is the exclusive or of the numbers of all set bits. If one
+//! bit is wrong, the stored and the computed value differ by its number.
+
+use super::bytes::{u16_at, u32_at};
+use crc::{CRC_32_JAMCRC, Crc, Table};
+
+const CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_JAMCRC);
+
+/// Bytes of a `struct ocfs2_block_check`.
+pub const CHECK_BYTES: usize = 8;
+
+/// The offset of `i_check` in an inode, and so in the superblock.
+pub const INODE_CHECK_AT: usize = 0x80;
+
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The checksum is right.
+    Good,
+    /// One bit was wrong. These are the right bytes.
+    Mended(Vec<u8>),
+    /// More is wrong than the code can mend.
+    Bad,
+}
+
+fn crc(bytes: &[u8], check_at: usize) -> u32 {
+    let mut digest = CRC.digest();
+    digest.update(&bytes[..check_at]);
+    digest.update(&[0; CHECK_BYTES]);
+    digest.update(&bytes[check_at + CHECK_BYTES..]);
+    digest.finalize()
+}
+
+/// The number of a bit in the code.
+fn number_of(bit: usize) -> usize {
+    let mut number = bit + 1;
+    let mut power = 1;
+    while power <= number {
+        number += 1;
+        power *= 2;
+    }
+    number
+}
+
+/// The bit of a number; `None`: it is a power of two, which no bit has.
+fn bit_of(number: usize) -> Option<usize> {
+    let powers = number.checked_ilog2()? as usize + 1;
+    (!number.is_power_of_two()).then(|| number - 1 - powers)
+}
+
+fn hamming(bytes: &[u8], check_at: usize) -> u16 {
+    let is_data = |at: &usize| !(check_at..check_at + CHECK_BYTES).contains(at);
+    let bits = (0..bytes.len()).filter(is_data).flat_map(|at| (0..8).map(move |bit| (at, bit)));
+    let set = bits.filter(|&(at, bit)| bytes[at] >> bit & 1 == 1);
+    set.fold(0, |code, (at, bit)| code ^ number_of(at * 8 + bit)) as u16
+}
+
+/// Returns the check of a structure, as it must be at `check_at`.
+pub fn compute(bytes: &[u8], check_at: usize) -> [u8; CHECK_BYTES] {
+    let mut check = [0; CHECK_BYTES];
+    check[..4].copy_from_slice(&crc(bytes, check_at).to_le_bytes());
+    check[4..6].copy_from_slice(&hamming(bytes, check_at).to_le_bytes());
+    check
+}
+
+/// Compares a structure with its check at `check_at`.
+pub fn verify(bytes: &[u8], check_at: usize) -> Verdict {
+    let stored = u32_at(bytes, check_at);
+    if crc(bytes, check_at) == stored {
+        return Verdict::Good;
+    }
+    let number = usize::from(u16_at(bytes, check_at + 4) ^ hamming(bytes, check_at));
+    let Some(bit) = bit_of(number).filter(|bit| bit / 8 < bytes.len()) else { return Verdict::Bad };
+    let mut mended = bytes.to_vec();
+    mended[bit / 8] ^= 1 << (bit % 8);
+    if crc(&mended, check_at) == stored { Verdict::Mended(mended) } else { Verdict::Bad }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_have_the_numbers_that_are_no_powers_of_two() {
+        let numbers: Vec<_> = (0..12).map(number_of).collect();
+        assert_eq!(numbers, [3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17]);
+        assert!((0..40_000).all(|bit| bit_of(number_of(bit)) == Some(bit)));
+        assert_eq!((bit_of(0), bit_of(1), bit_of(64)), (None, None, None));
+    }
+
+    #[test]
+    fn one_bit_is_mended_and_more_are_not() {
+        let mut block: Vec<u8> = (0..512u32).map(|at| (at * 7 + at / 3) as u8).collect();
+        let check = compute(&block, 0x80);
+        block[0x80..0x88].copy_from_slice(&check);
+        assert_eq!(verify(&block, 0x80), Verdict::Good);
+        for bit in [0, 77, 1023, 0x88 * 8, 4095] {
+            let mut wrong = block.clone();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(verify(&wrong, 0x80), Verdict::Mended(block.clone()), "bit {bit}");
+            wrong[(bit / 8) ^ 1] ^= 4;
+            assert_eq!(verify(&wrong, 0x80), Verdict::Bad, "bit {bit}");
+        }
+        // A wrong checksum is no wrong bit of the block.
+        block[0x80] ^= 1;
+        assert_eq!(verify(&block, 0x80), Verdict::Bad);
+    }
+}

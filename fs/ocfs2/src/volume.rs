@@ -1,0 +1,122 @@
+//! The open filesystem, its blocks and inodes.
+
+use crate::layout::blockcheck::{self, Verdict};
+use crate::layout::dinode::Dinode;
+use crate::layout::shape::{DINODE, Shape};
+use crate::layout::superblock::{SUPERBLOCK, Superblock, incompat};
+use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Contents};
+use ivers_vfs::sync::atomic::{AtomicU64, Ordering};
+use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result};
+use std::sync::Arc;
+
+/// An open OCFS2. It is only read.
+pub struct Ocfs2 {
+    pub(crate) sb: Superblock,
+    /// The image's name in errors.
+    pub(crate) place: String,
+    /// Shared with a journal, once there is a writer.
+    pub(crate) cache: Arc<BufferCache>,
+    /// Why nothing can be changed.
+    pub(crate) read_only: String,
+    /// How it was closed, for users.
+    pub(crate) state: String,
+    /// The inode of the bitmap of clusters.
+    pub(crate) global_bitmap: u64,
+    /// Blocks that had one wrong bit, which is right in memory.
+    pub(crate) mended: AtomicU64,
+}
+
+/// What is kept with an inode.
+pub(crate) struct Private {
+    pub dinode: Dinode,
+    /// The byte of a directory after the entry that was found last. The next lookup begins there: programs
+    /// look names up in the order in which they were listed.
+    pub after_last: AtomicU64,
+}
+
+pub(crate) fn private_of(inode: &Inode) -> &Private {
+    inode.private()
+}
+
+pub(crate) fn dinode_of(inode: &Inode) -> &Dinode {
+    &private_of(inode).dinode
+}
+
+impl Ocfs2 {
+    /// Damage of an inode.
+    pub(crate) fn corrupt(&self, ino: u64, what: impl Into<String>) -> Error {
+        Error::corrupt(what, format!("{}, inode {ino}", self.place))
+    }
+
+    /// Damage of a block.
+    pub(crate) fn corrupt_block(&self, block: u64, what: impl Into<String>) -> Error {
+        Error::corrupt(what, format!("{}, block {block}", self.place))
+    }
+
+    /// Reads a block, and verifies the checksum of the structure in it once.
+    pub(crate) fn block(&self, number: u64, check_at: usize) -> Result<BufferRead> {
+        if number <= SUPERBLOCK || number >= self.sb.blocks() {
+            let what = format!("block {number} is outside the filesystem");
+            return Err(Error::corrupt(what, self.place.clone()));
+        }
+        let buffer = self.cache.get(BlockNo(number))?;
+        if self.sb.has(incompat::META_ECC) && !buffer.is_verified() {
+            self.verify(&buffer, number, check_at)?;
+        }
+        Ok(buffer.read())
+    }
+
+    fn verify(&self, buffer: &Buffer, number: u64, check_at: usize) -> Result<()> {
+        let before = buffer.read();
+        match blockcheck::verify(&before, check_at) {
+            Verdict::Good => {}
+            Verdict::Bad => return Err(self.corrupt_block(number, "bad checksum; run fsck.ocfs2")),
+            Verdict::Mended(bytes) => {
+                log::warn!("{}: block {number}: one bit was wrong, and is mended in memory", self.place);
+                self.mended.fetch_add(1, Ordering::Relaxed);
+                // If another thread was faster, the contents are its mended ones.
+                let _ = buffer.replace_if_unchanged(&before, Contents::new(bytes, self.cache.budget()));
+            }
+        }
+        buffer.set_verified();
+        Ok(())
+    }
+
+    /// Reads a structure of a block, and checks what all structures have.
+    pub(crate) fn structure(&self, number: u64, shape: &Shape) -> Result<BufferRead> {
+        let bytes = self.block(number, shape.check_at)?;
+        shape.check(&bytes, number, self.sb.generation).map_err(|what| self.corrupt_block(number, what))?;
+        Ok(bytes)
+    }
+
+    /// Reads an inode and its block, whether it is in use or not.
+    pub(crate) fn any_dinode(&self, ino: u64) -> Result<(Dinode, BufferRead)> {
+        let bytes = self.structure(ino, &DINODE)?;
+        let dinode = Dinode::parse(&bytes, ino, &self.sb).map_err(|what| self.corrupt(ino, what))?;
+        Ok((dinode, bytes))
+    }
+
+    /// Reads an inode that is in use, and its block. A free one is [`NameError::Stale`].
+    pub(crate) fn dinode(&self, ino: u64) -> Result<(Dinode, BufferRead)> {
+        let found = self.any_dinode(ino)?;
+        if found.0.is_valid() { Ok(found) } else { Err(NameError::Stale.into()) }
+    }
+
+    pub(crate) fn load(&self, ino: u64) -> Result<LoadedInode> {
+        // A number from outside may be that of any block.
+        if ino <= SUPERBLOCK || ino >= self.sb.blocks() {
+            return Err(NameError::Stale.into());
+        }
+        let dinode = self.dinode(ino)?.0;
+        if dinode.kind() == Some(FileType::Directory) {
+            self.check_directory(&dinode)?;
+        }
+        Ok(LoadedInode {
+            ino: Ino(ino),
+            generation: dinode.generation,
+            attr: dinode.attr(&self.sb),
+            counter: InitialCounter::NotStored,
+            private: Box::new(Private { dinode, after_last: AtomicU64::new(0) }),
+        })
+    }
+}

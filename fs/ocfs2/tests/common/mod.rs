@@ -1,0 +1,143 @@
+//! Images, and their trees.
+
+use flate2::read::DeflateDecoder;
+use ivers_block::{Device, MemDevice};
+use ivers_ocfs2::layout::superblock::{self, Superblock};
+use ivers_ocfs2::{Ocfs2, OpenOptions};
+use ivers_vfs::*;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Images of the fuzz target, made by `testing/fuzz-targets/examples/ocfs2_bases.rs`: blocks of 1 KiB in
+/// clusters of 4 KiB; blocks of 512 bytes with checksums; one that was not unmounted.
+pub const PLAIN: &[u8] = include_bytes!("../../../../testing/fuzz-targets/bases/ocfs2.z");
+pub const SUMS: &[u8] = include_bytes!("../../../../testing/fuzz-targets/bases/ocfs2_sums.z");
+pub const DIRTY: &[u8] = include_bytes!("../../../../testing/fuzz-targets/bases/ocfs2_dirty.z");
+
+pub fn unpack(packed: &[u8]) -> Vec<u8> {
+    let mut image = Vec::new();
+    DeflateDecoder::new(packed).read_to_end(&mut image).unwrap();
+    image
+}
+
+pub fn memory(bytes: &[u8]) -> Arc<dyn Device> {
+    Arc::new(MemDevice::from_bytes(bytes))
+}
+
+pub fn open(device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<Ocfs2>> {
+    Ocfs2::open(device, OpenOptions::default())
+}
+
+pub fn mount_device(device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<Vfs>> {
+    let options = MountOptions { background: false, read_only: true, ..MountOptions::default() };
+    Vfs::mount(open(device)?, options)
+}
+
+pub fn mount(image: &[u8]) -> Arc<Vfs> {
+    mount_device(memory(image)).unwrap()
+}
+
+pub fn find(vfs: &Arc<Vfs>, path: &str) -> ivers_vfs::Result<InodeRef> {
+    vfs.resolve(&Cred::root(), path, false)
+}
+
+pub fn read_all(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Vec<u8>> {
+    let mut data = vec![0; inode.size() as usize];
+    let got = vfs.read(&Cred::root(), inode, 0, &mut data)?;
+    assert_eq!(got, data.len());
+    Ok(data)
+}
+
+/// The names of a directory, without dots.
+pub fn names(vfs: &Arc<Vfs>, dir: &InodeRef) -> ivers_vfs::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    vfs.readdir(&Cred::root(), dir, 0, &mut |entry| {
+        names.push(entry.name.to_vec());
+        ControlFlow::Continue(())
+    })?;
+    names.retain(|name| !matches!(&name[..], b"." | b".."));
+    Ok(names)
+}
+
+/// Reads everything that can be read. Errors are ignored.
+pub fn walk_all(vfs: &Arc<Vfs>) {
+    let Ok(root) = vfs.root() else { return };
+    let (mut dirs, mut seen) = (vec![root], std::collections::BTreeSet::new());
+    while let Some(dir) = dirs.pop() {
+        for name in names(vfs, &dir).unwrap_or_default() {
+            let Ok(inode) = vfs.lookup(&Cred::root(), &dir, &name) else { continue };
+            let _ = vfs.list_xattr(&Cred::root(), &inode).map(|names| {
+                names.iter().for_each(|name| drop(vfs.get_xattr(&Cred::root(), &inode, name)));
+            });
+            match inode.kind {
+                FileType::Regular => {
+                    let mut piece = vec![0; 300_000];
+                    let _ = vfs.read(&Cred::root(), &inode, 0, &mut piece);
+                    let _ = (vfs.seek_data(&inode, 0), vfs.seek_hole(&inode, 0));
+                }
+                FileType::Symlink => drop(vfs.read_link(&Cred::root(), &inode)),
+                FileType::Directory if seen.insert(inode.ino) => dirs.push(inode),
+                _ => {}
+            }
+        }
+    }
+}
+
+pub fn superblock(image: &[u8]) -> Superblock {
+    let size = superblock::find(image).unwrap() as usize;
+    Superblock::parse(&image[2 * size..3 * size], image.len() as u64, "image").unwrap()
+}
+
+/// The byte of a block.
+pub fn byte_of(image: &[u8], block: u64) -> usize {
+    block as usize * superblock(image).block_size as usize
+}
+
+/// The byte at which the inode of a path is stored. `//NAME` is a system file.
+pub fn slot(image: &[u8], path: &str) -> usize {
+    let ino = match path.strip_prefix("//") {
+        Some(name) => {
+            let dir = byte_of(image, superblock(image).system_dir);
+            get(image, entry_in(image, dir, name), 8)
+        }
+        None => find(&mount(image), path).unwrap().ino.0,
+    };
+    byte_of(image, ino)
+}
+
+/// The byte of the first extent of the inode at a byte.
+pub fn first_extent(image: &[u8], inode: usize) -> usize {
+    byte_of(image, get(image, inode + 0xC0 + 16 + 8, 8))
+}
+
+/// The byte at which the entry of a name starts, in the directory whose inode is at a byte.
+pub fn entry_in(image: &[u8], dir: usize, name: &str) -> usize {
+    let is_inline = get(image, dir + 0x76, 2) & 1 != 0;
+    let start = if is_inline { dir + 0xC8 } else { first_extent(image, dir) };
+    let mut at = start;
+    while &image[at + 12..at + 12 + usize::from(image[at + 10])] != name.as_bytes() || get(image, at, 8) == 0
+    {
+        at += get(image, at + 8, 2) as usize;
+        assert!(at < start + 16_384, "{name} is in the directory");
+    }
+    at
+}
+
+pub fn entry(image: &[u8], dir: &str, name: &str) -> usize {
+    entry_in(image, slot(image, dir), name)
+}
+
+/// Reads a little-endian number of some bytes.
+pub fn get(image: &[u8], at: usize, len: usize) -> u64 {
+    image[at..at + len].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// Adds to a little-endian number of some bytes.
+pub fn add(image: &mut [u8], at: usize, len: usize, more: i64) {
+    set(image, at, len, get(image, at, len).wrapping_add_signed(more));
+}
+
+pub fn set(image: &mut [u8], at: usize, len: usize, value: u64) {
+    image[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+}

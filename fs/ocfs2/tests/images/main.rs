@@ -1,0 +1,9 @@
+//! OCFS2 images that mkfs.ocfs2 made and Linux filled: read, checked, damaged.
+
+mod check;
+#[path = "../common/mod.rs"]
+mod common;
+mod damaged;
+mod kernel;
+mod open;
+mod read;
