@@ -22,10 +22,10 @@ const HELP: &str = "\
 Reads all structures of the filesystem, trusts none of them, and writes nothing. A journal that must be \
 replayed is replayed in memory; the result is checked, and a note says so. A note also says if a filesystem \
 without a journal was not unmounted cleanly; alone, that is no finding. An image that the kernel has mounted \
-for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS, XFS, btrfs and UFS. To \
-repair an image, use the format's own tool: e2fsck, fsck.fat, xfs_repair, fsck_ffs; for btrfs, ask its \
-developers before you use btrfs check --repair. A check that needs more memory than -o cache= (by default \
-256M) ends with an error.
+for writing is in use. Formats: ext2, ext3, ext4, FAT12, FAT16, FAT32, OFS, FFS, XFS, btrfs, OCFS2 and \
+UFS. To repair an image, use the format's own tool: e2fsck, fsck.fat, xfs_repair, fsck.ocfs2, \
+fsck_ffs; for btrfs, ask its developers before you use btrfs check --repair. A check that needs more memory \
+than -o cache= (by default 256M) ends with an error.
 
 With --data, the check also reads all copies of the contents of files, and compares them with their \
 checksums. Only btrfs has such checksums.

@@ -76,7 +76,7 @@ impl Format {
     /// Returns the name of a filesystem of this format with its article.
     pub fn in_words(&self) -> String {
         // "XFS" is spoken as letters.
-        let article = if self.title.starts_with(['a', 'e', 'A', 'E', 'X']) { "an" } else { "a" };
+        let article = if self.title.starts_with(['a', 'e', 'A', 'E', 'O', 'X']) { "an" } else { "a" };
         format!("{article} {}", self.title)
     }
 }
@@ -155,6 +155,20 @@ pub const FORMATS: &[Format] = &[
         set_label: None,
         device_id: Some(ivers_btrfs::device_id),
     },
+    Format {
+        names: &["ocfs2"],
+        title: "OCFS2 filesystem",
+        stores_owners: true,
+        stores_security_xattrs: true,
+        has_partitions: false,
+        probe: ivers_ocfs2::probe,
+        open: open_ocfs2,
+        check: |devices, _, memory, place| ivers_ocfs2::check::check(devices.first, memory, place),
+        check_data: None,
+        scrub: None,
+        set_label: None,
+        device_id: None,
+    },
     // The last one: mkfs of another filesystem leaves old superblocks of UFS at 64 KiB and 256 KiB in place.
     Format {
         names: &["ufs", "ufs1", "ufs2"],
@@ -173,7 +187,7 @@ pub const FORMATS: &[Format] = &[
 ];
 
 /// All formats, in words.
-pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS, XFS, btrfs or UFS filesystem";
+pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS, FFS, XFS, btrfs, OCFS2 or UFS filesystem";
 
 /// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
@@ -216,6 +230,7 @@ pub fn check_remains(device: &dyn Device) -> Result<Option<(&'static str, Findin
     let found = ivers_ext4::check::check_remains(device)?.map(|found| ("ext4", found));
     let found = found.or(ivers_xfs::check::check_remains(device)?.map(|found| ("xfs", found)));
     let found = found.or(ivers_btrfs::check::check_remains(device)?.map(|found| ("btrfs", found)));
+    let found = found.or(ivers_ocfs2::check::check_remains(device)?.map(|found| ("ocfs2", found)));
     Ok(found.or(ivers_ufs::check::check_remains(device)?.map(|found| ("ufs", found))))
 }
 
@@ -387,6 +402,17 @@ fn open_btrfs(
     Ok(ivers_btrfs::Btrfs::open(devices.all(), options)?)
 }
 
+fn open_ocfs2(
+    devices: Devices,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    image_name: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let common = common_options(options, budget, image_name);
+    let options = ivers_ocfs2::OpenOptions { common, no_replay: options.no_replay };
+    Ok(ivers_ocfs2::Ocfs2::open(devices.first, options)?)
+}
+
 fn open_ufs(
     devices: Devices,
     options: &ImageOptions,
@@ -432,7 +458,7 @@ mod tests {
         assert_eq!(names.len(), all);
         assert!(by_name("vfat").is_some() && by_name(AUTO).is_none() && all_names().contains("ext4"));
         let in_words = |name| by_name(name).unwrap().in_words();
-        let words = ["fat", "affs", "xfs", "btrfs", "ufs"].map(in_words);
+        let words = ["fat", "affs", "xfs", "btrfs", "ocfs2", "ufs"].map(in_words);
         assert_eq!(
             words,
             [
@@ -440,6 +466,7 @@ mod tests {
                 "an AmigaDOS volume",
                 "an XFS filesystem",
                 "a btrfs filesystem",
+                "an OCFS2 filesystem",
                 "a UFS filesystem"
             ]
         );

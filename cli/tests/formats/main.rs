@@ -8,6 +8,7 @@ mod common;
 mod ext4;
 mod fuse2fs;
 mod not_utf8;
+mod ocfs2;
 mod partition_commands;
 mod partitions;
 mod ufs;

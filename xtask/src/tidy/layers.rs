@@ -48,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ivers-mem",
             "ivers-nfs",
             "ivers-nfsd",
+            "ivers-ocfs2",
             "ivers-partitions",
             "ivers-sandbox",
             "ivers-ufs",

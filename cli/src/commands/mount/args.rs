@@ -6,7 +6,8 @@ use crate::arguments::Completed;
 use crate::image::mount_options::COMPLETED_OPTIONS;
 
 /// The types that shells complete. The aliases are left out.
-const TYPES: &[&str] = &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "btrfs", "ufs", "mem"];
+const TYPES: &[&str] =
+    &["auto", "ext4", "ext3", "ext2", "fat", "affs", "xfs", "btrfs", "ocfs2", "ufs", "mem"];
 
 /// Options of `mount`.
 #[derive(Debug, clap::Args)]
@@ -29,7 +30,7 @@ pub struct Args {
     #[arg(short, long, visible_alias = "ro")]
     pub read_only: bool,
     /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
-    /// xfs, btrfs, ufs (UFS1 and UFS2), or mem (in memory)
+    /// xfs, btrfs, ocfs2 (only read), ufs (UFS1 and UFS2), or mem (in memory)
     #[arg(
         short = 't',
         long = "type",

@@ -26,7 +26,7 @@ Options of an export, separated by commas (\\, is a comma in a name):
   tls=certificate  require TLS with a certificate of the client
   names=LIST       the DNS names of the certificate must include one of these
   type=TYPE        auto (the default), ext4 (also ext2 and ext3), fat, affs,
-                   xfs, btrfs, ufs or mem
+                   xfs, btrfs, ocfs2, ufs or mem
   offset=, partition=, cache=, iversion=, lazytime, lazyversion, relatime,
   noatime, strictatime, sync, dirsync, commit=, trust-foreign, norecovery,
   uid=, gid=, umask=, fmask=, dmask=, utc_offset=, subvol=, subvolid=,
