@@ -92,6 +92,7 @@ pub fn inputs(target: &Target) -> Vec<Vec<u8>> {
         }
         "affs" => inputs.extend(crate::affs::inputs()),
         "ufs" => inputs.extend(crate::ufs::inputs()),
+        "ocfs2" => inputs.extend(crate::ocfs2::inputs()),
         "partitions" => inputs.extend(crate::partitions::inputs()),
         "saved_state" => inputs.extend(crate::plain::states()),
         "measure" => inputs.extend(crate::measure::inputs()),

@@ -21,6 +21,7 @@ pub mod inputs;
 mod journal;
 mod measure;
 mod nfs;
+mod ocfs2;
 mod partitions;
 pub mod place;
 mod plain;
@@ -69,6 +70,7 @@ pub const TARGETS: &[Target] = &[
     other("fat", 1024, fat::run),
     other("affs", 2048, affs::run),
     other("ufs", 1024, ufs::run),
+    other("ocfs2", 1024, ocfs2::run),
     xfs("xfs", |input| xfs::run(input, xfs::Class::ALL), xfs::Class::ALL),
     xfs("check_xfs", |input| xfs::check(input, xfs::Class::ALL), xfs::Class::ALL),
     xfs("xfs_heads", |input| xfs::run(input, XFS_HEADS), XFS_HEADS),

@@ -1,0 +1,3 @@
+#![no_main]
+
+ivers_fuzz::target!("ocfs2");
