@@ -5,6 +5,7 @@ use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_ocfs2::{Ocfs2, OpenOptions};
 use ivers_vfs::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The byte of the `struct ocfs2_super_block` in images with blocks of 1 KiB.
@@ -129,16 +130,22 @@ fn a_filesystem_of_a_cluster_is_opened_if_no_node_is_alive() {
     set(&mut image, beat + 16, 8, 0x1234);
     let device = Arc::new(MemDevice::from_bytes(&image));
     assert!(open(device.clone()).is_ok());
-    // One that does.
-    let writer = std::thread::spawn({
-        let device = device.clone();
-        move || {
-            std::thread::sleep(Duration::from_millis(500));
-            device.write_at(ByteOffset(beat as u64), &1_700_000_002u64.to_le_bytes()).unwrap();
-        }
+    // One that writes all the time: ivers sees two numbers, however slow it is.
+    let over = AtomicBool::new(false);
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1_700_000_001u64.. {
+                device.write_at(ByteOffset(beat as u64), &number.to_le_bytes()).unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let opened = open(device.clone());
+        over.store(true, Ordering::Relaxed);
+        opened.err().unwrap().to_string()
     });
-    let error = open(device).err().unwrap().to_string();
-    writer.join().unwrap();
     assert!(error.contains("node 5 of the cluster is alive"), "{error}");
 }
 

@@ -23,8 +23,8 @@ const NETWORK: [&str; 8] = [
     "virtio_net",
 ];
 
-/// The time limit of a boot; the machine is emulated and the host can be busy.
-const BOOT: Duration = Duration::from_secs(120);
+/// The time limit of a boot. It only ends a machine that hangs: it is emulated, and the host can be busy.
+const BOOT: Duration = Duration::from_secs(600);
 /// The time limit of a command. It only ends a guest that hangs: on a busy host, copying and comparing
 /// 100 MiB takes minutes.
 const ANSWER: Duration = Duration::from_secs(900);
