@@ -388,6 +388,7 @@ impl Ufs {
         if size > private.state.read().dinode.size {
             self.write_and_attach(inode, size, &[], size)?;
         }
+        self.fill_last_block(inode, size)?;
         self.settle(inode)?;
         let change = self.change()?;
         {
@@ -400,6 +401,26 @@ impl Ufs {
         }
         inode.changed(Touch::Data, Logged::Anyway);
         self.log_state(&change, inode, &mut private.state.write())
+    }
+
+    /// Fills the hole in which a file that is cut would end: files of the BSDs do not end in holes. Without
+    /// space the hole stays, so that a full filesystem does not keep a file from becoming shorter.
+    fn fill_last_block(&self, inode: &Inode, size: u64) -> Result<()> {
+        let block_size = u64::from(self.sb.block_size);
+        let Some(last) = size.checked_sub(1).map(|byte| byte / block_size) else { return Ok(()) };
+        let old = {
+            let state = private_of(inode).state.read();
+            let is_hole =
+                size < state.dinode.size && self.map(&state.dinode, FileBlock(last))?.start.is_none();
+            is_hole.then_some(state.dinode.size)
+        };
+        let Some(old) = old else { return Ok(()) };
+        let start = last * block_size;
+        let zeros = vec![0; (old - start).min(block_size) as usize];
+        match self.write_and_attach(inode, start, &zeros, old) {
+            Err(Error::Name(NameError::NoSpace)) => Ok(()),
+            filled => filled,
+        }
     }
 
     /// Frees the blocks of an inode past a size. The caller puts the inode into the batch.

@@ -5,6 +5,7 @@
 use crate::common::storm::Storm;
 use crate::common::*;
 use ivers_block::MemDevice;
+use ivers_vfs::{CreateSpec, Cred, SetAttr, WriteFlags};
 use std::sync::Arc;
 
 fn number(name: &str, usual: u64) -> u64 {
@@ -65,5 +66,38 @@ fn random_changes_of_full_images() {
     for kind in KINDS.iter().filter(|kind| only.as_deref().is_none_or(|only| only == kind.0)) {
         let full = storm(kind.0, &image_of(kind), number("IVERS_STEPS", 400));
         println!("{}: {full} steps without space", kind.0);
+    }
+}
+
+#[test]
+fn no_file_ends_in_a_hole() {
+    if !have_makefs() {
+        return;
+    }
+    let cred = Cred::root();
+    for kind in &KINDS[..2] {
+        let device = Arc::new(MemDevice::from_bytes(&image_of(kind)));
+        let vfs = mount_writable(device.clone());
+        let root = vfs.root().unwrap();
+        // In the second file there are indirect blocks before and after the new end.
+        for (name, written, ends) in [
+            ("end 1", 200_000, [150_001, 131_072, 1, 0]),
+            ("end 2", 90 << 20, [80 << 20, 70_000_001, 30_000, 8192]),
+        ] {
+            let file = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0;
+            vfs.write(&cred, &file, written, b"the only data", WriteFlags::default()).unwrap();
+            vfs.sync().unwrap();
+            for end in ends {
+                let set = SetAttr { size: Some(end), ..SetAttr::default() };
+                let blocks = vfs.set_attr(&cred, &file, &set).unwrap().blocks_512;
+                vfs.sync().unwrap();
+                let blocks = blocks.min(vfs.stat(&file).blocks_512);
+                assert_eq!(blocks > 0, end > 0, "{}, cut to {end}: {blocks} blocks", kind.0);
+            }
+        }
+        drop(root);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        assert_clean(device, kind.0);
     }
 }
