@@ -126,7 +126,7 @@ fn image_info(vfs: &Vfs) -> Result<Value> {
         "fs": info.fs_type,
         "uuid": uuid::Uuid::from_bytes(info.uuid).to_string(),
         "label": info.label,
-        "block_size": info.block_size,
+        "block_size": space.block_size,
         "blocks": space.blocks,
         "blocks_free": space.blocks_free,
         "files": space.files,

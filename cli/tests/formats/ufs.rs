@@ -1,4 +1,4 @@
-//! The command on UFS images, which it only reads.
+//! The command on UFS images: those of makefs, and its own.
 
 use crate::common::image_place::*;
 use crate::common::*;
@@ -43,23 +43,26 @@ fn an_image_is_read() {
 }
 
 #[test]
-fn changes_are_refused_and_damage_is_found() {
+fn an_image_is_changed_and_damage_is_found() {
     if !have_programs(&["makefs"]) {
         return;
     }
-    let place = image("version=2");
-    let before = fs::read(&place.image).unwrap();
-    let (file, new, twin) = (place.path("source/twin"), place.at("/new"), place.at("/twin"));
-    for words in [&["cp", &file, &new][..], &["rm", &twin], &["mkdir", &new], &["label", place.name(), "new"]]
-    {
-        let output = ivers(words);
-        let text = said(&output);
-        assert!(
-            !output.status.success() && text.contains("reads UFS and does not write it"),
-            "{words:?}: {text}"
-        );
+    for options in ["version=2", "version=1"] {
+        let place = image(options);
+        let [new, dir, moved, twin] =
+            ["/new", "/dir/made", "/dir/made/moved", "/twin"].map(|path| place.at(path));
+        works(&["cp", &place.path("source/twin"), &new]);
+        works(&["mkdir", &dir]);
+        works(&["mv", &new, &moved]);
+        works(&["chmod", "0600", &moved]);
+        works(&["rm", &twin]);
+        assert_eq!(works(&["cat", &moved]).as_bytes(), TEXT);
+        assert!(works(&["ls", "-l", &dir]).starts_with("-rw-------"));
+        assert!(works(&["check", place.name()]).contains(": clean"));
+        let output = ivers(["label", place.name(), "new"]);
+        assert!(!output.status.success(), "{}", said(&output));
     }
-    assert!(fs::read(&place.image).unwrap() == before, "the image was written to");
+    let place = image("version=2");
     let file = fs::File::options().write(true).open(&place.image).unwrap();
     file.write_all_at(&[0; 1376], 8192).unwrap();
     let output = ivers(["check", place.name()]);
@@ -69,22 +72,62 @@ fn changes_are_refused_and_damage_is_found() {
 }
 
 #[test]
-fn a_mount_shows_the_tree_read_only() {
+fn a_mount_shows_the_tree_and_changes_it() {
     if !can_mount() || !have_programs(&["makefs"]) {
         return;
     }
     let place = image("version=2");
     fs::create_dir(place.path("mnt")).unwrap();
-    let output = ivers(["mount", "-o", "rw", place.name(), &place.path("mnt")]);
-    let text = said(&output);
-    assert!(!output.status.success() && text.contains("reads UFS and does not write it"), "{text}");
     let dir = place.mount("ro");
     let [source, mounted] = [&place.source(), &dir].map(|dir| tree(dir, PLAIN));
     let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
-    let change = xattr::get(dir.join("twin"), "system.ivers.change");
     place.unmount();
     let (source, mounted) = (source.unwrap(), mounted.unwrap());
     assert!(source == mounted, "{source}\n---\n{mounted}");
     assert_eq!(refused, Err(Some(rustix::io::Errno::ROFS.raw_os_error())));
-    assert!(change.unwrap().is_some());
+    let dir = place.mount("rw");
+    let change = || xattr::get(dir.join("new"), "system.ivers.change").unwrap().unwrap();
+    let changed = fs::write(dir.join("new"), "old").map(|()| change()).and_then(|before| {
+        fs::write(dir.join("new"), "other")?;
+        fs::rename(dir.join("new"), dir.join("dir/new"))?;
+        Ok(before)
+    });
+    place.unmount();
+    changed.unwrap();
+    assert_eq!(works(&["cat", &place.at("/dir/new")]), "other");
+    assert!(works(&["check", place.name()]).contains(": clean"));
+}
+
+#[test]
+fn mkfs_makes_and_fills_both_versions() {
+    for name in ["ufs1", "ufs2"] {
+        let place = ImagePlace::new("disk.ufs", |_| Ok(()));
+        let source = place.fill_source();
+        let source = source.to_str().unwrap();
+        let words =
+            ["mkfs", "--type", name, place.name(), "--size", "16M", "--from", source, "--label", "new"];
+        let fixed = ["--timestamp", "2000000000", "--uuid", "11111111-2222-3333-4444-555555555555"];
+        let said = works(&[&words[..], &fixed].concat());
+        assert!(
+            said.contains(&format!("{name}, 4096 fragments")) && said.contains("ID 1111111122223333"),
+            "{said}"
+        );
+        let first = fs::read(&place.image).unwrap();
+        assert!(works(&["check", place.name()]).contains(&format!("{name}: clean")));
+        let copy = place.path("copy");
+        works(&["cp", "-a", &place.at("/"), &copy]);
+        let [source_tree, copy] =
+            [place.source(), copy.into()].map(|dir: PathBuf| tree(&dir, PLAIN).unwrap());
+        assert!(source_tree == copy, "{source_tree}\n---\n{copy}");
+        let info = works(&["info", "--json", place.name()]);
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+        let bytes = info["blocks"].as_u64().unwrap() * info["block_size"].as_u64().unwrap();
+        assert!((14 << 20..16 << 20).contains(&bytes) && info["label"] == "new", "{info}");
+        fs::remove_file(&place.image).unwrap();
+        works(&[&words[..], &fixed].concat());
+        assert!(fs::read(&place.image).unwrap() == first, "{name}: not reproducible");
+        fs::remove_file(&place.image).unwrap();
+        works(&["mkfs", "--type", name, place.name(), "--size", "auto", "--from", source]);
+        assert!(works(&["check", place.name()]).contains(&format!("{name}: clean")));
+    }
 }

@@ -8,9 +8,10 @@ use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 
-/// Linux allows more links only with indexed directories.
-const LINKS_MAX: u32 = 65_000;
-const LINKS_MAX_INDEXED: u32 = u32::MAX;
+/// `OCFS2_LINK_MAX`.
+const LINKS_MAX: u32 = 32_000;
+/// `OCFS2_DX_LINK_MAX`: with indexed directories.
+const LINKS_MAX_INDEXED: u32 = (1 << 31) - 1;
 /// The feature of extended attributes.
 const XATTR: u32 = 0x200;
 
@@ -74,9 +75,9 @@ impl FileSystem for Ocfs2 {
             fact("checksums", if sb.has(incompat::META_ECC) { "yes" } else { "no" }.to_owned()),
             fact("state", self.state.clone()),
         ];
-        let mended = self.mended.load(Ordering::Relaxed);
-        if mended > 0 {
-            facts.push(fact("bits mended in memory", mended.to_string()));
+        let corrected = self.corrected.load(Ordering::Relaxed);
+        if corrected > 0 {
+            facts.push(fact("bits corrected in memory", corrected.to_string()));
         }
         facts
     }

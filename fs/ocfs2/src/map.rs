@@ -48,7 +48,7 @@ impl Ocfs2 {
         Ok(list)
     }
 
-    /// Returns the run of clusters that a position of a tree is in.
+    /// Returns the run of clusters that contains `cpos`.
     pub(crate) fn find_run(&self, root: ExtentList, owner: Owner, cpos: u32) -> Result<Run> {
         let (mut list, mut end) = (root, 1u64 << 32);
         loop {
@@ -79,8 +79,8 @@ impl Ocfs2 {
         self.find_run(self.extents(file)?, owner, cluster)
     }
 
-    /// Fills `buf` from a byte of what a tree maps. What no extent has is zeros. `map` finds the run of a
-    /// cluster.
+    /// Reads from a byte of what a tree maps. Holes and unwritten extents read as zeros. `map` finds the run of
+    /// a cluster.
     pub(crate) fn read_mapped(
         &self,
         offset: u64,

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// Bytes of a device that [`probe`] looks at: the superblock is the third block, of at most 4 KiB.
 pub const PROBE_BYTES: u64 = 3 * BLOCK_SIZES[1] as u64;
-/// In this time a living node writes its heartbeat: it does so every two seconds.
+/// The time between the two reads of the heartbeats. A living node writes one every two seconds.
 const HEARTBEAT: Duration = Duration::from_millis(4500);
 
-/// Passes the time in which a living node writes its heartbeat.
+/// Sleeps for [`HEARTBEAT`].
 pub(crate) fn wait_for_heartbeat() {
     std::thread::sleep(HEARTBEAT);
 }
@@ -64,8 +64,8 @@ impl Ocfs2 {
         Ok(Arc::new(opened.fs))
     }
 
-    /// As [`open`](Self::open), but for the root directory. `wait` passes the time in which a living node
-    /// writes its heartbeat.
+    /// As [`open`](Self::open), but does not check the root directory. `wait` sleeps long enough for a living
+    /// node to write its heartbeat.
     pub(crate) fn open_with(
         mut device: Arc<dyn Device>,
         options: &OpenOptions,
@@ -118,7 +118,7 @@ impl Ocfs2 {
             read_only,
             state: String::new(),
             global_bitmap: 0,
-            mended: u64::from(sb.mended).into(),
+            corrected: u64::from(sb.corrected).into(),
         }
     }
 }

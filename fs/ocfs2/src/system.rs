@@ -93,7 +93,7 @@ impl Ocfs2 {
         Ok((0..self.sb.max_slots).filter_map(slot).collect())
     }
 
-    /// Reads the heartbeats of all nodes: a number that grows, of the nodes that did not say goodbye.
+    /// Reads the heartbeats of the nodes that did not leave cleanly: the node, and a number that grows.
     fn heartbeats(&self, files: &SystemFiles) -> Result<Vec<(u64, u64)>> {
         let file = self.system_file(files, "heartbeat")?;
         let size = u64::from(self.sb.block_size);
@@ -109,8 +109,8 @@ impl Ocfs2 {
         Ok(beats)
     }
 
-    /// Refuses a filesystem that a node of a cluster has mounted. `wait` passes the time in which a living
-    /// node writes its heartbeat.
+    /// Refuses a filesystem that a node of a cluster has mounted. `wait` sleeps long enough for
+    /// a living node to write its heartbeat.
     pub(crate) fn check_cluster(&self, files: &SystemFiles, wait: impl FnOnce()) -> Result<()> {
         let place = &self.place;
         match &self.sb.stack {

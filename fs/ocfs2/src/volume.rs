@@ -14,7 +14,6 @@ pub struct Ocfs2 {
     pub(crate) sb: Superblock,
     /// The image's name in errors.
     pub(crate) place: String,
-    /// Shared with a journal, once there is a writer.
     pub(crate) cache: Arc<BufferCache>,
     /// Why nothing can be changed.
     pub(crate) read_only: String,
@@ -22,8 +21,8 @@ pub struct Ocfs2 {
     pub(crate) state: String,
     /// The inode of the bitmap of clusters.
     pub(crate) global_bitmap: u64,
-    /// Blocks that had one wrong bit, which is right in memory.
-    pub(crate) mended: AtomicU64,
+    /// Reads of a structure in which one bit was corrected.
+    pub(crate) corrected: AtomicU64,
 }
 
 /// What is kept with an inode.
@@ -71,10 +70,10 @@ impl Ocfs2 {
         match blockcheck::verify(&before, check_at) {
             Verdict::Good => {}
             Verdict::Bad => return Err(self.corrupt_block(number, "bad checksum; run fsck.ocfs2")),
-            Verdict::Mended(bytes) => {
-                log::warn!("{}: block {number}: one bit was wrong, and is mended in memory", self.place);
-                self.mended.fetch_add(1, Ordering::Relaxed);
-                // If another thread was faster, the contents are its mended ones.
+            Verdict::Corrected(bytes) => {
+                log::warn!("{}: block {number}: one bit was wrong, and is corrected in memory", self.place);
+                self.corrected.fetch_add(1, Ordering::Relaxed);
+                // If another thread corrected it first, its contents stay.
                 let _ = buffer.replace_if_unchanged(&before, Contents::new(bytes, self.cache.budget()));
             }
         }

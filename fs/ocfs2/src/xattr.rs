@@ -117,9 +117,12 @@ impl Ocfs2 {
             match blockcheck::verify(&bytes, BUCKET_CHECK_AT) {
                 Verdict::Good => {}
                 Verdict::Bad => return Err(self.corrupt_block(start, "bad checksum; run fsck.ocfs2")),
-                Verdict::Mended(right) => {
-                    log::warn!("{}: block {start}: one bit was wrong, and is mended in memory", self.place);
-                    self.mended.fetch_add(1, Ordering::Relaxed);
+                Verdict::Corrected(right) => {
+                    log::warn!(
+                        "{}: block {start}: one bit was wrong, and is corrected in memory",
+                        self.place
+                    );
+                    self.corrected.fetch_add(1, Ordering::Relaxed);
                     bytes = right;
                 }
             }

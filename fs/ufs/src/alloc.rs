@@ -4,9 +4,9 @@
 //! before a pointer leads to it. The summary area and the counts of the superblock are valid only while the
 //! filesystem is marked as clean: they are written when it is closed.
 
+use crate::layout::Fields;
 use crate::layout::group_map::{GroupMap, INITEDIBLK};
 use crate::layout::superblock::{Counts, Superblock};
-use crate::layout::{Fields, FieldsMut};
 use ivers_block::{BlockNo, BufferCache, ByteOffset};
 use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, NameError, Result, Timestamp};
@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const GROUPS_MAX: u32 = 1 << 20;
 /// Descriptors of groups that are kept in memory.
 const KEPT_GROUPS: usize = 64;
-/// Freed inodes are numbered from here on, directories from the double, so that they differ from fragments.
+/// In lists of what is freed, inodes count from here on, and directories from twice as much: so they differ
+/// from fragments.
 const FREED_INODES: u64 = 1 << 62;
 
 struct State {
@@ -84,7 +85,7 @@ impl Allocator {
         Error::corrupt(what, format!("{}, group {group}", self.place))
     }
 
-    /// Keeps few descriptors in memory.
+    /// Drops all descriptors from memory if there are many, and that of the group is none of them.
     fn make_room(&self, state: &mut State, group: u32) {
         if state.groups.len() >= KEPT_GROUPS && !state.groups.contains_key(&group) {
             // They are in the cache, too.
@@ -152,7 +153,7 @@ impl Allocator {
                 change.put(&buffer, Stage::Fresh, |to| to.copy_from_slice(part));
                 continue;
             }
-            // The new inodes are written in the first stage.
+            // Zeroed inodes are written in the first stage, and then this field counts them.
             change.put(&buffer, Stage::Fresh, |to| {
                 to[..INITEDIBLK.start].copy_from_slice(&part[..INITEDIBLK.start]);
                 to[INITEDIBLK.end..].copy_from_slice(&part[INITEDIBLK.end..]);
@@ -315,7 +316,7 @@ impl Allocator {
         (free, free.saturating_sub(reserved), state.total.free_inodes)
     }
 
-    /// Takes an inode: a file near its directory, a directory where most space is.
+    /// Takes an inode: of a file near its directory, of a directory in the group with the most free blocks.
     pub fn inode(&self, change: &Change<'_>, parent: u32, is_dir: bool) -> Result<u32> {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -441,11 +442,7 @@ impl Allocator {
     /// Writes all counts.
     fn put_counts(&self, change: &Change<'_>, state: &mut State) -> Result<()> {
         let mut summary = vec![0; state.counts.len() * 16];
-        let mut fields = FieldsMut::new(&mut summary, self.sb.order);
-        for (group, counts) in state.counts.iter().enumerate() {
-            let counts = [counts.dirs, counts.free_blocks, counts.free_inodes, counts.free_frags];
-            (0..).zip(counts).for_each(|(nth, count)| fields.u32(group * 16 + nth * 4, count as u32));
-        }
+        Counts::put_all(&mut summary, self.sb.order, &state.counts);
         let byte = BlockNo(self.sb.summary_start).offset(self.sb.fragment_size);
         self.put_bytes(change, Stage::Fresh, byte.0, &summary)?;
         let seconds = state.last_change.map(|time| time.sec);

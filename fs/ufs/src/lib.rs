@@ -43,6 +43,7 @@ mod head;
 mod inode;
 pub mod layout;
 mod map;
+pub mod mkfs;
 mod names;
 mod open;
 mod recover;

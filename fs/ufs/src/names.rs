@@ -1,7 +1,8 @@
 //! Names: adding them to directories, and removing them.
 //!
 //! An entry stays where it is for as long as it exists. A name is removed by clearing the inode of its entry:
-//! in [`Stage::Detach`], if the entry is on the device, otherwise with the additions. A name is added in
+//! in [`Stage::Detach`] by an unlink, in [`Stage::Cut`] by a rename. An entry that the batch itself added is
+//! cleared in [`Stage::Attach`], and so is one whose new name is in the same unit. A name is added in
 //! [`Stage::Attach`], in free space of a unit. So a unit is valid after every stage.
 
 use crate::alloc::order_error;
@@ -158,7 +159,7 @@ impl Ufs {
         Ok(())
     }
 
-    /// Lets an entry refer to another inode, by one write.
+    /// Makes an entry refer to another inode, in one write.
     pub(crate) fn replace_name(
         &self,
         change: &Change<'_>,
@@ -173,7 +174,7 @@ impl Ufs {
         })
     }
 
-    /// Lets `..` of a directory refer to another one.
+    /// Sets `..` of a directory.
     pub(crate) fn set_parent(&self, change: &Change<'_>, state: &State, parent: u32) -> Result<()> {
         let (_, bytes) = self.find_existing(state, b"..")?;
         let order = self.sb.order;
@@ -203,7 +204,7 @@ impl Ufs {
             return Err(self.corrupt(state.dinode.ino, what));
         }
         let pending = state.pending.of_batch(change);
-        // The device has no entry there: nothing must be written before the entries around it.
+        // The batch added the entry: it is cleared in the stage that writes it.
         let is_new = pending.added.contains(&bytes.start);
         let stage = if is_new { Stage::Attach } else { stage };
         if stage == Stage::Cut {

@@ -90,7 +90,7 @@ impl Ufs {
         Ok(true)
     }
 
-    /// Removes the old name of an inode that has its new one. The link count is higher by one until the old
+    /// Removes the old name of an inode, after its new name exists. The link count is higher by one until the old
     /// name is gone.
     fn leave(&self, change: &Change<'_>, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, inode, .. } = rename;
@@ -103,8 +103,8 @@ impl Ufs {
         self.log_with_links(change, inode)
     }
 
-    /// As [`Ufs::log_changed`], with one link more, which the last stage removes: the device may have a
-    /// name more until then.
+    /// As [`Ufs::log_changed`], but stores one link more until the last stage: until then the device may have
+    /// one name more.
     pub(crate) fn log_with_links(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
         inode.changed(Touch::Metadata, Logged::Anyway);
         let links = |more: u32| inode.attr().nlink.saturating_add(more).min(u16::MAX.into()) as u16;

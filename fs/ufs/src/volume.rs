@@ -20,11 +20,11 @@ pub struct Ufs {
     pub(crate) cache: Arc<BufferCache>,
     /// Why nothing can be changed, if so.
     pub(crate) read_only: Option<String>,
-    /// What writing needs; `None` if nothing can be changed.
+    /// The state of writing; `None` if nothing can be changed.
     pub(crate) writer: Option<Writer>,
 }
 
-/// What writing needs.
+/// The state of a mount that writes.
 pub(crate) struct Writer {
     pub ordered: Ordered,
     pub alloc: Arc<Allocator>,
@@ -33,7 +33,7 @@ pub(crate) struct Writer {
     pub orphans: AtomicU64,
 }
 
-/// What is kept with an inode.
+/// The driver's data of an inode in memory.
 pub(crate) struct Private {
     pub state: RankedRwLock<rank::Driver<0>, State>,
     /// The byte of a directory after the entry that was found last. The next lookup begins there: programs
@@ -41,7 +41,7 @@ pub(crate) struct Private {
     pub after_last: AtomicU64,
 }
 
-/// What changes of an inode.
+/// The part of [`Private`] that changes.
 pub(crate) struct State {
     /// The inode with all changes that are in the batch. Its size is that on the device.
     pub dinode: Dinode,
@@ -191,7 +191,7 @@ impl Ufs {
         wait(&writer.ordered).map_err(order_error)
     }
 
-    /// Makes the last change of an inode durable that later ones must follow.
+    /// Waits until the change on which later changes of an inode depend is durable.
     pub(crate) fn settle(&self, inode: &Inode) -> Result<()> {
         let ticket = private_of(inode).state.read().ticket;
         self.wait_for_batch(|ordered| ordered.settle(ticket))

@@ -85,7 +85,7 @@ impl Ufs {
         Ok(before.map_or(home, |start| start + u64::from(self.sb.frags_per_block)))
     }
 
-    /// Takes what file blocks need, if the file is to have `size` bytes.
+    /// Takes what file blocks need in a file of `size` bytes.
     pub(crate) fn plan(
         &self,
         change: &Change<'_>,
@@ -159,9 +159,9 @@ impl Ufs {
         Ok(())
     }
 
-    /// Takes what a write needs, and writes the data. Nothing leads to new blocks yet. The write begins at a
-    /// block. If the file is to grow beyond the data, the rest is a hole, but for its last block: files of
-    /// the BSDs do not end in holes.
+    /// Takes what a write needs, and writes the data. Nothing leads to new blocks yet. `offset` is a multiple
+    /// of the size of a block. If `size` is past the data, the gap is a hole, and the last block is zeros: files
+    /// of the BSDs do not end in holes.
     pub(crate) fn write_data(&self, private: &Private, offset: u64, data: &[u8], size: u64) -> Result<Plan> {
         let block_size = u64::from(self.sb.block_size);
         let written = offset / block_size..(offset + data.len() as u64).div_ceil(block_size);
@@ -225,7 +225,7 @@ impl Ufs {
         self.sb.fragment_size.into()
     }
 
-    /// Writes the blocks that change, and of which no new data is written.
+    /// Writes the changed blocks that the data does not cover: tails that move, and zeros.
     fn write_rest(&self, dinode: &Dinode, plan: &Plan) -> Result<()> {
         let block_size = u64::from(self.sb.block_size);
         let tail = (plan.size > dinode.size).then_some(dinode.size / block_size);
@@ -266,7 +266,7 @@ impl Ufs {
         self.cache.device().write_at(byte, data).map_err(Error::file_data)
     }
 
-    /// Lets an inode lead to what a plan placed. The caller puts the inode into the batch.
+    /// Sets the pointers of an inode to what a plan placed. The caller puts the inode into the batch.
     pub(crate) fn attach(&self, change: &Change<'_>, state: &mut State, plan: Plan) -> Result<()> {
         let unit = u64::from(self.sb.fragment_size / 512);
         let (mut nodes, mut fresh, mut gained) = (plan.nodes, HashSet::new(), 0);

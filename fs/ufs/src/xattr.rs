@@ -68,8 +68,8 @@ fn records(area: &[u8], order: ByteOrder) -> Option<Vec<Record<'_>>> {
     Some(found)
 }
 
-/// Converts a stored access control list to the encoding of Linux. `None`: it is damaged.
-fn acl_from_disk(stored: &[u8], order: ByteOrder) -> Option<Vec<u8>> {
+/// Decodes a stored access control list. `None`: it is damaged.
+fn acl_from_disk(stored: &[u8], order: ByteOrder) -> Option<acl::Acl> {
     let fields = Fields::new(stored, order);
     let count = Some(fields.u32(0)).filter(|&count| count <= ACL_ENTRIES_MAX)? as usize;
     stored.get(..4 + count * ACL_ENTRY_BYTES)?;
@@ -81,7 +81,7 @@ fn acl_from_disk(stored: &[u8], order: ByteOrder) -> Option<Vec<u8>> {
     };
     let mut entries: Vec<Entry> = (0..count).map(entry).collect::<Option<_>>()?;
     entries.sort_by_key(|entry| (entry.tag, entry.id));
-    Some(acl::Acl::new(entries).ok()?.encode())
+    acl::Acl::new(entries).ok()
 }
 
 /// Converts an access control list to what is stored, which always has the same length. `None`: it has too
@@ -138,8 +138,12 @@ impl Ufs {
             let acl = ACLS.iter().find(|(stored, _)| *stored == record.name);
             match (record.namespace, acl.filter(|_| self.has_acls())) {
                 (NAMESPACE_SYSTEM, Some((_, shown))) => {
-                    let value = acl_from_disk(record.value, self.sb.order).ok_or_else(damaged)?;
-                    each(shown.to_vec(), &value);
+                    let mut list = acl_from_disk(record.value, self.sb.order).ok_or_else(damaged)?;
+                    if *shown == acl::ACCESS {
+                        // A chmod of FreeBSD changes the mode alone, which decides about its entries.
+                        list.set_mode(inode.mode.into());
+                    }
+                    each(shown.to_vec(), &list.encode());
                 }
                 (NAMESPACE_USER, _) => each([b"user.", record.name].concat(), record.value),
                 // Only root sees the attributes of the system there, as those of `trusted` here.

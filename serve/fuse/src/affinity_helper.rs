@@ -137,8 +137,8 @@ struct Moved {
     thread: Thread,
     before: CpuSet,
     processor: usize,
-    /// Background threads that keep away. A caller can move a thousand times a second, and looking for them
-    /// takes longer than a request: threads that start later are free until the caller is left.
+    /// Background threads that were moved away. Threads that start later are not looked for: that takes longer
+    /// than a request, and a caller can move a thousand times a second.
     away: Vec<Thread>,
     /// Background threads with an affinity that an administrator chose.
     left_alone: Vec<Pid>,
@@ -171,7 +171,8 @@ impl Moved {
         }
     }
 
-    /// A thread that has started since inherited what its parent had: all processors but one.
+    /// Restores the affinity of the background threads. Those that have started since inherited one without a
+    /// processor.
     fn let_others_back(&self) {
         let is_rest = |set: CpuSet| {
             let extra = (0..CpuSet::MAX_CPU).any(|at| set.is_set(at) && !self.before.is_set(at));

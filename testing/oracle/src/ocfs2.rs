@@ -120,7 +120,7 @@ impl Ocfs2Machine {
         Ok(bytes)
     }
 
-    /// Ends the machine. A complaint of its kernel about OCFS2 is an error.
+    /// Stops the machine. Returns an error if its kernel reported a bug, a warning or a hang.
     pub fn off(self) -> Result<()> {
         let complaints = self.guest.complaints();
         ensure!(complaints.is_empty(), "{complaints:#?}");
@@ -128,7 +128,7 @@ impl Ocfs2Machine {
     }
 }
 
-/// Adds a program and its libraries at their own places.
+/// Copies a program to `usr/bin`, and its libraries to the places that they have on the host.
 fn add_program(root: &Initramfs, name: &str) -> Result<()> {
     let program = crate::find_program(name).with_context(|| format!("{name} is not installed"))?;
     root.file(&format!("usr/bin/{name}"), &program)?;

@@ -38,10 +38,11 @@ ext2, ext3 and ext4 have the features that e2fsprogs 1.47 enables by default. FA
 type \"fat\" chooses FAT12, FAT16 or FAT32 by size. Types \"ffs\" and \"affs\" make the international FFS \
 (DOS\\3), \"ofs\" the first format of the Amiga (DOS\\0). XFS has the geometry of mkfs.xfs, and the features \
 that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount. btrfs has the features and \
-sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it.
+sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it. UFS1 and UFS2 have the sizes of newfs of FreeBSD, \
+little-endian, without soft updates.
 
-Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS and btrfs, \
---uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse \
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS, btrfs \
+and UFS, --uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse \
 file reads as zeros; the image records that.) Nothing is written before all checks have passed. An image \
 that is not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
 
@@ -64,7 +65,8 @@ reflink, inobtcount, sparse, bigtime, nrext64, exchange and parent. The last two
 JSON: path, fs. For ext: uuid, block_size, blocks, inodes, groups, journal_blocks. For FAT: volume_id, \
 cluster_size, clusters, root_entries. For the Amiga: block_size, blocks. For XFS: uuid, block_size, blocks, \
 groups, log_blocks, sector_size, inode_size, features. For btrfs: uuid, block_size, bytes, devices, data, \
-metadata, checksum. With --from: files, problems.
+metadata, checksum. For UFS: id, block_size, fragment_size, fragments, groups, inodes. With --from: files, \
+problems.
 
 Examples:
   ivers mkfs disk.img --size 1G --root-owner
@@ -94,6 +96,9 @@ pub enum FsType {
     Ffs,
     Xfs,
     Btrfs,
+    Ufs1,
+    #[value(alias = "ufs")]
+    Ufs2,
 }
 
 /// Options of `mkfs`.
@@ -111,24 +116,25 @@ pub struct Args {
     pub size: Option<String>,
     /// Block size; of FAT: cluster size; of btrfs: size of the blocks of trees. ext: 1024, 2048 or 4096
     /// (default: 1024 below 512 MiB, else 4096); FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096
-    /// (default: 512); XFS: 1024 to 65536 (default: 4096); btrfs: 4096 to 65536 (default: 16384)
+    /// (default: 512); XFS: 1024 to 65536 (default: 4096); btrfs: 4096 to 65536 (default: 16384); UFS: 4096 to
+    /// 65536 (default: 32768), a fragment is an eighth of it
     #[arg(short, long, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// Inode size. ext: 256 or a larger power of two up to the block size (default: 256); XFS: 512, 1024 or
     /// 2048 (default: 512)
     #[arg(short = 'I', long, value_name = "BYTES")]
     pub inode_size: Option<u32>,
-    /// ext: create one inode per this many bytes (default: by size)
+    /// ext, UFS: create one inode per this many bytes (default: ext by size, UFS 8192)
     #[arg(short = 'i', long, value_name = "BYTES")]
     pub bytes_per_inode: Option<u32>,
-    /// ext: reserve this part of the blocks for the superuser (default: 5)
+    /// ext, UFS: reserve this part of the blocks for the superuser (default: 5, UFS 8)
     #[arg(short = 'm', long, value_name = "PERCENT")]
     pub reserved_percent: Option<u32>,
-    /// The label: at most 16 bytes (ext), 11 characters (FAT), 30 characters (Amiga), 12 bytes (XFS) or 255
-    /// bytes (btrfs)
+    /// The label: at most 16 bytes (ext), 11 characters (FAT), 30 characters (Amiga), 12 bytes (XFS), 255
+    /// bytes (btrfs) or 31 bytes (UFS)
     #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
     pub label: String,
-    /// ext, XFS, btrfs: the UUID (default: random)
+    /// ext, XFS, btrfs: the UUID (default: random); UFS: its first half is the ID
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
     /// FAT: the serial number, as 1234-ABCD (default: random)

@@ -10,6 +10,7 @@ use anyhow::Result;
 use ivers_block::Device;
 use ivers_ext4::mkfs::ExtType;
 use ivers_fat::mkfs::FatType;
+use ivers_ufs::layout::superblock::Version;
 use ivers_vfs::{Error, Timestamp};
 use serde_json::json;
 use uuid::Uuid;
@@ -40,6 +41,8 @@ pub enum NewFilesystem {
     Xfs(ivers_xfs::mkfs::MkfsOptions),
     /// btrfs.
     Btrfs(ivers_btrfs::mkfs::MkfsOptions),
+    /// UFS1 or UFS2.
+    Ufs(ivers_ufs::mkfs::MkfsOptions),
 }
 
 /// What was made.
@@ -80,6 +83,8 @@ impl NewFilesystem {
             FsType::Affs | FsType::Ffs => affs(3),
             FsType::Xfs => xfs_options(args, seconds).map(Self::Xfs),
             FsType::Btrfs => btrfs_options(args, seconds).map(Self::Btrfs),
+            FsType::Ufs1 => ufs_options(args, Version::Ufs1, seconds).map(Self::Ufs),
+            FsType::Ufs2 => ufs_options(args, Version::Ufs2, seconds).map(Self::Ufs),
         }
     }
 
@@ -89,6 +94,7 @@ impl NewFilesystem {
             Self::Ext(options) => options.zeroed = true,
             Self::Fat(options) => options.zeroed = true,
             Self::Xfs(options) => options.zeroed = true,
+            Self::Ufs(options) => options.zeroed = true,
             // They have no large tables of zeros.
             Self::Affs { .. } | Self::Btrfs(_) => {}
         }
@@ -102,6 +108,7 @@ impl NewFilesystem {
             Self::Affs { time, .. } => time.sec,
             Self::Xfs(options) => options.timestamp.into(),
             Self::Btrfs(options) => options.timestamp.into(),
+            Self::Ufs(options) => options.timestamp.into(),
         }
     }
 
@@ -111,6 +118,7 @@ impl NewFilesystem {
             Self::Ext(options) => Some(options.root_owner),
             Self::Xfs(options) => Some(options.root_owner),
             Self::Btrfs(options) => Some(options.root_owner),
+            Self::Ufs(options) => Some(options.root_owner),
             Self::Fat(_) | Self::Affs { .. } => None,
         }
     }
@@ -118,9 +126,12 @@ impl NewFilesystem {
     /// Asks for this many inodes, and a few more, in a filesystem of this size. Formats that make inodes as
     /// they need them ignore it.
     pub fn set_inodes(&mut self, bytes: u64, inodes: u64) {
-        if let Self::Ext(options) = self {
-            let each = bytes / (inodes + inodes / 64 + 8);
-            options.bytes_per_inode = Some(u32::try_from(each).unwrap_or(u32::MAX).clamp(1024, 4 << 20));
+        let each = bytes / (inodes + inodes / 64 + 8);
+        let each = u32::try_from(each).unwrap_or(u32::MAX).clamp(1024, 4 << 20);
+        match self {
+            Self::Ext(options) => options.bytes_per_inode = Some(each),
+            Self::Ufs(options) => options.bytes_per_inode = Some(each),
+            Self::Fat(_) | Self::Affs { .. } | Self::Xfs(_) | Self::Btrfs(_) => {}
         }
     }
 
@@ -134,6 +145,7 @@ impl NewFilesystem {
             }
             Self::Xfs(options) => ivers_xfs::mkfs::plan(bytes, options),
             Self::Btrfs(options) => ivers_btrfs::mkfs::plan(&[bytes], options),
+            Self::Ufs(options) => ivers_ufs::mkfs::plan(bytes, options).map(drop),
         };
         planned.map_err(|error| match error {
             Error::Incompatible(why) if self.fits_without_journal(bytes) => {
@@ -165,7 +177,7 @@ impl NewFilesystem {
             // xfs_repair searches the device for copies of a lost superblock.
             Self::Xfs(_) => ivers_xfs::mkfs::erase_copies(&**device),
             Self::Btrfs(_) => ivers_btrfs::mkfs::erase_superblocks(std::slice::from_ref(device)),
-            Self::Ext(_) | Self::Fat(_) | Self::Affs { .. } => Ok(()),
+            Self::Ext(_) | Self::Fat(_) | Self::Affs { .. } | Self::Ufs(_) => Ok(()),
         }
     }
 
@@ -267,11 +279,36 @@ impl NewFilesystem {
                     }),
                 })
             }
+            Self::Ufs(options) => {
+                let made = ivers_ufs::mkfs::mkfs(device.as_ref(), options)?;
+                let name = if options.version == Version::Ufs1 { "ufs1" } else { "ufs2" };
+                let id = format!("{:08x}{:08x}", options.id[0], options.id[1]);
+                Ok(Made {
+                    text: format!(
+                        "{name}, {} fragments of {} bytes, blocks of {} bytes, {} inodes, {} {}, ID {id}",
+                        made.fragments,
+                        made.fragment_size,
+                        made.block_size,
+                        made.inodes,
+                        made.groups,
+                        if made.groups == 1 { "group" } else { "groups" },
+                    ),
+                    json: json!({
+                        "fs": name,
+                        "id": id,
+                        "block_size": made.block_size,
+                        "fragment_size": made.fragment_size,
+                        "fragments": made.fragments,
+                        "groups": made.groups,
+                        "inodes": made.inodes,
+                    }),
+                })
+            }
         }
     }
 }
 
-/// Options of ext, XFS and btrfs that were given.
+/// Options of ext, XFS, btrfs and UFS that were given.
 fn unix_only(args: &Args) -> [(&'static str, bool); 2] {
     [("uuid", args.uuid.is_some()), ("root-owner", args.root_owner.is_some())]
 }
@@ -434,6 +471,28 @@ fn btrfs_options(args: &Args, timestamp: u32) -> Result<ivers_btrfs::mkfs::MkfsO
         uuid: uuid_or_random(args)?,
         timestamp,
         root_owner: owner_of(args.root_owner.as_deref())?,
+    })
+}
+
+fn ufs_options(args: &Args, version: Version, timestamp: u32) -> Result<ivers_ufs::mkfs::MkfsOptions> {
+    refuse_options("UFS", &[("volume-id", args.volume_id.is_some())])?;
+    refuse_options("UFS", &ext_or_xfs(args))?;
+    refuse_options("UFS", &btrfs_only(args))?;
+    refuse_options("UFS", &xfs_only(args))?;
+    let journal = [("hash-seed", args.hash_seed.is_some()), ("no-journal", args.no_journal)];
+    refuse_options("UFS", &journal)?;
+    let usual = ivers_ufs::mkfs::MkfsOptions::default();
+    let (id, _) = Uuid::from_bytes(uuid_or_random(args)?).as_u64_pair();
+    Ok(ivers_ufs::mkfs::MkfsOptions {
+        version,
+        block_size: args.block_size.unwrap_or(usual.block_size),
+        bytes_per_inode: args.bytes_per_inode,
+        reserved_percent: args.reserved_percent.unwrap_or(usual.reserved_percent),
+        label: args.label.clone().into_bytes(),
+        id: [(id >> 32) as u32, id as u32],
+        timestamp,
+        root_owner: owner_of(args.root_owner.as_deref())?,
+        zeroed: false,
     })
 }
 

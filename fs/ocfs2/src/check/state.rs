@@ -53,8 +53,8 @@ pub(super) struct Checker {
     pub files: SystemFiles,
     memory: Memory,
     pub found: Findings,
-    /// Blocks that were mended so far.
-    mended: u64,
+    /// Blocks that were corrected so far.
+    corrected: u64,
     /// Clusters that have an owner, that are shared, and that the bitmap marks as used.
     pub owned: Bits,
     pub shared: Bits,
@@ -94,7 +94,7 @@ impl Checker {
             files,
             memory,
             found,
-            mended: 0,
+            corrected: 0,
             groups: BTreeSet::new(),
             inodes: BTreeMap::new(),
             directories: Vec::new(),
@@ -105,7 +105,7 @@ impl Checker {
             let what = "the filesystem is marked as damaged: a kernel found errors";
             checker.bad("repair-required", Place::filesystem(), what);
         }
-        checker.note_mended(Place::filesystem());
+        checker.note_corrected(Place::filesystem());
         Ok(checker)
     }
 
@@ -113,11 +113,11 @@ impl Checker {
         self.found.add(code, place, what);
     }
 
-    fn note_mended(&mut self, place: Place) {
-        let mended = self.fs.mended.load(Ordering::Relaxed);
-        if mended > self.mended {
-            self.mended = mended;
-            self.bad("checksum-mended", place, "one bit is wrong; the checksum can mend it");
+    fn note_corrected(&mut self, place: Place) {
+        let corrected = self.fs.corrected.load(Ordering::Relaxed);
+        if corrected > self.corrected {
+            self.corrected = corrected;
+            self.bad("checksum-corrected", place, "one bit is wrong; the checksum can correct it");
         }
     }
 
@@ -128,7 +128,7 @@ impl Checker {
         place: Place,
         result: Result<T>,
     ) -> Result<Option<T>> {
-        self.note_mended(place.clone());
+        self.note_corrected(place.clone());
         match result {
             Ok(value) => Ok(Some(value)),
             Err(Error::Corrupt { what, .. }) => {

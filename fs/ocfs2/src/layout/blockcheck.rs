@@ -1,4 +1,4 @@
-//! The checksum of a structure: a CRC-32, and a Hamming code that can mend one bit.
+//! The checksum of a structure: a CRC-32, and a Hamming code that can correct one bit.
 //!
 //! `struct ocfs2_block_check` has `bc_crc32e` (32 bits) and `bc_ecc` (16 bits). Both are computed with the
 //! structure's own 8 bytes as zeros. The CRC is that of IEEE 802.3 without the final inversion.
@@ -24,8 +24,8 @@ pub enum Verdict {
     /// The checksum is right.
     Good,
     /// One bit was wrong. These are the right bytes.
-    Mended(Vec<u8>),
-    /// More is wrong than the code can mend.
+    Corrected(Vec<u8>),
+    /// More is wrong than the code can correct.
     Bad,
 }
 
@@ -77,9 +77,9 @@ pub fn verify(bytes: &[u8], check_at: usize) -> Verdict {
     }
     let number = usize::from(u16_at(bytes, check_at + 4) ^ hamming(bytes, check_at));
     let Some(bit) = bit_of(number).filter(|bit| bit / 8 < bytes.len()) else { return Verdict::Bad };
-    let mut mended = bytes.to_vec();
-    mended[bit / 8] ^= 1 << (bit % 8);
-    if crc(&mended, check_at) == stored { Verdict::Mended(mended) } else { Verdict::Bad }
+    let mut corrected = bytes.to_vec();
+    corrected[bit / 8] ^= 1 << (bit % 8);
+    if crc(&corrected, check_at) == stored { Verdict::Corrected(corrected) } else { Verdict::Bad }
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_is_mended_and_more_are_not() {
+    fn one_bit_is_corrected_and_more_are_not() {
         let mut block: Vec<u8> = (0..512u32).map(|at| (at * 7 + at / 3) as u8).collect();
         let check = compute(&block, 0x80);
         block[0x80..0x88].copy_from_slice(&check);
@@ -103,7 +103,7 @@ mod tests {
         for bit in [0, 77, 1023, 0x88 * 8, 4095] {
             let mut wrong = block.clone();
             wrong[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(verify(&wrong, 0x80), Verdict::Mended(block.clone()), "bit {bit}");
+            assert_eq!(verify(&wrong, 0x80), Verdict::Corrected(block.clone()), "bit {bit}");
             wrong[(bit / 8) ^ 1] ^= 4;
             assert_eq!(verify(&wrong, 0x80), Verdict::Bad, "bit {bit}");
         }

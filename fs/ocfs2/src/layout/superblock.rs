@@ -105,7 +105,7 @@ pub struct Superblock {
     /// A kernel found errors.
     pub has_errors: bool,
     /// The checksum was wrong in one bit.
-    pub mended: bool,
+    pub corrected: bool,
 }
 
 /// Returns the size of blocks of the filesystem whose first bytes these are. `None`: there is none.
@@ -127,12 +127,12 @@ impl Superblock {
         let corrupt = |what: String| Error::corrupt(what, format!("{place}, superblock"));
         let sup = &block[SUPER_AT..];
         check_features(u32_at(sup, 0x20), u16_at(sup, 0x42), place)?;
-        let mended = match (u32_at(sup, 0x20) & incompat::META_ECC != 0).then(|| verify(block)) {
+        let corrected = match (u32_at(sup, 0x20) & incompat::META_ECC != 0).then(|| verify(block)) {
             Some(Verdict::Bad) => return Err(corrupt("bad checksum; run fsck.ocfs2".into())),
-            Some(Verdict::Mended(bytes)) => Some(bytes),
+            Some(Verdict::Corrected(bytes)) => Some(bytes),
             _ => None,
         };
-        let block = mended.as_deref().unwrap_or(block);
+        let block = corrected.as_deref().unwrap_or(block);
         let sup = &block[SUPER_AT..];
         let revision = (u16_at(sup, 0), u16_at(sup, 2));
         if revision != (0, 90) {
@@ -162,7 +162,7 @@ impl Superblock {
             ro_compat: u32_at(sup, 0x24),
             stack: stack(sup),
             has_errors: u16_at(sup, 8) & ERROR_FS != 0,
-            mended: mended.is_some(),
+            corrected: corrected.is_some(),
         };
         if u64_at(block, 0x50) != SUPERBLOCK {
             return Err(corrupt(format!("i_blkno is {}, not 2", u64_at(block, 0x50))));

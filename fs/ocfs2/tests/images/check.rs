@@ -256,7 +256,7 @@ fn one_wrong_bit_of_a_checksum_is_a_finding() {
     let mut wrong = image.clone();
     let at = slot(&image, "/few/file");
     wrong[at + 0x40] ^= 1;
-    assert_eq!(codes(&wrong), BTreeSet::from(["checksum-mended"]));
+    assert_eq!(codes(&wrong), BTreeSet::from(["checksum-corrected"]));
     wrong[at + 0x41] ^= 1;
     assert!(codes(&wrong).contains("inode-invalid"));
 }

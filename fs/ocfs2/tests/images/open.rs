@@ -66,7 +66,7 @@ fn a_wrong_superblock_is_refused_by_its_field() {
 }
 
 #[test]
-fn one_wrong_bit_is_mended_and_more_are_refused() {
+fn one_wrong_bit_is_corrected_and_more_are_refused() {
     let image = unpack(SUMS);
     for path in ["/few", "//global_bitmap", "/"] {
         let mut wrong = image.clone();
@@ -86,7 +86,7 @@ fn one_wrong_bit_is_mended_and_more_are_refused() {
     let mut wrong = image.clone();
     wrong[1024 + 0xC0 + 0x50] ^= 1;
     let fs = open(memory(&wrong)).unwrap();
-    assert!(fs.describe().iter().any(|(name, value)| name == "bits mended in memory" && value == "1"));
+    assert!(fs.describe().iter().any(|(name, value)| name == "bits corrected in memory" && value == "1"));
     wrong[1024 + 0xC0 + 0x52] ^= 1;
     assert!(refusal(&wrong).to_string().contains("bad checksum"));
 }

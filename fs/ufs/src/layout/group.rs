@@ -3,22 +3,30 @@
 use super::bytes::Fields;
 use super::superblock::{Counts, GROUP_HEADER_BYTES, Superblock, Version};
 
-const MAGIC: u32 = 0x0009_0255;
+pub(crate) const MAGIC: u32 = 0x0009_0255;
 
 /// Offsets of fields.
-pub(in crate::layout) mod at {
-    pub(in crate::layout) const CG_MAGIC: usize = 4;
-    pub(in crate::layout) const CG_CGX: usize = 12;
-    pub(in crate::layout) const CG_NDBLK: usize = 20;
-    pub(in crate::layout) const CG_CS: usize = 24;
-    pub(in crate::layout) const CG_FRSUM: usize = 52;
-    pub(in crate::layout) const CG_IUSEDOFF: usize = 92;
-    pub(in crate::layout) const CG_FREEOFF: usize = 96;
-    pub(in crate::layout) const CG_CLUSTERSUMOFF: usize = 104;
-    pub(in crate::layout) const CG_CLUSTEROFF: usize = 108;
-    pub(in crate::layout) const CG_NCLUSTERBLKS: usize = 112;
-    pub(in crate::layout) const CG_INITEDIBLK: usize = 120;
-    pub(in crate::layout) const CG_CKHASH: usize = 132;
+pub(crate) mod at {
+    pub(crate) const CG_MAGIC: usize = 4;
+    pub(crate) const CG_OLD_TIME: usize = 8;
+    pub(crate) const CG_CGX: usize = 12;
+    pub(crate) const CG_OLD_NCYL: usize = 16;
+    pub(crate) const CG_OLD_NIBLK: usize = 18;
+    pub(crate) const CG_NDBLK: usize = 20;
+    pub(crate) const CG_CS: usize = 24;
+    pub(crate) const CG_FRSUM: usize = 52;
+    pub(crate) const CG_OLD_BTOTOFF: usize = 84;
+    pub(crate) const CG_OLD_BOFF: usize = 88;
+    pub(crate) const CG_IUSEDOFF: usize = 92;
+    pub(crate) const CG_FREEOFF: usize = 96;
+    pub(crate) const CG_NEXTFREEOFF: usize = 100;
+    pub(crate) const CG_CLUSTERSUMOFF: usize = 104;
+    pub(crate) const CG_CLUSTEROFF: usize = 108;
+    pub(crate) const CG_NCLUSTERBLKS: usize = 112;
+    pub(crate) const CG_NIBLK: usize = 116;
+    pub(crate) const CG_INITEDIBLK: usize = 120;
+    pub(crate) const CG_CKHASH: usize = 132;
+    pub(crate) const CG_TIME: usize = 136;
 }
 
 /// A descriptor of a group.

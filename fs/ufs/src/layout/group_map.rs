@@ -249,9 +249,16 @@ impl GroupMap {
         if longest > 0 {
             (0..=longest).for_each(|length| self.set_u32(self.sums_at + length * 4, 0));
         }
-        for nth in (0..self.frags).filter(|&nth| is_free(nth)) {
-            // Nothing is marked as free yet.
-            let _ = self.mark_frags(nth..nth + 1, true);
+        for block in 0..self.blocks() {
+            let first = block * per_block;
+            let end = (first + per_block).min(self.frags);
+            let mask =
+                (first..end).filter(|&nth| is_free(nth)).fold(0, |mask, nth| mask | 1 << (nth - first));
+            for (start, len) in runs(mask) {
+                let start = first + u64::from(start);
+                // Nothing is marked as free yet.
+                let _ = self.mark_frags(start..start + u64::from(len), true);
+            }
         }
         for (nth, is_dir) in (0..inodes).filter_map(|nth| Some((nth, is_used(nth)?))) {
             let _ = self.mark_inode(nth, true, is_dir);

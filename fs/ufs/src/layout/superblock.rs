@@ -18,8 +18,8 @@ pub const DIRECT: u64 = 12;
 /// The root directory.
 pub const ROOT: u32 = 2;
 
-const MAGIC_UFS1: u32 = 0x0001_1954;
-const MAGIC_UFS2: u32 = 0x1954_0119;
+pub(crate) const MAGIC_UFS1: u32 = 0x0001_1954;
+pub(crate) const MAGIC_UFS2: u32 = 0x1954_0119;
 
 /// Offsets of fields.
 pub mod at {
@@ -38,11 +38,29 @@ pub mod at {
     pub const FS_FSIZE: usize = 52;
     pub const FS_FRAG: usize = 56;
     pub const FS_MINFREE: usize = 60;
+    pub const FS_OLD_RPS: usize = 68;
+    pub const FS_BMASK: usize = 72;
+    pub const FS_FMASK: usize = 76;
+    pub const FS_BSHIFT: usize = 80;
+    pub const FS_FSHIFT: usize = 84;
+    pub const FS_MAXCONTIG: usize = 88;
+    pub const FS_MAXBPG: usize = 92;
+    pub const FS_FRAGSHIFT: usize = 96;
+    pub const FS_FSBTODB: usize = 100;
     pub const FS_SBSIZE: usize = 104;
+    pub const FS_NINDIR: usize = 116;
+    pub const FS_INOPB: usize = 120;
+    pub const FS_OLD_NSPF: usize = 124;
+    pub const FS_OLD_NPSECT: usize = 132;
+    pub const FS_OLD_INTERLEAVE: usize = 136;
     pub const FS_ID: usize = 144;
     pub const FS_OLD_CSADDR: usize = 152;
     pub const FS_CSSIZE: usize = 156;
     pub const FS_CGSIZE: usize = 160;
+    pub const FS_OLD_NSECT: usize = 168;
+    pub const FS_OLD_SPC: usize = 172;
+    pub const FS_OLD_NCYL: usize = 176;
+    pub const FS_OLD_CPG: usize = 180;
     pub const FS_IPG: usize = 184;
     pub const FS_FPG: usize = 188;
     pub const FS_OLD_CSTOTAL: usize = 192;
@@ -50,6 +68,7 @@ pub mod at {
     pub const FS_OLD_FLAGS: usize = 211;
     pub const FS_FSMNT: usize = 212;
     pub const FS_VOLNAME: usize = 680;
+    pub const FS_MAXBSIZE: usize = 860;
     pub const FS_SBLOCKLOC: usize = 1000;
     pub const FS_CSTOTAL: usize = 1008;
     pub const FS_TIME: usize = 1072;
@@ -57,13 +76,20 @@ pub mod at {
     pub const FS_DSIZE: usize = 1088;
     pub const FS_CSADDR: usize = 1096;
     pub const FS_SNAPINUM: usize = 1116;
+    pub const FS_AVGFILESIZE: usize = 1196;
+    pub const FS_AVGFPDIR: usize = 1200;
+    pub const FS_MTIME: usize = 1208;
     pub const FS_CKHASH: usize = 1304;
     pub const FS_METACKHASH: usize = 1308;
     pub const FS_FLAGS: usize = 1312;
     pub const FS_CONTIGSUMSIZE: usize = 1316;
     pub const FS_MAXSYMLINKLEN: usize = 1320;
     pub const FS_OLD_INODEFMT: usize = 1324;
+    pub const FS_MAXFILESIZE: usize = 1328;
+    pub const FS_QBMASK: usize = 1336;
+    pub const FS_QFMASK: usize = 1344;
     pub const FS_OLD_POSTBLFORMAT: usize = 1356;
+    pub const FS_OLD_NRPOS: usize = 1360;
     pub const FS_MAGIC: usize = 1372;
 }
 
@@ -95,7 +121,7 @@ mod hashed {
 }
 
 /// `fs_old_inodefmt` of 4.4BSD and all later systems.
-const INODEFMT_44: u32 = 2;
+pub(crate) const INODEFMT_44: u32 = 2;
 /// `fs_old_postblformat` of groups without fields for their maps.
 const POSTBLFORMAT_42: u32 = u32::MAX;
 /// Snapshots that a filesystem can have.
@@ -525,6 +551,15 @@ impl Counts {
     /// Returns the differences to other counts.
     pub fn minus(&self, other: &Self) -> Self {
         self.each(other, u64::saturating_sub)
+    }
+
+    /// Writes the counts of all groups into the summary area.
+    pub fn put_all(summary: &mut [u8], order: ByteOrder, groups: &[Self]) {
+        let mut fields = FieldsMut::new(summary, order);
+        for (group, counts) in groups.iter().enumerate() {
+            let counts = [counts.dirs, counts.free_blocks, counts.free_inodes, counts.free_frags];
+            (0..).zip(counts).for_each(|(nth, count)| fields.u32(group * 16 + nth * 4, count as u32));
+        }
     }
 
     /// Decodes the counts of a group.

@@ -1,12 +1,13 @@
 //! The kernel's driver in an emulated machine, which only reads, sees what ivers wrote.
 //!
-//! It looks for the superblock of UFS2 at byte 65536, where makefs does not put it: so these are UFS1.
+//! It looks for the superblock of UFS2 at byte 65536, where makefs does not put it: so its images are UFS1.
 
 use crate::common::*;
-use crate::sleuthkit::changed;
+use crate::sleuthkit::{changed, made};
 use anyhow::{Context, Result, ensure};
 use ivers_oracle::have_programs;
 use ivers_oracle::machine::{self, Boot, Initramfs, Kernel};
+use ivers_ufs::layout::superblock::Version;
 use ivers_vfs::*;
 use std::fmt::Write;
 use std::fs;
@@ -78,20 +79,23 @@ fn compare_with_kernel() -> Result<()> {
     let kernel = Kernel::newest(&target.join("kernel"))?;
     let root = Initramfs::new()?;
     let mut expected = Vec::new();
-    for (nth, kind) in KINDS.iter().filter(|kind| kind.0.starts_with("ufs1")).enumerate() {
+    let of_makefs = KINDS.iter().filter(|kind| kind.0.starts_with("ufs1"));
+    let of_makefs = of_makefs.map(|kind| (kind.0, "44bsd", changed(kind)));
+    let ours =
+        [("UFS1 of ivers", "44bsd", made(Version::Ufs1)), ("UFS2 of ivers", "ufs2", made(Version::Ufs2))];
+    for (nth, (name, kind, image)) in of_makefs.chain(ours).enumerate() {
         let host = tempfile::tempdir()?;
         let (tree, file) = (host.path().join("tree"), host.path().join("image"));
-        let image = changed(kind);
         fs::create_dir(&tree)?;
         let attributes = copy(&mount_device(memory(&image))?, &tree)?;
         let digests = ivers_oracle::run("sh", ["-c", &format!("cd {} && {DIGESTS}", tree.display())])?;
         fs::write(&file, &image)?;
         root.file(&format!("image{nth}"), &file)?;
-        expected.push((kind.0, attributes, String::from_utf8(digests.stdout)?));
+        expected.push((name, kind, attributes, String::from_utf8(digests.stdout)?));
     }
     let mut guest = Boot::new(kernel, root, MODULES)?.boot("ufs")?;
-    for (nth, (name, attributes, digests)) in expected.into_iter().enumerate() {
-        guest.run(&format!("mount -t ufs -o loop,ro,ufstype=44bsd /image{nth} /mnt"))?;
+    for (nth, (name, kind, attributes, digests)) in expected.into_iter().enumerate() {
+        guest.run(&format!("mount -t ufs -o loop,ro,ufstype={kind} /image{nth} /mnt"))?;
         let seen = guest.run(&format!("cd /mnt && {ATTRIBUTES}"))?;
         let differs = seen.lines().zip(attributes.lines()).find(|(theirs, ours)| theirs != ours);
         ensure!(seen.trim() == attributes.trim(), "{name}: the kernel and ivers see {differs:?}");

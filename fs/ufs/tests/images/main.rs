@@ -6,6 +6,7 @@ mod common;
 mod damaged;
 mod explore;
 mod kernel;
+mod mkfs;
 mod read;
 mod sleuthkit;
 mod write;

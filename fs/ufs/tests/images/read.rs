@@ -287,10 +287,12 @@ fn extended_attributes_and_times_of_birth_are_read() {
     assert_eq!((named("trusted.secret"), named("trusted.posix1e.acl_access")), (Some(&b""[..]), Some(&*acl)));
     // With access control lists in use, it is one.
     image[8192 + 1312] |= 0x10;
+    image[at..at + 2].copy_from_slice(&0o100_714u16.to_le_bytes());
     let found = read(&image).unwrap();
     let acl = found.iter().find(|(_, name)| name == acl::ACCESS).map(|(value, _)| acl::Acl::parse(value));
     let entries = acl.unwrap().unwrap().unwrap();
-    assert_eq!(entries.mode() & 0o777, 0o650);
+    // FreeBSD keeps the entries of owner, mask and others in the mode.
+    assert_eq!(entries.entries().iter().map(|entry| entry.perm).collect::<Vec<_>>(), [7, 4, 1, 4]);
     // A record that reaches past the end is damage.
     image[start] = 0xF8;
     image[start + 1] = 0xFF;

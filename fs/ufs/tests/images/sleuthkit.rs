@@ -5,6 +5,8 @@ use crate::common::*;
 use crate::read::sleuthkit_names;
 use ivers_block::MemDevice;
 use ivers_oracle::have_programs;
+use ivers_ufs::layout::superblock::Version;
+use ivers_ufs::mkfs::{MkfsOptions, mkfs};
 use ivers_vfs::Cred;
 use std::sync::Arc;
 
@@ -17,7 +19,17 @@ fn readable() -> impl Iterator<Item = &'static Kind<'static>> {
 pub fn changed(kind: &Kind<'static>) -> Vec<u8> {
     let smaller = |word: &&'static str| if word.ends_with('m') { "10m" } else { *word };
     let options: Vec<_> = kind.1.iter().map(smaller).collect();
-    let device = Arc::new(MemDevice::from_bytes(&image_of(&(kind.0, &options))));
+    change(Arc::new(MemDevice::from_bytes(&image_of(&(kind.0, &options)))))
+}
+
+/// Makes a small filesystem, and changes it at random.
+pub fn made(version: Version) -> Vec<u8> {
+    let device = Arc::new(MemDevice::new(10 << 20));
+    mkfs(&*device, &MkfsOptions { version, block_size: 8192, ..MkfsOptions::default() }).unwrap();
+    change(device)
+}
+
+fn change(device: Arc<MemDevice>) -> Vec<u8> {
     let mut storm = Storm::of(mount_writable(device.clone()), 5);
     (0..600).for_each(|_| storm.step());
     storm.unmount();
@@ -31,8 +43,9 @@ fn sleuthkit_finds_the_names_that_ivers_wrote() {
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    for kind in readable() {
-        let image = changed(kind);
+    let of_makefs = readable().map(|kind| (kind.0, changed(kind)));
+    let ours = [("UFS1 of ivers", made(Version::Ufs1)), ("UFS2 of ivers", made(Version::Ufs2))];
+    for (name, image) in of_makefs.chain(ours) {
         std::fs::write(&path, &image).unwrap();
         let vfs = mount_device(memory(&image)).unwrap();
         let ino = |path: &str| vfs.resolve(&Cred::root(), path, false).unwrap().ino.0;
@@ -42,6 +55,6 @@ fn sleuthkit_finds_the_names_that_ivers_wrote() {
         let mut theirs = sleuthkit_names(&path);
         // Sleuthkit also lists names that were removed, as those of inode 0.
         theirs.retain(|(ino, _)| *ino != 0);
-        assert_eq!(ours, theirs, "{}", kind.0);
+        assert_eq!(ours, theirs, "{name}");
     }
 }
