@@ -79,8 +79,8 @@ impl Ocfs2 {
         self.find_run(self.extents(file)?, owner, cluster)
     }
 
-    /// Reads from a byte of what a tree maps. Holes and unwritten extents read as zeros. `map` finds the run of
-    /// a cluster.
+    /// Reads from a byte of what a tree maps. Holes and unwritten extents read as zeros. `map` finds the run
+    /// of a cluster.
     pub(crate) fn read_mapped(
         &self,
         offset: u64,

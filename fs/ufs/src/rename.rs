@@ -90,8 +90,8 @@ impl Ufs {
         Ok(true)
     }
 
-    /// Removes the old name of an inode, after its new name exists. The link count is higher by one until the old
-    /// name is gone.
+    /// Removes the old name of an inode, after its new name exists. The link count is higher by one until
+    /// the old name is gone.
     fn leave(&self, change: &Change<'_>, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, inode, .. } = rename;
         self.raise_links(change, inode)?;

@@ -159,9 +159,9 @@ impl Ufs {
         Ok(())
     }
 
-    /// Takes what a write needs, and writes the data. Nothing leads to new blocks yet. `offset` is a multiple
-    /// of the size of a block. If `size` is past the data, the gap is a hole, and the last block is zeros: files
-    /// of the BSDs do not end in holes.
+    /// Takes what a write needs, and writes the data. Nothing leads to new blocks yet. `offset` is a
+    /// multiple of the size of a block. If `size` is past the data, the gap is a hole, and the last block is
+    /// zeros: files of the BSDs do not end in holes.
     pub(crate) fn write_data(&self, private: &Private, offset: u64, data: &[u8], size: u64) -> Result<Plan> {
         let block_size = u64::from(self.sb.block_size);
         let written = offset / block_size..(offset + data.len() as u64).div_ceil(block_size);

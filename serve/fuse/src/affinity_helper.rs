@@ -137,8 +137,8 @@ struct Moved {
     thread: Thread,
     before: CpuSet,
     processor: usize,
-    /// Background threads that were moved away. Threads that start later are not looked for: that takes longer
-    /// than a request, and a caller can move a thousand times a second.
+    /// Background threads that were moved away. Threads that start later are not looked for: that takes
+    /// longer than a request, and a caller can move a thousand times a second.
     away: Vec<Thread>,
     /// Background threads with an affinity that an administrator chose.
     left_alone: Vec<Pid>,

@@ -41,10 +41,10 @@ that mkfs.xfs 6.6 to 6.12 enables by default, which Linux 5.19 and later mount. 
 sizes of mkfs.btrfs 6.2; Linux 5.15 and later mount it. UFS1 and UFS2 have the sizes of newfs of FreeBSD, \
 little-endian, without soft updates.
 
-Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS, btrfs \
-and UFS, --uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A sparse \
-file reads as zeros; the image records that.) Nothing is written before all checks have passed. An image \
-that is not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
+Equal calls on equal files make equal images, byte for byte, with --timestamp and, for ext, XFS, btrfs and \
+UFS, --uuid, for FAT, --volume-id. The environment variable SOURCE_DATE_EPOCH replaces --timestamp. (A \
+sparse file reads as zeros; the image records that.) Nothing is written before all checks have passed. An \
+image that is not empty is refused (exit code 4), and so is a filesystem that has no space for its journal.
 
 --from fills the filesystem in one pass, without root: owners, modes, times, hard links, holes, ACLs and \
 extended attributes are those of the directory or the archive. Times after --timestamp become that time. \
@@ -116,8 +116,8 @@ pub struct Args {
     pub size: Option<String>,
     /// Block size; of FAT: cluster size; of btrfs: size of the blocks of trees. ext: 1024, 2048 or 4096
     /// (default: 1024 below 512 MiB, else 4096); FAT: 512 to 65536 (default: by size); Amiga: 512 to 4096
-    /// (default: 512); XFS: 1024 to 65536 (default: 4096); btrfs: 4096 to 65536 (default: 16384); UFS: 4096 to
-    /// 65536 (default: 32768), a fragment is an eighth of it
+    /// (default: 512); XFS: 1024 to 65536 (default: 4096); btrfs: 4096 to 65536 (default: 16384); UFS: 4096
+    /// to 65536 (default: 32768), a fragment is an eighth of it
     #[arg(short, long, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// Inode size. ext: 256 or a larger power of two up to the block size (default: 256); XFS: 512, 1024 or
