@@ -358,7 +358,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         }
         Error::Corrupt { .. } => Some(
             "the image is damaged: ivers check shows where; repair a copy with the checker of its format \
-             (e2fsck, fsck.fat, xfs_repair)"
+             (e2fsck, fsck.fat, xfs_repair, fsck_ffs, fsck.ocfs2)"
                 .into(),
         ),
         _ => None,

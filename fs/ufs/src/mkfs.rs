@@ -224,8 +224,6 @@ impl Plan {
         let mut fields = FieldsMut::new(&mut bytes, ByteOrder::Little);
         let is_ufs1 = options.version == Version::Ufs1;
         let pointers = size / if is_ufs1 { 4 } else { 8 };
-        let per = u64::from(pointers);
-        let file_blocks = 12 + per + per * per + per * per * per;
         let summary_bytes = (self.summary_frags() * u64::from(fragment)) as u32;
         let meta = u64::from(self.offsets[3] - self.offsets[0]) * u64::from(self.groups);
         let data = self.fragments - u64::from(self.offsets[0]) - meta - self.summary_frags();
@@ -291,7 +289,6 @@ impl Plan {
             (at::FS_DSIZE, data),
             (at::FS_CSADDR, self.offsets[3].into()),
             (at::FS_MTIME, options.timestamp.into()),
-            (at::FS_MAXFILESIZE, (file_blocks * u64::from(size) - 1).min(i64::MAX as u64)),
             (at::FS_QBMASK, u64::from(size - 1)),
             (at::FS_QFMASK, u64::from(fragment - 1)),
         ] {
@@ -359,6 +356,7 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let plan = Plan::new(device.size_bytes(), options)?;
     let mut superblock = plan.superblock(options);
     let sb = Superblock::parse(&superblock, plan.place, device.size_bytes(), "the new filesystem")?;
+    FieldsMut::new(&mut superblock, sb.order).u64(at::FS_MAXFILESIZE, sb.file_size_max());
     let write =
         |fragment: u64, bytes: &[u8]| device.write_at(BlockNo(fragment).offset(sb.fragment_size), bytes);
     if !options.zeroed {

@@ -2,6 +2,7 @@
 
 use super::bytes::{ByteOrder, Fields, FieldsMut};
 use ivers_vfs::{Error, Result};
+use std::fmt::{Display, Formatter};
 
 /// Bytes of a device at which the superblock may be, in the order in which FreeBSD looks for it.
 pub const PLACES: [u64; 4] = [64 << 10, 8 << 10, 0, 256 << 10];
@@ -408,7 +409,8 @@ impl Superblock {
 
     /// Bytes of the longest file.
     pub fn file_size_max(&self) -> u64 {
-        self.file_blocks_max().saturating_mul(self.block_size.into()).min(i64::MAX as u64)
+        // As `fs_maxfilesize` of newfs.
+        (self.file_blocks_max().saturating_mul(self.block_size.into()) - 1).min(i64::MAX as u64)
     }
 
     /// The number of inodes, with those that are never used.
@@ -530,6 +532,14 @@ impl Superblock {
             return full;
         }
         size.saturating_sub(start).div_ceil(self.fragment_size.into()).min(full)
+    }
+}
+
+impl Display for Counts {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let Self { dirs, free_blocks, free_inodes, free_frags } = self;
+        write!(f, "{dirs} directories, {free_blocks} free blocks, ")?;
+        write!(f, "{free_inodes} free inodes, {free_frags} free fragments")
     }
 }
 
