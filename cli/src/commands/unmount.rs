@@ -158,8 +158,8 @@ fn remove_dead(dir: &Path, json: bool) -> Result<()> {
     detach(&dir, true)?;
     warn(format_args!(
         "{}: the process of the mount had died: changes that were not synced are lost. \
-         If the format has a journal, or is btrfs or UFS, the next mount recovers the image; otherwise check it \
-         first (e2fsck, fsck.fat)",
+         If the format has a journal, or is btrfs or UFS, the next mount recovers the image; otherwise check \
+         it first (e2fsck, fsck.fat)",
         dir.shown()
     ));
     if json {
