@@ -53,6 +53,18 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
 }
 
+/// Writes zeros over a range, in pieces of 1 MiB.
+pub fn write_zeros(device: &dyn Device, start: ByteOffset, len: u64) -> Result<()> {
+    let zeros = vec![0; len.min(1 << 20) as usize];
+    let mut done = 0;
+    while done < len {
+        let piece = (len - done).min(zeros.len() as u64);
+        device.write_at(start + done, &zeros[..piece as usize])?;
+        done += piece;
+    }
+    Ok(())
+}
+
 /// Implements [`Device`] for a pointer to one.
 macro_rules! forward {
     ($pointer:ty) => {

@@ -55,7 +55,7 @@ pub use buffer::{Buffer, BufferRead};
 pub use cache::{BufferCache, CacheStats, PlaceHook};
 pub use contents::Contents;
 pub use counted::{CountedDevice, IoCounts};
-pub use device::Device;
+pub use device::{Device, write_zeros};
 pub use error::{BlockError, Result, printable};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, FileRange, OpenMode};

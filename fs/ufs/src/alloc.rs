@@ -78,7 +78,7 @@ impl Allocator {
     }
 
     fn add_up(&self, state: &mut State) {
-        state.total = state.counts.iter().fold(Counts::default(), |sum, group| sum.plus(group));
+        state.total = Counts::sum(&state.counts);
     }
 
     fn group_corrupt(&self, group: u32, what: impl Into<String>) -> Error {

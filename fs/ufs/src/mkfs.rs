@@ -12,7 +12,7 @@ use crate::layout::superblock::{
     Version, at, flags,
 };
 use crate::layout::{ByteOrder, FieldsMut};
-use ivers_block::{BlockNo, ByteOffset, Device};
+use ivers_block::{BlockNo, ByteOffset, Device, write_zeros};
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
 
 /// Bytes between a superblock and what may follow it.
@@ -146,7 +146,7 @@ impl Plan {
         let copy = frags(place as u32 + SUPERBLOCK_ROOM);
         let descriptor = copy + frags(SUPERBLOCK_ROOM);
         let inodes = descriptor + FRAGS;
-        let inodes_per_block = size / if options.version == Version::Ufs1 { 128 } else { 256 };
+        let inodes_per_block = size / options.version.inode_size();
         let density = options.bytes_per_inode.unwrap_or(2 * fragment_size).max(fragment_size / 8);
         let inodes_of = |frags: u32| {
             let wanted = u64::from(frags) * u64::from(fragment_size) / u64::from(density);
@@ -223,7 +223,6 @@ impl Plan {
         let mut bytes = vec![0; bytes_used as usize];
         let mut fields = FieldsMut::new(&mut bytes, ByteOrder::Little);
         let is_ufs1 = options.version == Version::Ufs1;
-        let pointers = size / if is_ufs1 { 4 } else { 8 };
         let summary_bytes = (self.summary_frags() * u64::from(fragment)) as u32;
         let meta = u64::from(self.offsets[3] - self.offsets[0]) * u64::from(self.groups);
         let data = self.fragments - u64::from(self.offsets[0]) - meta - self.summary_frags();
@@ -246,8 +245,8 @@ impl Plan {
             (at::FS_FRAGSHIFT, FRAGS.trailing_zeros()),
             (at::FS_FSBTODB, (fragment / SECTOR_BYTES).trailing_zeros()),
             (at::FS_SBSIZE, bytes_used),
-            (at::FS_NINDIR, pointers),
-            (at::FS_INOPB, size / if is_ufs1 { 128 } else { 256 }),
+            (at::FS_NINDIR, size / options.version.pointer_size()),
+            (at::FS_INOPB, size / options.version.inode_size()),
             (at::FS_ID, options.id[0]),
             (at::FS_ID + 4, options.id[1]),
             (at::FS_CSSIZE, summary_bytes),
@@ -340,7 +339,8 @@ impl Plan {
     fn written_inodes(&self, options: &MkfsOptions) -> u32 {
         match options.version {
             Version::Ufs1 => self.inodes_per_group,
-            Version::Ufs2 => (INODE_BLOCKS * (options.block_size / 256)).min(self.inodes_per_group),
+            Version::Ufs2 => (INODE_BLOCKS * (options.block_size / options.version.inode_size()))
+                .min(self.inodes_per_group),
         }
     }
 }
@@ -360,7 +360,7 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let write =
         |fragment: u64, bytes: &[u8]| device.write_at(BlockNo(fragment).offset(sb.fragment_size), bytes);
     if !options.zeroed {
-        zero(device, ByteOffset(0), sb.structure(0, 1) * u64::from(sb.fragment_size))?;
+        write_zeros(device, ByteOffset(0), sb.structure(0, 1) * u64::from(sb.fragment_size))?;
         device.flush()?;
     }
     let root = plan.root_fragment();
@@ -368,7 +368,7 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let mut counts = Vec::new();
     for group in 0..plan.groups {
         if !options.zeroed {
-            zero(device, BlockNo(sb.structure(group, 2)).offset(sb.fragment_size), inode_bytes)?;
+            write_zeros(device, BlockNo(sb.structure(group, 2)).offset(sb.fragment_size), inode_bytes)?;
         }
         let map = GroupMap::parse(plan.descriptor(&sb, group, options), &sb, group);
         let mut map = map.map_err(|what| refused(format!("group {group}: {what}")))?;
@@ -382,7 +382,6 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
         counts.push(map.counts());
         write(sb.structure(group, 1), map.hashed_bytes())?;
     }
-    let total = counts.iter().fold(Counts::default(), |sum, group| sum.plus(group));
     let mut summary = vec![0; sb.summary_bytes as usize];
     Counts::put_all(&mut summary, sb.order, &counts);
     write(sb.summary_start, &summary)?;
@@ -391,7 +390,7 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     root_inode(&sb, options, root).encode(&mut inodes[at..at + sb.inode_size() as usize], &sb);
     write(fragment, &inodes)?;
     write(root, &root_directory(&sb))?;
-    sb.put_counts(&mut superblock, &total, Some(options.timestamp.into()));
+    sb.put_counts(&mut superblock, &Counts::sum(&counts), Some(options.timestamp.into()));
     sb.put_mark(&mut superblock, false);
     for group in 0..plan.groups {
         write(sb.structure(group, 0), &superblock)?;
@@ -435,15 +434,4 @@ fn root_directory(sb: &Superblock) -> Vec<u8> {
     put_entry(&mut bytes, entry(b"."), DOT_BYTES, sb.order);
     put_entry(&mut bytes[DOT_BYTES..], entry(b".."), UNIT_BYTES - DOT_BYTES, sb.order);
     bytes
-}
-
-fn zero(device: &dyn Device, start: ByteOffset, len: u64) -> Result<()> {
-    let zeros = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < len {
-        let piece = (len - at).min(zeros.len() as u64);
-        device.write_at(start + at, &zeros[..piece as usize])?;
-        at += piece;
-    }
-    Ok(())
 }

@@ -14,7 +14,7 @@ use crate::layout::{Incompat, Superblock};
 use crate::map::node::{Extent, MAX_LEN, empty_root, insert_at};
 use crate::new_groups::{self, Places, State};
 use crate::transaction::journal_error;
-use ivers_block::{BlockNo, Device, FileBlock};
+use ivers_block::{BlockNo, Device, FileBlock, write_zeros};
 use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::IntoBytes;
@@ -91,15 +91,8 @@ impl Maker<'_> {
         if self.options.zeroed {
             return Ok(());
         }
-        let zeros = vec![0; 1 << 20];
-        let mut at = block.offset(self.sb.block_size);
-        let end = (block + blocks).offset(self.sb.block_size);
-        while at < end {
-            let len = (end - at).min(zeros.len() as u64);
-            self.device.write_at(at, &zeros[..len as usize])?;
-            at += len;
-        }
-        Ok(())
+        let size = self.sb.block_size;
+        Ok(write_zeros(self.device, block.offset(size), blocks * u64::from(size))?)
     }
 
     fn table_of(&self, group: usize) -> BlockNo {

@@ -24,7 +24,7 @@ use crate::layout::group::BLOCK_UNINIT;
 use crate::mkfs::space::Space;
 use crate::new_groups::{self, State};
 use crate::open::{OpenOptions, read_super};
-use ivers_block::{BlockNo, ByteOffset, Device};
+use ivers_block::{BlockNo, ByteOffset, Device, write_zeros};
 use ivers_vfs::{Error, ResizeReport, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,15 +128,9 @@ impl Growing<'_> {
 
     fn zero(&self, block: BlockNo, blocks: u64, zeroed_from: ByteOffset) -> Result<()> {
         let size = self.plan.new.block_size;
-        let end = (block + blocks).offset(size).min(zeroed_from.max(block.offset(size)));
-        let zeros = vec![0; 1 << 20];
-        let mut at = block.offset(size);
-        while at < end {
-            let len = (end - at).min(zeros.len() as u64);
-            self.fs.dev.write_at(at, &zeros[..len as usize])?;
-            at += len;
-        }
-        Ok(())
+        let start = block.offset(size);
+        let end = (block + blocks).offset(size).min(zeroed_from.max(start));
+        Ok(write_zeros(&self.fs.dev, start, end - start)?)
     }
 
     /// Writes bitmaps and tables of the new groups. Returns their descriptors, and the free blocks that the

@@ -12,7 +12,7 @@ pub use options::{FatType, MkfsOptions, MkfsReport};
 use crate::layout::{Raw32, RawBoot, RawEntry, RawFsInfo, RawTail};
 use crate::names::encode_label;
 use geometry::{BACKUP_BOOT_SECTOR, FATS, FS_INFO_SECTOR, Plan, SECTOR_BYTES};
-use ivers_block::{ByteOffset, Device};
+use ivers_block::{ByteOffset, Device, write_zeros};
 use ivers_vfs::Result;
 use zerocopy::IntoBytes;
 
@@ -32,7 +32,7 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     if !options.zeroed {
         let first_cluster = if plan.is_32() { u64::from(plan.cluster_sectors) } else { 0 };
         let end = plan.data_sector() + first_cluster;
-        zero(device, ByteOffset(0), end * SECTOR_BYTES)?;
+        write_zeros(device, ByteOffset(0), end * SECTOR_BYTES)?;
         device.flush()?;
     }
     for nth in 0..FATS {
@@ -60,17 +60,6 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     write(0, &boot)?;
     device.flush()?;
     Ok(plan.report())
-}
-
-fn zero(device: &dyn Device, start: ByteOffset, len: u64) -> Result<()> {
-    let zeros = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < len {
-        let piece = (len - at).min(zeros.len() as u64);
-        device.write_at(start + at, &zeros[..piece as usize])?;
-        at += piece;
-    }
-    Ok(())
 }
 
 /// The first sector of a FAT: entry 0 repeats the media byte, entry 1 has the flags "clean" and "no errors".

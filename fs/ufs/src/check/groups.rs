@@ -40,10 +40,7 @@ impl Checker {
                 let what = format!("the summary area has {stored}; the group has {}", expected.counts);
                 self.bad("summary-wrong", place, what);
             }
-            total.dirs += expected.counts.dirs;
-            total.free_blocks += expected.counts.free_blocks;
-            total.free_inodes += expected.counts.free_inodes;
-            total.free_frags += expected.counts.free_frags;
+            total = total.plus(&expected.counts);
         }
         let stored = self.sb.total;
         for (code, name, stored, found) in [

@@ -149,9 +149,7 @@ impl Checker {
             let Some(inodes) = self.inodes[group as usize].take() else { continue };
             for (ino, seen) in (group * self.sb.inodes_per_group..).zip(&inodes) {
                 let is_directory = seen.kind == DT_DIR;
-                let named = |nth: usize| self.directories[nth].parent != 0;
-                let at = self.directories.binary_search_by_key(&ino, |dir| dir.ino);
-                let has_name = !is_directory || at.is_ok_and(named);
+                let has_name = !is_directory || self.directory(ino).is_some_and(|dir| dir.parent != 0);
                 match seen {
                     // What is free, or was reported as invalid, has no link count.
                     Seen { kind: 0 | 0xFF, .. } => {}

@@ -42,7 +42,8 @@ pub struct Group<'a> {
     clusters: Option<(usize, &'a [u8])>,
 }
 
-fn bit(map: &[u8], nth: u64) -> bool {
+/// Whether a bit of a map is set. The map ends with clear bits.
+pub(super) fn bit(map: &[u8], nth: u64) -> bool {
     map.get((nth / 8) as usize).is_some_and(|byte| byte >> (nth % 8) & 1 == 1)
 }
 

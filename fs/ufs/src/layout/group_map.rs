@@ -1,7 +1,7 @@
 //! A descriptor of a group in memory, of which space and inodes are taken.
 
 use super::bytes::{Fields, FieldsMut};
-use super::group::{Group, at};
+use super::group::{Group, at, bit};
 use super::superblock::{Counts, Superblock, Version};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -75,8 +75,7 @@ impl GroupMap {
     }
 
     fn bit(&self, map_at: usize, nth: u64) -> bool {
-        let byte = self.bytes.get(map_at + (nth / 8) as usize);
-        byte.is_some_and(|byte| byte >> (nth % 8) & 1 == 1)
+        bit(self.bytes.get(map_at..).unwrap_or_default(), nth)
     }
 
     fn set_bit(&mut self, map_at: usize, nth: u64, value: bool) {

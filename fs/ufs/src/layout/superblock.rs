@@ -137,6 +137,18 @@ pub enum Version {
     Ufs2,
 }
 
+impl Version {
+    /// Bytes of an inode.
+    pub fn inode_size(self) -> u32 {
+        if self == Self::Ufs1 { 128 } else { 256 }
+    }
+
+    /// Bytes of a pointer.
+    pub fn pointer_size(self) -> u32 {
+        if self == Self::Ufs1 { 4 } else { 8 }
+    }
+}
+
 /// Counts of a group or of all groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -306,8 +318,7 @@ impl Superblock {
         in_range("fs_fpg", frags_per_group.into(), 1, i32::MAX as u64)?;
         let groups = size.div_ceil(frags_per_group.into());
         in_range("fs_ncg", field(at::FS_NCG).into(), groups, groups)?;
-        let inode_size = if is_ufs1 { 128 } else { 256 };
-        let inodes_per_block = block_size / inode_size;
+        let inodes_per_block = block_size / version.inode_size();
         let inodes_per_group = field(at::FS_IPG);
         let most = u64::from(u32::MAX) / groups;
         in_range("fs_ipg", inodes_per_group.into(), inodes_per_block.into(), most)?;
@@ -388,12 +399,12 @@ impl Superblock {
 
     /// Bytes of an inode.
     pub fn inode_size(&self) -> u32 {
-        if self.version == Version::Ufs1 { 128 } else { 256 }
+        self.version.inode_size()
     }
 
     /// Bytes of a pointer.
     pub fn pointer_size(&self) -> u32 {
-        if self.version == Version::Ufs1 { 4 } else { 8 }
+        self.version.pointer_size()
     }
 
     /// Pointers of an indirect block.
@@ -551,6 +562,11 @@ impl Counts {
             free_inodes: op(self.free_inodes, other.free_inodes),
             free_frags: op(self.free_frags, other.free_frags),
         }
+    }
+
+    /// The counts of several groups.
+    pub fn sum<'a>(groups: impl IntoIterator<Item = &'a Self>) -> Self {
+        groups.into_iter().fold(Self::default(), |sum, group| sum.plus(group))
     }
 
     /// Returns the sums with other counts.

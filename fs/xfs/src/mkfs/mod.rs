@@ -26,7 +26,7 @@ use crate::layout::features::Incompat;
 use crate::layout::superblock::Superblock;
 use geometry::{MIN_GROUP_BYTES, Plan};
 use headers::Totals;
-use ivers_block::{ByteOffset, Device};
+use ivers_block::{ByteOffset, Device, write_zeros};
 use ivers_vfs::Result;
 use space::Group;
 use trees::{Chunk, Contents};
@@ -167,13 +167,6 @@ impl<'a> Maker<'a> {
         if self.options.zeroed {
             return Ok(());
         }
-        let zeros = vec![0; bytes.min(1 << 20) as usize];
-        let mut done = 0;
-        while done < bytes {
-            let piece = (bytes - done).min(zeros.len() as u64);
-            self.device.write_at(start + done, &zeros[..piece as usize])?;
-            done += piece;
-        }
-        Ok(())
+        Ok(write_zeros(self.device, start, bytes)?)
     }
 }
