@@ -12,11 +12,8 @@ use ivers_affs::Affs;
 use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
 use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
-use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_crash::{Promises, Repaired, Target, explore_alone};
 use ivers_vfs::{Error, FileSystem, Vfs};
-use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -80,41 +77,9 @@ impl Target for Amiga {
     }
 }
 
-fn workloads(seed: u64) -> Vec<Workload> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut mixed: Vec<Workload> =
-        (0..Workload::sequences(2)).map(|nth| Workload::sequence(2, nth)).collect();
-    let threes = Workload::sequences(3);
-    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
-    mixed.extend((0..300).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
-    mixed.shuffle(&mut rng);
-    mixed.splice(0..0, (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)));
-    mixed
-}
-
 #[test]
 fn crash_costs_at_most_lost_blocks() {
-    let states = env("IVERS_CRASH_STATES").unwrap_or(1000);
-    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
-    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
-    for kind in KINDS {
-        let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("the name of a workload, as in a report")],
-            None => workloads(seed),
-        };
-        let explorer = Explorer {
-            workloads,
-            whole: 10,
-            unmount_one_in: 4,
-            most_states: states,
-            fsck_first_every: 0,
-            ..Explorer::new(*kind, seed)
-        };
-        let summary = explorer.run().expect("the explorer runs");
-        println!("{summary}");
-        assert!(summary.violations.is_empty(), "a crash state violated a promise: see above");
-        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
-    }
+    explore_alone(KINDS.iter().copied(), 1000);
 }
 
 /// A file that was durable before a rename is found under its old or its new name at every crash point. The

@@ -46,3 +46,32 @@ where
         assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
     }
 }
+
+/// Explores kinds of a format that no other tool recovers, of each so many states. It uses `IVERS_CRASH_STATES`,
+/// `IVERS_CRASH_SEED` and `IVERS_CRASH_WORKLOAD`.
+///
+/// # Panics
+/// If a promise is broken, or the workloads have fewer states than requested.
+pub fn explore_alone<K: Target + 'static>(kinds: impl IntoIterator<Item = K>, states: u64) {
+    let states = env("IVERS_CRASH_STATES").unwrap_or(states);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    for kind in kinds {
+        let workloads = match &only {
+            Some(name) => vec![Workload::by_name(name).expect("the name of a workload, as in a report")],
+            None => Workload::short_first(seed),
+        };
+        let explorer = Explorer {
+            workloads,
+            whole: 10,
+            unmount_one_in: 4,
+            most_states: states,
+            fsck_first_every: 0,
+            ..Explorer::new(kind, seed)
+        };
+        let summary = explorer.run().expect("the explorer runs");
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "a crash state violated a promise: see above");
+        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
+    }
+}

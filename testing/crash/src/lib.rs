@@ -82,7 +82,7 @@ pub mod verify;
 
 pub use explore::{Explorer, Summary};
 pub use history::whole;
-pub use kinds::explore_kinds;
+pub use kinds::{explore_alone, explore_kinds};
 pub use ops::{Op, Workload};
 pub use target::{Promises, Repaired, Target};
 

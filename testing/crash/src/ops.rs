@@ -189,6 +189,19 @@ impl Workload {
         mixed
     }
 
+    /// Returns all sequences of one operation first, then all of two, 2000 random ones of three, and long
+    /// mixes, shuffled.
+    pub fn short_first(seed: u64) -> Vec<Self> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut mixed: Vec<Self> = (0..Self::sequences(2)).map(|nth| Self::sequence(2, nth)).collect();
+        let threes = Self::sequences(3);
+        mixed.extend((0..2000).map(|_| Self::sequence(3, rng.random_range(0..threes))));
+        mixed.extend((0..300).map(|nth| Self::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
+        mixed.shuffle(&mut rng);
+        mixed.splice(0..0, (0..Self::sequences(1)).map(|nth| Self::sequence(1, nth)));
+        mixed
+    }
+
     /// Returns random workloads with files that share blocks.
     pub fn all_sharing(seed: u64) -> Vec<Self> {
         let mut rng = StdRng::seed_from_u64(seed);

@@ -7,15 +7,12 @@
 
 use crate::common::*;
 use ivers_block::{Device, MemDevice};
-use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_crash::{Promises, Repaired, Target, explore_alone};
 use ivers_ufs::check::check;
 use ivers_ufs::layout::group::Group;
 use ivers_ufs::{OpenOptions, Ufs};
 use ivers_vfs::check::Memory;
 use ivers_vfs::{Error, FileSystem};
-use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -99,42 +96,11 @@ impl Target for Kind {
     }
 }
 
-fn workloads(seed: u64) -> Vec<Workload> {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut mixed: Vec<Workload> =
-        (0..Workload::sequences(2)).map(|nth| Workload::sequence(2, nth)).collect();
-    let threes = Workload::sequences(3);
-    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
-    mixed.extend((0..300).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
-    mixed.shuffle(&mut rng);
-    mixed.splice(0..0, (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)));
-    mixed
-}
-
 #[test]
 fn crash_leaves_only_what_recovery_repairs() {
     if !have_makefs() {
         return;
     }
-    let states = env("IVERS_CRASH_STATES").unwrap_or(400);
-    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
-    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
-    for (name, options) in OPTIONS {
-        let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("the name of a workload, as in a report")],
-            None => workloads(seed),
-        };
-        let explorer = Explorer {
-            workloads,
-            whole: 10,
-            unmount_one_in: 4,
-            most_states: states,
-            fsck_first_every: 0,
-            ..Explorer::new(Kind { name, image: Arc::new(empty(options)) }, seed)
-        };
-        let summary = explorer.run().expect("the explorer runs");
-        println!("{summary}");
-        assert!(summary.violations.is_empty(), "a crash state violated a promise: see above");
-        assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
-    }
+    let kind = |(name, options)| Kind { name, image: Arc::new(empty(options)) };
+    explore_alone(OPTIONS.map(kind), 400);
 }
