@@ -6,7 +6,6 @@ use crate::layout::directory::{Entry, TRAILER_BYTES, TRAILER_CHECK_AT, entry};
 use crate::layout::superblock::SUPERBLOCK;
 use crate::volume::{Ocfs2, Private};
 use ivers_block::BufferRead;
-use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::{DirEntry, Ino, Result};
 use std::ops::{ControlFlow, Range};
 
@@ -35,7 +34,7 @@ impl Ocfs2 {
         while start < range.end {
             let block;
             let bytes: &[u8] = if dir.is_inline() {
-                block = self.dinode(dir.ino)?.1;
+                block = self.block_of(dir)?;
                 &block[INLINE_AT..INLINE_AT + dir.size as usize]
             } else {
                 block = self.directory_block(dir, start / size)?.1;
@@ -89,16 +88,11 @@ impl Ocfs2 {
         (SUPERBLOCK + 1..self.sb.blocks()).contains(&ino)
     }
 
-    /// Finds a name. The search begins after the entry that was found last.
+    /// Finds a name.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
         let dir = &private.dinode;
-        let start = private.after_last.load(Ordering::Relaxed).min(dir.size);
-        let found = match self.find_in(dir, start..dir.size, name)? {
-            None => self.find_in(dir, 0..start, name)?,
-            found => found,
-        };
-        let Some((ino, next)) = found else { return Ok(None) };
-        private.after_last.store(next, Ordering::Relaxed);
+        let find = |range| self.find_in(dir, range, name);
+        let Some(ino) = private.search_start.search(dir.size, find)? else { return Ok(None) };
         if !self.is_ino(ino) {
             let what = format!("an entry refers to inode {ino}, which does not exist");
             return Err(self.corrupt(dir.ino, what));

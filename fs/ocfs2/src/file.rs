@@ -14,7 +14,7 @@ impl Ocfs2 {
         let (buf, past_end) = buf.split_at_mut(inside);
         past_end.fill(0);
         if file.is_inline() {
-            let block = self.dinode(file.ino)?.1;
+            let block = self.block_of(file)?;
             let data = &block[INLINE_AT..INLINE_AT + file.size as usize];
             let start = offset.min(file.size) as usize;
             buf.copy_from_slice(&data[start..start + buf.len()]);
@@ -54,7 +54,7 @@ impl Ocfs2 {
             self.read_file(link, 0, &mut target)?;
             return Ok(target);
         }
-        let block = self.dinode(link.ino)?.1;
+        let block = self.block_of(link)?;
         let area = &block[ID2_AT..block.len() - link.inline_xattr_bytes()];
         let target = usize::try_from(link.size).ok().and_then(|size| area.get(..size));
         let what = "its target does not fit into the inode";

@@ -26,7 +26,7 @@ pub(crate) struct Owner {
 impl Ocfs2 {
     /// Returns the root of the tree of an inode.
     pub(crate) fn extents(&self, inode: &Dinode) -> Result<ExtentList> {
-        let (_, block) = self.dinode(inode.ino)?;
+        let block = self.block_of(inode)?;
         let end = block.len() - inode.inline_xattr_bytes();
         self.parse_list(&block[ID2_AT..end.max(ID2_AT)], Owner { ino: inode.ino, keys: Keys::Clusters })
     }

@@ -6,7 +6,7 @@ use crate::layout::shape::{DINODE, Shape};
 use crate::layout::superblock::{SUPERBLOCK, Superblock, incompat};
 use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Contents};
 use ivers_vfs::sync::atomic::{AtomicU64, Ordering};
-use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result};
+use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result, SearchStart};
 use std::sync::Arc;
 
 /// An open OCFS2. It is only read.
@@ -28,9 +28,8 @@ pub struct Ocfs2 {
 /// What is kept with an inode.
 pub(crate) struct Private {
     pub dinode: Dinode,
-    /// The byte of a directory after the entry that was found last. The next lookup begins there: programs
-    /// look names up in the order in which they were listed.
-    pub after_last: AtomicU64,
+    /// Where the next lookup in a directory begins.
+    pub search_start: SearchStart,
 }
 
 pub(crate) fn private_of(inode: &Inode) -> &Private {
@@ -101,6 +100,11 @@ impl Ocfs2 {
         if found.0.is_valid() { Ok(found) } else { Err(NameError::Stale.into()) }
     }
 
+    /// Reads the block of an inode in memory, which was in use when it was loaded.
+    pub(crate) fn block_of(&self, inode: &Dinode) -> Result<BufferRead> {
+        self.structure(inode.ino, &DINODE)
+    }
+
     pub(crate) fn load(&self, ino: u64) -> Result<LoadedInode> {
         // A number from outside may be that of any block.
         if ino <= SUPERBLOCK || ino >= self.sb.blocks() {
@@ -115,7 +119,7 @@ impl Ocfs2 {
             generation: dinode.generation,
             attr: dinode.attr(&self.sb),
             counter: InitialCounter::NotStored,
-            private: Box::new(Private { dinode, after_last: AtomicU64::new(0) }),
+            private: Box::new(Private { dinode, search_start: SearchStart::default() }),
         })
     }
 }

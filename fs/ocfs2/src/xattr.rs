@@ -26,7 +26,7 @@ impl Ocfs2 {
     /// Calls `each` with the attributes of an inode, until it breaks.
     pub(crate) fn for_each_attribute(&self, inode: &Dinode, each: &mut Each<'_>) -> Result<()> {
         if inode.inline_xattr_bytes() > 0 {
-            let block = self.dinode(inode.ino)?.1;
+            let block = self.block_of(inode)?;
             let area = &block[block.len() - inode.inline_xattr_bytes()..];
             if self.each_of_area(inode, area, each)?.is_break() {
                 return Ok(());

@@ -5,7 +5,6 @@ use crate::layout::directory::{Entry, UNIT_BYTES, entry};
 use crate::layout::superblock::ROOT;
 use crate::volume::{Private, Ufs};
 use ivers_block::FileBlock;
-use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::{DirEntry, Ino, Result};
 use std::ops::{ControlFlow, Range};
 
@@ -76,16 +75,11 @@ impl Ufs {
         Ok(found)
     }
 
-    /// Finds a name. The search begins after the entry that was found last.
+    /// Finds a name.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
         let dir = &private.state.read().dinode;
-        let start = private.after_last.load(Ordering::Relaxed).min(dir.size);
-        let found = match self.find_in(dir, start..dir.size, name)? {
-            None => self.find_in(dir, 0..start, name)?,
-            found => found,
-        };
-        let Some((ino, bytes)) = found else { return Ok(None) };
-        private.after_last.store(bytes.end, Ordering::Relaxed);
+        let find = |range| Ok(self.find_in(dir, range, name)?.map(|(ino, bytes)| (ino, bytes.end)));
+        let Some(ino) = private.search_start.search(dir.size, find)? else { return Ok(None) };
         if !(ROOT..self.sb.inodes()).contains(&ino) {
             let what = format!("an entry refers to inode {ino}, which does not exist");
             return Err(self.corrupt(dir.ino, what));

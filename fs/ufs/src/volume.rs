@@ -6,7 +6,7 @@ use crate::layout::superblock::{ROOT, Superblock};
 use ivers_block::{BlockNo, BufferCache, BufferRead};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{RankedRwLock, rank};
-use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result};
+use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result, SearchStart};
 use ivers_write_ordering::{Change, Ordered, Stage, Ticket};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -36,9 +36,8 @@ pub(crate) struct Writer {
 /// The driver's data of an inode in memory.
 pub(crate) struct Private {
     pub state: RankedRwLock<rank::Driver<0>, State>,
-    /// The byte of a directory after the entry that was found last. The next lookup begins there: programs
-    /// look names up in the order in which they were listed.
-    pub after_last: AtomicU64,
+    /// Where the next lookup in a directory begins.
+    pub search_start: SearchStart,
 }
 
 /// The part of [`Private`] that changes.
@@ -91,7 +90,7 @@ impl Private {
             pending: Pending::default(),
             space_from: 0,
         };
-        Self { state: RankedRwLock::new(state), after_last: AtomicU64::new(0) }
+        Self { state: RankedRwLock::new(state), search_start: SearchStart::default() }
     }
 }
 
