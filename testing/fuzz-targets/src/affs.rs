@@ -5,10 +5,10 @@
 //! type of the damaged block.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
+use crate::work::{driver_options, memory, mount_twice, on_vfs};
 use ivers_affs::layout::{head, put_tail32, put32, set_checksum, tail};
 use ivers_affs::{Affs, OpenOptions, mkfs};
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_vfs::*;
 use std::sync::{Arc, LazyLock};
 
@@ -153,17 +153,11 @@ fn change(device: &dyn Device, block: usize, write: impl Fn(&mut [u8]), sealed: 
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
     let mut magic = [0; 4];
     device.read_at(ByteOffset(0), &mut magic).ok()?;
-    let options = OpenOptions {
-        common: DriverOptions {
-            read_only: flags.read_only(),
-            budget: budget.clone(),
-            ..DriverOptions::default()
-        },
-        partition: (magic == *b"RDSK").then(|| partition.to_owned()),
-    };
+    let options = OpenOptions { common, partition: (magic == *b"RDSK").then(|| partition.to_owned()) };
     let fs = Affs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -50,9 +50,15 @@ bases! {
 pub static BASES: LazyLock<Vec<Base>> =
     LazyLock::new(|| PACKED.iter().map(|(name, packed)| load(name, packed)).collect());
 
-fn load(name: &'static str, packed: &[u8]) -> Base {
+/// Returns an image that is stored in `bases/`.
+pub(crate) fn unpack(packed: &[u8]) -> Vec<u8> {
     let mut image = Vec::new();
     DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    image
+}
+
+fn load(name: &'static str, packed: &[u8]) -> Base {
+    let image = unpack(packed);
     let superblock =
         Superblock::parse(&image[1024..2048], image.len() as u64, name).expect("a base has a superblock");
     let places = places(&image, &superblock);

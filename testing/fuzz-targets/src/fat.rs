@@ -2,13 +2,12 @@
 //!
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a sector of it.
 
+use crate::base::unpack;
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
-use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use crate::work::{driver_options, memory, mount_twice, on_vfs};
+use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_fat::{Fat, OpenOptions};
 use ivers_vfs::{DriverOptions, Vfs};
-use std::io::Read;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -32,8 +31,7 @@ static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
 });
 
 fn load(packed: &[u8]) -> Base {
-    let mut image = Vec::new();
-    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let image = unpack(packed);
     let word = |at: usize| u64::from(u16::from_le_bytes([image[at], image[at + 1]]));
     let fat_sectors = if word(22) == 0 { word(36) } else { word(22) };
     let data = word(14) + u64::from(image[16]) * fat_sectors;
@@ -61,14 +59,10 @@ pub fn run(input: &[u8]) {
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let options = OpenOptions::from(DriverOptions {
-        read_only: flags.read_only(),
-        budget: budget.clone(),
-        // No timed thread: runs must be reproducible.
-        commit_interval: Duration::from_secs(3600),
-        ..DriverOptions::default()
-    });
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
+    // No timed thread: runs must be reproducible.
+    let options = OpenOptions::from(DriverOptions { commit_interval: Duration::from_secs(3600), ..common });
     let fs = Fat::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -3,16 +3,15 @@
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a piece of it. With
 //! the highest bit of the class, the checksum of the structure is made right after the patch.
 
+use crate::base::unpack;
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
-use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use crate::work::{driver_options, memory, mount_twice, on_vfs};
+use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_ocfs2::layout::blockcheck;
 use ivers_ocfs2::layout::shape::Shape;
 use ivers_ocfs2::layout::superblock::{Superblock, find};
 use ivers_ocfs2::{Ocfs2, OpenOptions};
-use ivers_vfs::{DriverOptions, Vfs};
-use std::io::Read;
+use ivers_vfs::Vfs;
 use std::sync::{Arc, LazyLock};
 
 /// Bytes of a piece.
@@ -41,8 +40,7 @@ static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
 });
 
 fn load(packed: &[u8]) -> Base {
-    let mut image = Vec::new();
-    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let image = unpack(packed);
     let size = find(&image).expect("a base has a superblock") as usize;
     let bytes = image.len() as u64;
     Superblock::parse(&image[2 * size..3 * size], bytes, "base").expect("a base has a superblock");
@@ -94,9 +92,8 @@ pub fn run(input: &[u8]) {
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let common =
-        DriverOptions { read_only: flags.read_only(), budget: budget.clone(), ..DriverOptions::default() };
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
     let fs = Ocfs2::open(device.clone(), OpenOptions { common, no_replay: false }).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -3,14 +3,13 @@
 //!
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a piece of it.
 
+use crate::base::unpack;
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
-use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
+use crate::work::{driver_options, memory, mount_twice, on_vfs};
+use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_ufs::layout::superblock::{Superblock, find};
 use ivers_ufs::{OpenOptions, Ufs};
-use ivers_vfs::{DriverOptions, Vfs};
-use std::io::Read;
+use ivers_vfs::Vfs;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -34,8 +33,7 @@ static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
 });
 
 fn load(packed: &[u8]) -> Base {
-    let mut image = Vec::new();
-    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let image = unpack(packed);
     let at = find(&image).expect("a base has a superblock");
     let sb = Superblock::parse(&image[at as usize..], at, image.len() as u64, "base");
     let sb = sb.expect("a base has a superblock");
@@ -73,9 +71,8 @@ pub fn run(input: &[u8]) {
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let common =
-        DriverOptions { read_only: flags.read_only(), budget: budget.clone(), ..DriverOptions::default() };
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
     let fs = Ufs::open(device.clone(), OpenOptions { common }).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// The bound of the caches: a damaged image must not need more.
-pub(crate) const CACHE_BYTES: u64 = 8 << 20;
+const CACHE_BYTES: u64 = 8 << 20;
 /// The largest number of inodes that a walk visits.
 const MAX_VISITED: usize = 160;
 /// The largest number of names read from one directory.
@@ -28,6 +28,12 @@ pub fn run(input: &[u8], classes: &[Class]) {
 /// A bound for the memory of a checker.
 pub(crate) fn memory() -> Memory {
     Memory::new(Arc::new(Budget::new(CACHE_BYTES)), "")
+}
+
+/// The options with which an image is opened. Its caches are bounded.
+pub(crate) fn driver_options(read_only: bool) -> DriverOptions {
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    DriverOptions { read_only, budget, ..DriverOptions::default() }
 }
 
 /// Runs the checker on a base image that the input damages. Its findings do not matter: it must end.
@@ -56,16 +62,10 @@ pub(crate) fn mount_twice(flags: Flags, calls: &[Call], mount: impl Fn(Flags) ->
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let options = OpenOptions {
-        common: DriverOptions {
-            read_only: flags.read_only(),
-            budget: budget.clone(),
-            ..DriverOptions::default()
-        },
-        no_replay: flags.no_replay() && flags.read_only(),
-        ..OpenOptions::default()
-    };
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
+    let options =
+        OpenOptions { common, no_replay: flags.no_replay() && flags.read_only(), ..OpenOptions::default() };
     let fs = Ext4::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }

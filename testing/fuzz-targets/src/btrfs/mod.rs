@@ -4,17 +4,16 @@ mod place;
 
 pub use place::Class;
 
+use crate::base::unpack;
 use crate::damage::{Sealed, damaged};
 use crate::input::Flags;
 use crate::place::Place;
-use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
-use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice};
+use crate::work::{driver_options, mount_twice, on_vfs};
+use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_btrfs::{Btrfs, OpenOptions};
-use ivers_vfs::{DriverOptions, Vfs};
+use ivers_vfs::Vfs;
 use place::{SUPER, SUPER_BYTES};
 use std::collections::HashMap;
-use std::io::Read;
 use std::sync::{Arc, LazyLock};
 
 /// An image and the positions of its structures.
@@ -47,8 +46,7 @@ pub fn bases(classes: &[Class]) -> &'static [Base] {
 }
 
 fn load(packed: &[u8]) -> Base {
-    let mut image = Vec::new();
-    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let image = unpack(packed);
     let node_size = crate::place::le32(&image, SUPER + 0x94) as usize;
     Base { device: Arc::new(MemDevice::from_bytes(&image)), places: place::places(&image), node_size }
 }
@@ -79,9 +77,8 @@ pub fn run(input: &[u8], classes: &[Class]) {
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let common =
-        DriverOptions { read_only: flags.read_only(), budget: budget.clone(), ..DriverOptions::default() };
+    let common = driver_options(flags.read_only());
+    let budget = common.budget.clone();
     let options = OpenOptions {
         common,
         no_replay: flags.no_replay(),

@@ -6,19 +6,18 @@ mod place;
 
 pub use place::Class;
 
+use crate::base::unpack;
 use crate::damage::{Sealed, damaged};
 use crate::input::Flags;
 use crate::place::Place;
-use crate::work::{CACHE_BYTES, memory, mount_twice, on_vfs};
-use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, ByteOffset, Device, MemDevice};
-use ivers_vfs::{DriverOptions, Vfs};
+use crate::work::{driver_options, memory, mount_twice, on_vfs};
+use ivers_block::{ByteOffset, Device, MemDevice};
+use ivers_vfs::Vfs;
 use ivers_xfs::layout::checksum::{SelfDescription, seal_inode};
 use ivers_xfs::layout::superblock::Superblock;
 use ivers_xfs::{OpenOptions, Xfs};
 use place::SECTOR;
 use std::collections::HashMap;
-use std::io::Read;
 use std::sync::{Arc, LazyLock};
 
 /// An image and the positions of its structures.
@@ -34,11 +33,6 @@ pub struct Base {
 /// small blocks, shared blocks and a dirty log. The last one is the same with a record of intents that
 /// recovery must finish.
 pub static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
-    let unpack = |packed: &[u8]| {
-        let mut image = Vec::new();
-        DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
-        image
-    };
     let small = unpack(include_bytes!("../../bases/xfs_small_blocks.z"));
     let mut unfinished = small.clone();
     let log = place::log(&superblock(&unfinished));
@@ -116,9 +110,8 @@ pub fn run(input: &[u8], classes: &[Class]) {
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
-    let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let read_only = flags.read_only() || flags.no_replay();
-    let common = DriverOptions { read_only, budget: budget.clone(), ..DriverOptions::default() };
+    let common = driver_options(flags.read_only() || flags.no_replay());
+    let budget = common.budget.clone();
     let options = OpenOptions { common, no_replay: flags.no_replay(), ..OpenOptions::default() };
     let fs = Xfs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
