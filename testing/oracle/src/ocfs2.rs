@@ -69,7 +69,7 @@ impl Ocfs2Machine {
         let disk = File::options().create(true).truncate(true).read(true).write(true).open(&path)?;
         let (mut places, mut end) = (Vec::new(), 0);
         for image in images {
-            let bytes = std::fs::read(image)?;
+            let bytes = crate::read_image(image)?;
             places.push((end, bytes.len() as u64));
             for (nth, piece) in (0u64..).zip(bytes.chunks(4096)) {
                 if piece.iter().any(|byte| *byte != 0) {

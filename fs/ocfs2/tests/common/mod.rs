@@ -1,5 +1,10 @@
 //! Images, and their trees.
 
+#[path = "../../../ufs/tests/common/listing.rs"]
+mod listing;
+#[path = "../../../ufs/tests/common/numbers.rs"]
+mod numbers;
+
 use flate2::read::DeflateDecoder;
 use ivers_block::{Device, MemDevice};
 use ivers_ocfs2::layout::superblock::{self, Superblock};
@@ -8,6 +13,7 @@ use ivers_vfs::*;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+pub use {listing::*, numbers::*};
 
 /// Images of the fuzz target, made by `testing/fuzz-targets/examples/ocfs2_bases.rs`: blocks of 1 KiB in
 /// clusters of 4 KiB; blocks of 512 bytes with checksums; one that was not unmounted.
@@ -126,18 +132,4 @@ pub fn entry_in(image: &[u8], dir: usize, name: &str) -> usize {
 
 pub fn entry(image: &[u8], dir: &str, name: &str) -> usize {
     entry_in(image, slot(image, dir), name)
-}
-
-/// Reads a little-endian number of some bytes.
-pub fn get(image: &[u8], at: usize, len: usize) -> u64 {
-    image[at..at + len].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
-}
-
-/// Adds to a little-endian number of some bytes.
-pub fn add(image: &mut [u8], at: usize, len: usize, more: i64) {
-    set(image, at, len, get(image, at, len).wrapping_add_signed(more));
-}
-
-pub fn set(image: &mut [u8], at: usize, len: usize, value: u64) {
-    image[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
 }

@@ -1,5 +1,7 @@
 //! Images that makefs makes, and their trees.
 
+pub mod listing;
+pub mod numbers;
 #[path = "../../../xfs/tests/common/storm.rs"]
 pub mod storm;
 #[path = "../../../xfs/tests/common/trees.rs"]
@@ -10,6 +12,8 @@ use ivers_oracle::have_programs;
 use ivers_ufs::layout::superblock::{self, Superblock};
 use ivers_ufs::{OpenOptions, Ufs};
 use ivers_vfs::*;
+pub use listing::*;
+pub use numbers::*;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -152,20 +156,6 @@ pub fn contents(image: &[u8], path: &str) -> usize {
 pub fn group(image: &[u8]) -> usize {
     let sb = superblock(image);
     sb.structure(0, 1) as usize * sb.fragment_size as usize
-}
-
-/// Reads a little-endian number of some bytes.
-pub fn get(image: &[u8], at: usize, len: usize) -> u64 {
-    image[at..at + len].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
-}
-
-/// Adds to a little-endian number of some bytes.
-pub fn add(image: &mut [u8], at: usize, len: usize, more: i64) {
-    set(image, at, len, get(image, at, len).wrapping_add_signed(more));
-}
-
-pub fn set(image: &mut [u8], at: usize, len: usize, value: u64) {
-    image[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
 }
 
 /// The byte at which the entry of a name in a directory starts.
