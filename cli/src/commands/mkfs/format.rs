@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::args::{Args, FsType};
 use crate::arguments::{ImageName, parse_size, source_date_epoch};
 use crate::output::failure::usage;
+use crate::output::format::count;
 
 /// A filesystem that is going to be made.
 #[derive(Debug, Clone)]
@@ -193,12 +194,11 @@ impl NewFilesystem {
                 };
                 Ok(Made {
                     text: format!(
-                        "{name}, {} blocks of {} bytes, {} inodes, {} {}, {journal}, UUID {uuid}",
+                        "{name}, {} blocks of {} bytes, {} inodes, {}, {journal}, UUID {uuid}",
                         made.blocks,
                         made.block_size,
                         made.inodes,
-                        made.groups,
-                        if made.groups == 1 { "group" } else { "groups" },
+                        count(made.groups.into(), "group"),
                     ),
                     json: json!({
                         "fs": name,
@@ -285,13 +285,12 @@ impl NewFilesystem {
                 let id = format!("{:08x}{:08x}", options.id[0], options.id[1]);
                 Ok(Made {
                     text: format!(
-                        "{name}, {} fragments of {} bytes, blocks of {} bytes, {} inodes, {} {}, ID {id}",
+                        "{name}, {} fragments of {} bytes, blocks of {} bytes, {} inodes, {}, ID {id}",
                         made.fragments,
                         made.fragment_size,
                         made.block_size,
                         made.inodes,
-                        made.groups,
-                        if made.groups == 1 { "group" } else { "groups" },
+                        count(made.groups.into(), "group"),
                     ),
                     json: json!({
                         "fs": name,
