@@ -109,7 +109,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Claims the index of a directory whose entries cannot be read.
+    /// Marks the blocks of an index as owned, if the entries of its directory cannot be read.
     fn claim_index(&mut self, ino: u64) -> Result<()> {
         let Ok((inode, _)) = self.fs.dinode(ino) else { return Ok(()) };
         if inode.dyn_features & dyn_features::INDEXED_DIR != 0 && !inode.is_inline() {

@@ -57,17 +57,17 @@ const RO_COMPAT: [(u32, &str); 3] = [(0x1, "unwritten"), (0x2, "usrquota"), (0x4
 const COMPAT_BACKUP_SB: u32 = 0x1;
 /// The bit of `s_state` for errors.
 const ERROR_FS: u16 = 0x1;
-/// The bit of `ci_stackflags` for a heartbeat on another device.
+/// The bit of `ci_stackflags` for a global heartbeat.
 const GLOBAL_HEARTBEAT: u8 = 0x1;
 
-/// Which programs decide who is in the cluster.
+/// The cluster stack: the programs that know which nodes are in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stack {
     /// No cluster: one machine mounts the filesystem.
     Local,
-    /// The kernel's own, with the heartbeat in a system file.
+    /// o2cb of the kernel, with the heartbeat in a system file.
     O2cb,
-    /// Another one, whose heartbeat is elsewhere. Its name.
+    /// The name of a stack whose heartbeat is not in this filesystem.
     Elsewhere(String),
 }
 
