@@ -10,8 +10,8 @@ use std::ops::Range;
 pub struct SearchStart(AtomicU64);
 
 impl SearchStart {
-    /// Searches a directory of `size` bytes. `find` searches the entries that begin in a range, and returns what
-    /// it found and the byte after the entry.
+    /// Searches a directory of `size` bytes. `find` searches the entries that begin in a range, and returns
+    /// what it found and the byte after the entry.
     pub fn search<T>(
         &self,
         size: u64,

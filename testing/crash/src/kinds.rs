@@ -47,8 +47,8 @@ where
     }
 }
 
-/// Explores kinds of a format that no other tool recovers, of each so many states. It uses `IVERS_CRASH_STATES`,
-/// `IVERS_CRASH_SEED` and `IVERS_CRASH_WORKLOAD`.
+/// Explores so many states of each kind of a format that no other tool recovers. It uses
+/// `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED` and `IVERS_CRASH_WORKLOAD`.
 ///
 /// # Panics
 /// If a promise is broken, or the workloads have fewer states than requested.
