@@ -66,18 +66,30 @@ impl Ocfs2 {
 
     fn verify(&self, buffer: &Buffer, number: u64, check_at: usize) -> Result<()> {
         let before = buffer.read();
-        match blockcheck::verify(&before, check_at) {
-            Verdict::Good => {}
-            Verdict::Bad => return Err(self.corrupt_block(number, "bad checksum; run fsck.ocfs2")),
-            Verdict::Corrected(bytes) => {
-                log::warn!("{}: block {number}: one bit was wrong, and is corrected in memory", self.place);
-                self.corrected.fetch_add(1, Ordering::Relaxed);
-                // If another thread corrected it first, its contents stay.
-                let _ = buffer.replace_if_unchanged(&before, Contents::new(bytes, self.cache.budget()));
-            }
+        if let Some(bytes) = self.corrected_bytes(&before, number, check_at)? {
+            // If another thread corrected it first, its contents stay.
+            let _ = buffer.replace_if_unchanged(&before, Contents::new(bytes, self.cache.budget()));
         }
         buffer.set_verified();
         Ok(())
+    }
+
+    /// Verifies the checksum of a structure. Returns its right bytes if one bit was wrong.
+    pub(crate) fn corrected_bytes(
+        &self,
+        bytes: &[u8],
+        block: u64,
+        check_at: usize,
+    ) -> Result<Option<Vec<u8>>> {
+        match blockcheck::verify(bytes, check_at) {
+            Verdict::Good => Ok(None),
+            Verdict::Bad => Err(self.corrupt_block(block, "bad checksum; run fsck.ocfs2")),
+            Verdict::Corrected(right) => {
+                log::warn!("{}: block {block}: one bit was wrong, and is corrected in memory", self.place);
+                self.corrected.fetch_add(1, Ordering::Relaxed);
+                Ok(Some(right))
+            }
+        }
     }
 
     /// Reads a structure of a block, and checks what all structures have.

@@ -1,6 +1,5 @@
 //! Extended attributes: at the end of the inode, in a block, or in the buckets of a tree.
 
-use crate::layout::blockcheck::{self, Verdict};
 use crate::layout::dinode::Dinode;
 use crate::layout::extents::{Extent, ExtentList, Keys};
 use crate::layout::shape::XATTR_BLOCK;
@@ -12,7 +11,6 @@ use crate::layout::xattr::{
 use crate::map::Owner;
 use crate::volume::Ocfs2;
 use ivers_block::BlockNo;
-use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::{NameError, Result};
 use std::ops::ControlFlow;
 
@@ -113,19 +111,10 @@ impl Ocfs2 {
     fn bucket(&self, start: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; BUCKET_BYTES];
         self.cache.device().read_at(BlockNo(start).offset(self.sb.block_size), &mut bytes)?;
-        if self.sb.has(incompat::META_ECC) {
-            match blockcheck::verify(&bytes, BUCKET_CHECK_AT) {
-                Verdict::Good => {}
-                Verdict::Bad => return Err(self.corrupt_block(start, "bad checksum; run fsck.ocfs2")),
-                Verdict::Corrected(right) => {
-                    log::warn!(
-                        "{}: block {start}: one bit was wrong, and is corrected in memory",
-                        self.place
-                    );
-                    self.corrected.fetch_add(1, Ordering::Relaxed);
-                    bytes = right;
-                }
-            }
+        if self.sb.has(incompat::META_ECC)
+            && let Some(right) = self.corrected_bytes(&bytes, start, BUCKET_CHECK_AT)?
+        {
+            bytes = right;
         }
         Ok(bytes)
     }

@@ -1,11 +1,8 @@
 //! The checker of OCFS2: reads everything, believes nothing, repairs nothing.
 //!
-//! It shares the decoding of structures with the driver. It computes itself which clusters, and which blocks
+//! It shares the decoding of structures with the driver. It computes again which clusters, and which blocks
 //! of allocators, have an owner, how many names an inode has, and all counts. Journals that hold changes are
-//! replayed in memory before.
-//!
-//! Memory: two bits for each cluster and two for each block, where they are in use; 24 bytes for each inode;
-//! 32 bytes for each directory; 24 bytes for each shared extent; the names of one directory; 8 MiB of blocks.
+//! replayed in memory first. `docs/check.md` says how much memory it takes.
 
 mod chains;
 mod directories;

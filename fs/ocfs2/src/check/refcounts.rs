@@ -30,7 +30,7 @@ impl Checker {
         sharing.sort_by_key(|shared| shared.root);
         let mut rest = &sharing[..];
         for (root, inodes) in std::mem::take(&mut self.refcount_roots) {
-            // Roots that no inode has are not among those of extents.
+            // The root of every extent is in `refcount_roots`.
             let mine = rest.partition_point(|shared| shared.root <= root);
             let (mine, after) = rest.split_at(mine);
             rest = after;
@@ -60,7 +60,7 @@ impl Checker {
         if !whole {
             return Ok(());
         }
-        // What is stored, less what was found, is nothing everywhere.
+        // For each cluster, the stored count minus the owners that were found must be 0.
         for shared in sharing {
             add(&mut steps, shared.cluster, shared.clusters, -1);
         }
