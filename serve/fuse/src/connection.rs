@@ -196,6 +196,7 @@ impl Connection {
         Cred { uid, gid, groups: self.groups_of(request), ..Cred::root() }
     }
 
+    /// Returns the supplementary groups of the caller, which the protocol does not carry.
     pub(crate) fn groups_of(&self, request: &Request) -> Vec<u32> {
         self.flusher.helper().groups_of(request.pid())
     }

@@ -79,6 +79,7 @@ mod privileged_helper;
 mod prune;
 mod session;
 mod subvolumes;
+mod thread_status;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use change_attr::{

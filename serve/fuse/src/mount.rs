@@ -8,7 +8,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::ffi::CString;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ fn attach_by_helper(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountE
         .stderr(Stdio::piped())
         .spawn()
         .map_err(MountError::NoHelper)?;
-    let received = receive_device(&ours);
+    let received = receive_file(&ours);
     let output = child.wait_with_output().map_err(MountError::NoHelper)?;
     match received {
         Some(device) if output.status.success() => Ok(device),
@@ -150,12 +150,18 @@ fn attach_by_helper(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountE
     }
 }
 
-fn receive_device(socket: &UnixStream) -> Option<OwnedFd> {
+/// Receives one byte with a descriptor. `None`: it came without one, or the other end is closed.
+pub(crate) fn receive_file(socket: impl AsFd) -> Option<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0u8];
     let received = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        rustix::net::recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
     });
     received.ok()?;
     control.drain().find_map(|message| match message {

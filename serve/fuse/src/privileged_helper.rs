@@ -8,12 +8,18 @@
 //! only regular files and directories of this mount. It reveals only what any user may read in /proc, and
 //! file sizes.
 
+use crate::mount::receive_file;
+use crate::thread_status::{StatusFiles, ThreadStatus};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, IoSlice, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use std::os::fd::OwnedFd;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -39,7 +45,7 @@ impl MountChannels {
         let mut fds = vec![
             self.device,
             self.affinity_helper,
-            self.helper.groups.into_inner(),
+            self.helper.threads.into_inner(),
             self.helper.sizes.into_inner(),
         ];
         fds.extend(self.helper.flushes.into_iter().map(Mutex::into_inner));
@@ -50,9 +56,10 @@ impl MountChannels {
     pub fn from_parts(fds: Vec<OwnedFd>, thread_ids: Vec<u32>) -> Option<Self> {
         let mut fds = fds.into_iter();
         let (device, affinity_helper) = (fds.next()?, fds.next()?);
-        let (groups, sizes) = (Mutex::new(fds.next()?), Mutex::new(fds.next()?));
+        let (threads, sizes) = (Mutex::new(fds.next()?), Mutex::new(fds.next()?));
         let flushes: Vec<_> = fds.map(Mutex::new).collect();
-        let helper = PrivilegedHelper { groups, sizes, flushes, thread_ids };
+        let status_files = StatusFiles::default();
+        let helper = PrivilegedHelper { threads, status_files, sizes, flushes, thread_ids };
         (!helper.flushes.is_empty()).then_some(Self { device, affinity_helper, helper })
     }
 }
@@ -61,7 +68,8 @@ impl MountChannels {
 #[derive(Debug)]
 pub(crate) struct PrivilegedHelper {
     /// Separate from the others: those wait for requests, and requests wait for this one.
-    groups: Mutex<OwnedFd>,
+    threads: Mutex<OwnedFd>,
+    status_files: StatusFiles,
     /// Separate from the flushes: those wait for locks of the kernel, and the holder of such a lock waits for
     /// this one.
     sizes: Mutex<OwnedFd>,
@@ -98,32 +106,47 @@ impl PrivilegedHelper {
 
     /// Returns whether a thread has ended or is a zombie.
     pub(crate) fn has_ended(&self, thread: u32) -> bool {
-        thread != 0 && ask(&self.groups.lock(), &thread.to_le_bytes(), ANSWER_MAX) == Some(vec![NO])
+        thread != 0 && ask(&self.threads.lock(), &about(thread, HAS_ENDED), ANSWER_MAX) == Some(vec![YES])
     }
 
     /// Returns whether a thread has a signal that it handles when its system call returns, or has ended.
     pub(crate) fn has_signal(&self, thread: u32) -> bool {
-        let question = [&thread.to_le_bytes()[..], &[SIGNALS]].concat();
-        ask(&self.groups.lock(), &question, ANSWER_MAX) == Some(vec![YES])
+        ask(&self.threads.lock(), &about(thread, HAS_SIGNAL), ANSWER_MAX) == Some(vec![YES])
     }
 
-    /// Returns the supplementary groups of a process, which the protocol does not carry.
-    pub(crate) fn groups_of(&self, pid: u32) -> Vec<u32> {
-        let answer = ask(&self.groups.lock(), &pid.to_le_bytes(), ANSWER_MAX).unwrap_or_default();
-        let groups = answer.get(1..).unwrap_or_default();
-        groups.as_chunks().0.iter().map(|&group| u32::from_le_bytes(group)).collect()
+    /// Returns the supplementary groups of a thread. None if it has ended, or if /proc hides it.
+    pub(crate) fn groups_of(&self, thread: u32) -> Vec<u32> {
+        // The kernel itself, or a thread in another PID namespace.
+        if thread == 0 {
+            return Vec::new();
+        }
+        let open = || {
+            let socket = self.threads.lock();
+            send(&socket, &about(thread, STATUS)).ok()?;
+            receive_file(&*socket).map(File::from)
+        };
+        self.status_files.read(thread, open).map_or_else(Vec::new, |status| status.groups())
     }
 }
 
 /// An inode number and a path of PATH_MAX bytes.
 const QUESTION_MAX: usize = 8 + 4096;
-/// 8192 groups. Further groups of a process are ignored.
-const ANSWER_MAX: usize = 1 + 8192 * 4;
+/// A byte and a file size.
+const ANSWER_MAX: usize = 1 + 8;
 /// The first byte of every answer: failure or success.
 pub(crate) const NO: u8 = 0;
 pub(crate) const YES: u8 = 1;
-/// After the number of a thread: the question is about its signals, and not about its groups.
-const SIGNALS: u8 = 1;
+
+/// What a question about a thread asks, after the number of the thread. The answer to [`STATUS`] carries a
+/// descriptor.
+const HAS_ENDED: u8 = 0;
+const HAS_SIGNAL: u8 = 1;
+const STATUS: u8 = 2;
+const THREAD_QUESTION: usize = 5;
+
+fn about(thread: u32, what: u8) -> Vec<u8> {
+    [&thread.to_le_bytes()[..], &[what]].concat()
+}
 
 fn which_file(id: u64, path: &[u8]) -> Vec<u8> {
     [&id.to_le_bytes(), path].concat()
@@ -140,8 +163,7 @@ fn ask_and(
     answer_max: usize,
     mut meanwhile: impl FnMut(),
 ) -> Option<Vec<u8>> {
-    // Without this flag, a dead peer causes a signal instead of an error.
-    rustix::io::retry_on_intr(|| rustix::net::send(socket, question, SendFlags::NOSIGNAL)).ok()?;
+    send(socket, question).ok()?;
     loop {
         match receive(socket, answer_max) {
             Err(Errno::AGAIN) => meanwhile(),
@@ -150,11 +172,16 @@ fn ask_and(
     }
 }
 
+fn send(socket: &OwnedFd, message: &[u8]) -> Result<(), Errno> {
+    // Without this flag, a dead peer causes a signal instead of an error.
+    retry_on_intr(|| rustix::net::send(socket, message, SendFlags::NOSIGNAL)).map(drop)
+}
+
 /// Receives one message. `None`: the other end is closed, since no message is empty.
 fn receive(socket: &OwnedFd, max: usize) -> Result<Option<Vec<u8>>, Errno> {
     let mut message = vec![0; max];
     let (_, length) =
-        rustix::io::retry_on_intr(|| rustix::net::recv(socket, message.as_mut_slice(), RecvFlags::empty()))?;
+        retry_on_intr(|| rustix::net::recv(socket, message.as_mut_slice(), RecvFlags::empty()))?;
     message.truncate(length);
     Ok((length > 0).then_some(message))
 }
@@ -162,28 +189,17 @@ fn receive(socket: &OwnedFd, max: usize) -> Result<Option<Vec<u8>>, Errno> {
 /// Starts the answering threads for the mount on `dir` with this device number. They end when the session's
 /// ends are closed.
 pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<PrivilegedHelper> {
-    let (groups, theirs) = pair()?;
-    answerer("ivers-groups", theirs, 5, |question| {
-        if let [number @ .., SIGNALS] = question
-            && let Ok(number) = number.try_into().map(u32::from_le_bytes)
-        {
-            return Some(vec![if has_signal(number) { YES } else { NO }]);
-        }
-        let pid = question.try_into().map(u32::from_le_bytes).ok()?;
-        let Some(groups) = groups_of(pid) else { return Some(vec![NO]) };
-        let mut answer = vec![YES];
-        answer.extend(groups.into_iter().flat_map(u32::to_le_bytes));
-        answer.truncate(ANSWER_MAX);
-        Some(answer)
-    })?;
+    let (threads, theirs) = pair()?;
+    answerer("ivers-threads", theirs, THREAD_QUESTION, answer_about_thread)?;
     let (sizes, theirs) = pair()?;
     let mount = dir.to_owned();
     answerer("ivers-sizes", theirs, QUESTION_MAX, move |question| {
         let size = answer_size(&mount, device, question);
-        Some(size.map_or_else(|| vec![NO], |size| [&[YES], &size.to_le_bytes()[..]].concat()))
+        Some(size.map_or_else(|| NO.into(), |size| [&[YES], &size.to_le_bytes()[..]].concat().into()))
     })?;
     let mut helper = PrivilegedHelper {
-        groups: Mutex::new(groups),
+        threads: Mutex::new(threads),
+        status_files: StatusFiles::default(),
         sizes: Mutex::new(sizes),
         flushes: Vec::new(),
         thread_ids: Vec::with_capacity(FLUSHES_MAX),
@@ -193,7 +209,7 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<P
         set_socket_timeout(&ours, Timeout::Recv, Some(WAITING))?;
         let dir = dir.to_owned();
         let id = answerer("ivers-outside", theirs, QUESTION_MAX, move |question| {
-            Some(vec![if answer_flush(&dir, device, question).is_some() { YES } else { NO }])
+            Some(yes_or_no(answer_flush(&dir, device, question).is_some()))
         })?;
         helper.flushes.push(Mutex::new(ours));
         helper.thread_ids.push(id);
@@ -208,7 +224,8 @@ pub(crate) fn not_answering() -> (PrivilegedHelper, OwnedFd) {
     set_socket_timeout(&flushes, Timeout::Recv, Some(WAITING)).unwrap();
     let closed = || Mutex::new(pair().unwrap().0);
     let helper = PrivilegedHelper {
-        groups: closed(),
+        threads: closed(),
+        status_files: StatusFiles::default(),
         sizes: closed(),
         flushes: vec![Mutex::new(flushes)],
         thread_ids: Vec::new(),
@@ -226,21 +243,54 @@ pub(crate) fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
+/// An answer. It may carry a descriptor.
+struct Answer(Vec<u8>, Option<File>);
+
+impl From<u8> for Answer {
+    fn from(byte: u8) -> Self {
+        Self(vec![byte], None)
+    }
+}
+
+impl From<Vec<u8>> for Answer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes, None)
+    }
+}
+
+impl Answer {
+    fn send(&self, socket: &OwnedFd) -> Result<(), Errno> {
+        let Self(bytes, file) = self;
+        let Some(file) = file else { return send(socket, bytes) };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        retry_on_intr(|| {
+            rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+        })
+        .map(drop)
+    }
+}
+
+fn yes_or_no(yes: bool) -> Answer {
+    if yes { YES.into() } else { NO.into() }
+}
+
 /// Starts a thread that answers questions until the socket closes or `answer` returns `None`. Returns its
 /// thread number.
 fn answerer(
     name: &str,
     socket: OwnedFd,
     question_max: usize,
-    mut answer: impl FnMut(&[u8]) -> Option<Vec<u8>> + Send + 'static,
+    mut answer: impl FnMut(&[u8]) -> Option<Answer> + Send + 'static,
 ) -> std::io::Result<u32> {
     let (send_id, id) = mpsc::channel();
     std::thread::Builder::new().name(name.into()).spawn(move || {
         let _ = send_id.send(own_number());
         while let Ok(Some(question)) = receive(&socket, question_max) {
             let Some(answer) = answer(&question) else { break };
-            if rustix::io::retry_on_intr(|| rustix::net::send(&socket, &answer, SendFlags::NOSIGNAL)).is_err()
-            {
+            if answer.send(&socket).is_err() {
                 break;
             }
         }
@@ -283,7 +333,7 @@ fn open(dir: &Path, device: (u32, u32), path: &[u8], id: u64) -> Option<OwnedFd>
     use std::os::fd::AsRawFd;
     let again = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::io::retry_on_intr(|| rustix::fs::openat(CWD, &again, flags, Mode::empty()))
+    retry_on_intr(|| rustix::fs::openat(CWD, &again, flags, Mode::empty()))
         .map_err(|error: Errno| log::debug!("flush of inode {id}: {error}"))
         .ok()
 }
@@ -323,31 +373,21 @@ fn kind(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// Returns the lines of /proc about a thread, empty if they are hidden. `None`: it has ended.
-fn status_of(thread: u32) -> Option<String> {
-    // /proc may hide a process that exists (proc(5), hidepid).
-    let number = rustix::process::Pid::from_raw(i32::try_from(thread).ok()?)?;
-    if rustix::process::test_kill_process(number) == Err(Errno::SRCH) {
-        return None;
+/// `None`: not a question.
+fn answer_about_thread(question: &[u8]) -> Option<Answer> {
+    let (thread, what) = question.split_first_chunk()?;
+    let thread = u32::from_le_bytes(*thread);
+    let file = ThreadStatus::open(thread);
+    match what {
+        [STATUS] => Some(file.map_or_else(|| NO.into(), |file| Answer(vec![YES], Some(file)))),
+        [HAS_ENDED] => Some(yes_or_no(match file {
+            Some(file) => ThreadStatus::read(&file).is_none(),
+            None => ThreadStatus::is_unknown(thread),
+        })),
+        [HAS_SIGNAL] => Some(yes_or_no(match file {
+            Some(file) => ThreadStatus::read(&file).is_none_or(|status| status.has_signal()),
+            None => ThreadStatus::is_unknown(thread),
+        })),
+        _ => None,
     }
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    // A zombie has only its number left.
-    (!field(&status, "State:").starts_with(['Z', 'X'])).then_some(status)
-}
-
-fn field<'a>(status: &'a str, name: &str) -> &'a str {
-    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_start()
-}
-
-/// Returns the supplementary groups of a thread. `None`: it has ended.
-fn groups_of(thread: u32) -> Option<Vec<u32>> {
-    let status = status_of(thread)?;
-    Some(field(&status, "Groups:").split_whitespace().filter_map(|group| group.parse().ok()).collect())
-}
-
-/// Returns whether a thread, or its process, has a pending signal that is not blocked, or has ended.
-fn has_signal(thread: u32) -> bool {
-    let Some(status) = status_of(thread) else { return true };
-    let signals = |name| u64::from_str_radix(field(&status, name), 16).unwrap_or(0);
-    (signals("SigPnd:") | signals("ShdPnd:")) & !signals("SigBlk:") != 0
 }

@@ -4,7 +4,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -120,8 +121,10 @@ fn enter_sandbox(args: &Args, wanted: bool, fuse: &FuseOptions) -> Option<String
 
 /// Gives up the server when the supervisor says so, and once the mount has ended and requests still wait.
 /// Otherwise the mount would end only when the server answers. `device` is the FUSE device.
-fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd, ended: Arc<AtomicBool>) -> Result<()> {
-    const STEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+///
+/// The returned sender is dropped when the last request is answered.
+fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd) -> Result<Sender<()>> {
+    const STEP: Duration = Duration::from_secs(1);
     let channel = Channel::adopt(channel.duplicate()?);
     let told = Arc::downgrade(vfs);
     std::thread::Builder::new().name("ivers-told".into()).spawn(move || {
@@ -133,14 +136,18 @@ fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd, ended: Ar
         }
     })?;
     let vfs = Arc::downgrade(vfs);
+    let (end, ended) = mpsc::channel();
+    let goes_on = move |time| ended.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
     std::thread::Builder::new().name("ivers-end".into()).spawn(move || {
-        while !ended.load(Relaxed) {
-            // The kernel reports an error on the device when the mount is gone.
+        while goes_on(STEP) {
+            // The kernel reports an error on the device when the mount is gone. Each request wakes a thread
+            // that waits for that, so this one only looks.
             let mut device = [PollFd::new(&device, PollFlags::empty())];
-            let polled = rustix::event::poll(&mut device, Some(&STEP));
+            let polled = rustix::event::poll(&mut device, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
             if polled.is_ok_and(|ready| ready > 0) {
-                std::thread::sleep(TIME_TO_ANSWER);
-                if let Some(vfs) = vfs.upgrade().filter(|_| !ended.load(Relaxed)) {
+                if goes_on(TIME_TO_ANSWER)
+                    && let Some(vfs) = vfs.upgrade()
+                {
                     log::warn!("the mount has ended, and the server does not answer: giving it up");
                     vfs.stop_waiting();
                 }
@@ -148,23 +155,23 @@ fn give_up_in_time(vfs: &Arc<Vfs>, channel: &Channel, device: OwnedFd, ended: Ar
             }
         }
     })?;
-    Ok(())
+    Ok(end)
 }
 
 fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<()> {
     channel.send(&Event::Opened { read_only: vfs.health().read_only }, &[])?;
     // Without a request the supervisor failed to mount, and there is nothing to serve.
     let Some((Request::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(()) };
-    let ended = Arc::new(AtomicBool::new(false));
+    let mut serving = None;
     if vfs.fs().server().is_some() {
         let device = fds.first().context("an incomplete connection")?.try_clone()?;
-        give_up_in_time(&vfs, channel, device, ended.clone())?;
+        serving = Some(give_up_in_time(&vfs, channel, device)?);
     }
     let connection = MountChannels::from_parts(fds, thread_ids).context("an incomplete connection")?;
     let served = ivers_fuse::serve(vfs.clone(), connection, fuse, Server { pid, sandbox })?;
     channel.send(&Event::Serving, &[])?;
     let result = served.wait();
-    ended.store(true, Relaxed);
+    drop(serving);
     channel.send(&Event::Ended, &[])?;
     Ok(result?)
 }
