@@ -1,12 +1,14 @@
 //! A TCP connection, and the threads that wait for replies on it.
 //!
 //! One of the waiting threads reads the socket and hands the replies of the others over. When it has its own
-//! reply, another one takes its place. The thread that executes callbacks ([`Connection::calls`]) starts to
-//! read only if no thread waits. A connection that broke stays broken: later bytes are ignored.
+//! reply, it wakes another one, which takes its place. Each thread has its own condition variable: a reply wakes
+//! only the thread that waits for it. The thread that executes callbacks ([`Connection::calls`]) starts to read
+//! only if no thread waits. A connection that broke stays broken: later bytes are ignored.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::record::Records;
@@ -70,12 +72,26 @@ pub enum Until {
 
 /// The state of the reply to a request.
 enum Expected {
-    /// A thread waits for it.
-    Awaited,
+    /// A thread has sent the request, or sends it.
+    Awaited(Waiter),
     /// It has arrived.
     Arrived(Vec<u8>),
     /// No thread waits for it: the request was given up.
     Abandoned,
+}
+
+/// A thread that sends a request and waits for its reply.
+#[derive(Default)]
+struct Waiter {
+    woken: Arc<Condvar>,
+    /// It waits for `woken`. Otherwise the server may hold it up by not taking its request.
+    is_waiting: bool,
+}
+
+impl Waiter {
+    fn wake(&self) {
+        self.woken.notify_all();
+    }
 }
 
 struct Receiving {
@@ -98,7 +114,6 @@ pub struct Connection {
     /// Held while a record is written.
     sending: RankedMutex<rank::Driver<3>, ()>,
     receiving: RankedMutex<rank::Driver<4>, Receiving>,
-    changed: Condvar,
     /// Signalled when callbacks arrive.
     called: Condvar,
 }
@@ -119,17 +134,17 @@ impl Connection {
             wire,
             sending: RankedMutex::new(()),
             receiving: RankedMutex::new(receiving),
-            changed: Condvar::new(),
             called: Condvar::new(),
         }
     }
 
     /// Ends the connection, for this reason unless it is broken already. All waiting calls fail.
     pub fn fail(&self, why: impl Into<String>) -> Broken {
-        let broken = self.receiving.lock().broken.get_or_insert_with(|| Broken(why.into())).clone();
+        let mut receiving = self.receiving.lock();
+        let broken = receiving.broken.get_or_insert_with(|| Broken(why.into())).clone();
         // Wakes the thread that reads.
         self.wire.shutdown();
-        self.changed.notify_all();
+        receiving.waiters().for_each(Waiter::wake);
         self.called.notify_all();
         broken
     }
@@ -147,7 +162,7 @@ impl Connection {
             if let Some(broken) = &receiving.broken {
                 return Err(broken.clone());
             }
-            receiving.replies.insert(xid, Expected::Awaited);
+            receiving.replies.insert(xid, Expected::Awaited(Waiter::default()));
         }
         self.send(record)?;
         self.wait(xid, until)
@@ -186,12 +201,12 @@ impl Connection {
                 return Ok(Vec::new());
             }
             let idle_at = receiving.read_at + IDLE;
-            let idle =
-                idle_at <= now && !receiving.replies.values().any(|it| matches!(it, Expected::Awaited));
+            let idle = idle_at <= now && receiving.waiters().next().is_none();
             match receiving.reader.take_if(|_| idle) {
                 Some(reader) => {
                     drop(receiving);
                     receiving = self.take_turn(reader)?;
+                    receiving.wake_next_reader();
                 }
                 None => {
                     let left = idle_at.saturating_duration_since(now).max(IDLE / 2);
@@ -208,8 +223,7 @@ impl Connection {
             if let Some(Expected::Arrived(reply)) = receiving.replies.get_mut(&xid) {
                 let reply = std::mem::take(reply);
                 receiving.replies.remove(&xid);
-                // Another thread must read for the others.
-                self.changed.notify_all();
+                receiving.wake_next_reader();
                 return Ok(reply);
             }
             if let Some(broken) = &receiving.broken {
@@ -219,20 +233,23 @@ impl Connection {
             if left.is_zero() {
                 return Err(self.give_up(receiving, xid, until));
             }
-            let Some(reader) = receiving.reader.take() else {
-                receiving.wait_for(&self.changed, left);
+            if let Some(reader) = receiving.reader.take() {
+                drop(receiving);
+                receiving = self.take_turn(reader)?;
                 continue;
-            };
-            drop(receiving);
-            receiving = self.take_turn(reader)?;
+            }
+            let Some(woken) = receiving.set_waiting(xid, true) else { continue };
+            receiving.wait_for(&woken, left);
+            receiving.set_waiting(xid, false);
         }
     }
 
     /// Gives a request up, because its time is over.
     fn give_up(&self, mut receiving: RankedMutexGuard<'_, Receiving>, xid: u32, until: Until) -> Broken {
         receiving.replies.insert(xid, Expected::Abandoned);
-        let awaited = receiving.replies.values().filter(|it| matches!(it, Expected::Awaited)).count();
+        let awaited = receiving.waiters().count();
         let abandoned = receiving.replies.values().filter(|it| matches!(it, Expected::Abandoned)).count();
+        receiving.wake_next_reader();
         drop(receiving);
         match until {
             Until::Limit(_) if awaited > 0 && abandoned <= ABANDONED_MAX => {
@@ -242,7 +259,8 @@ impl Connection {
         }
     }
 
-    /// Reads the socket once, and hands over what arrived.
+    /// Reads the socket once, and hands over what arrived. The caller reads again, or
+    /// [wakes the next reader](Receiving::wake_next_reader).
     fn take_turn(&self, mut reader: Box<Reader>) -> Result<RankedMutexGuard<'_, Receiving>, Broken> {
         let arrived = self.read(&mut reader);
         let mut receiving = self.receiving.lock();
@@ -256,7 +274,6 @@ impl Connection {
         if !receiving.calls.is_empty() {
             self.called.notify_all();
         }
-        self.changed.notify_all();
         Ok(receiving)
     }
 
@@ -286,11 +303,42 @@ impl Connection {
     }
 }
 
+impl Receiving {
+    /// The threads whose replies have not arrived.
+    fn waiters(&self) -> impl Iterator<Item = &Waiter> {
+        self.replies.values().filter_map(|expected| match expected {
+            Expected::Awaited(waiter) => Some(waiter),
+            _ => None,
+        })
+    }
+
+    /// Notes whether a thread waits. `None`: its reply has arrived.
+    fn set_waiting(&mut self, xid: u32, is_waiting: bool) -> Option<Arc<Condvar>> {
+        let Some(Expected::Awaited(waiter)) = self.replies.get_mut(&xid) else { return None };
+        waiter.is_waiting = is_waiting;
+        Some(waiter.woken.clone())
+    }
+
+    /// Wakes a waiting thread if no thread reads. Each thread that could have read and does not must call it.
+    fn wake_next_reader(&self) {
+        if self.reader.is_some()
+            && let Some(waiter) = self.waiters().find(|waiter| waiter.is_waiting)
+        {
+            waiter.wake();
+        }
+    }
+}
+
 fn deliver(receiving: &mut Receiving, messages: Vec<Vec<u8>>) -> Result<(), String> {
     for message in messages {
         match Kind::of(&message) {
             Ok(Kind::Reply(xid)) => match receiving.replies.get_mut(&xid) {
-                Some(expected @ Expected::Awaited) => *expected = Expected::Arrived(message),
+                Some(expected @ Expected::Awaited(_)) => {
+                    let before = std::mem::replace(expected, Expected::Arrived(message));
+                    if let Expected::Awaited(waiter) = before {
+                        waiter.wake();
+                    }
+                }
                 Some(Expected::Arrived(_)) => return Err("two replies to one request".into()),
                 Some(Expected::Abandoned) => drop(receiving.replies.remove(&xid)),
                 None => return Err("a reply to no request".into()),
@@ -321,6 +369,34 @@ mod tests {
         Reply::SUCCESS.put(xid, &mut to);
         let message = to.into_bytes();
         [&mark(message.len())[..], &message].concat()
+    }
+
+    /// A reply wakes its thread, also if that thread does not read, and if the thread that read has left.
+    #[test]
+    fn replies_in_any_order_reach_their_threads() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(READ_SLICE)).unwrap();
+        let connection = Connection::new(stream.into(), 1000);
+        let mut server = listener.accept().unwrap().0;
+        let until = Until::Patience(Instant::now() + Duration::from_secs(60));
+        for order in [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3]] {
+            let (done, ended) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                for xid in 1..=4 {
+                    let (connection, done) = (&connection, done.clone());
+                    scope.spawn(move || {
+                        assert!(connection.call(xid, vec![0; 8].into(), until).is_ok());
+                        done.send(xid).unwrap();
+                    });
+                }
+                server.read_exact(&mut [0; 4 * 8]).unwrap();
+                for xid in order {
+                    server.write_all(&reply(xid)).unwrap();
+                    assert_eq!(ended.recv().unwrap(), xid);
+                }
+            });
+        }
     }
 
     /// One thread gives its request up while another thread still waits.
