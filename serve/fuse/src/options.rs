@@ -81,10 +81,15 @@ impl FuseOptions {
     pub(crate) fn adapt_to(&mut self, vfs: &Vfs) {
         self.read_only |= vfs.is_read_only();
         if vfs.fs().server().is_some() {
-            // The server decides, by its own rules, and must see what programs write.
-            self.default_permissions = false;
-            self.writeback_cache = false;
+            self.leave_to_server();
         }
+    }
+
+    /// For a mount of a server: the server decides, by its own rules, and must see what programs write. Call
+    /// it before [`attach`](crate::attach), if another process serves the mount.
+    pub fn leave_to_server(&mut self) {
+        self.default_permissions = false;
+        self.writeback_cache = false;
     }
 
     /// Parses one option of `-o`. False: the option is not known here.

@@ -327,7 +327,11 @@ fn opened_in(
 
 /// Mounts and waits until the worker serves.
 fn attach(args: &Args, fuse: &FuseOptions, mut worker: Worker) -> Result<(Arc<Attached>, Worker)> {
-    let (attached, connection) = match ivers_fuse::attach(&args.dir, fuse) {
+    let mut fuse = fuse.clone();
+    if is_server(&args.image) {
+        fuse.leave_to_server();
+    }
+    let (attached, connection) = match ivers_fuse::attach(&args.dir, &fuse) {
         Ok((attached, connection)) => (Arc::new(attached), connection),
         Err(error) => {
             worker.dismiss()?;
