@@ -223,7 +223,8 @@ impl ServerConnection {
             let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
             first.ok_or_else(|| std::io::Error::new(NO_RECONNECTION, "a command does not connect again"))
         });
-        let patience = Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE) };
+        let patience =
+            Patience { reply: COMMAND_PATIENCE, request: Some(COMMAND_PATIENCE), ..Patience::default() };
         let nfs = NfsOptions {
             patience,
             facts_of: facts_of.to_vec(),
@@ -236,11 +237,13 @@ impl ServerConnection {
         mount(&self.target, dial, &nfs, options, mount_options)
     }
 
-    /// Opens the target for a mount. More connections come from `maker`.
+    /// Opens the target for a mount. More connections come from `maker`. `busy_poll`: how long a thread polls
+    /// for a reply before it sleeps; `None`: as usual.
     pub fn open_for_mount(
         self,
         maker: Channel,
         options: &ImageOptions,
+        busy_poll: Option<Duration>,
         mount_options: MountOptions,
     ) -> Result<Arc<Vfs>> {
         let first = Mutex::new(Some(self.stream));
@@ -252,13 +255,18 @@ impl ServerConnection {
         // Only root may send the user of each caller.
         let as_caller = self.own.uid == 0;
         let identity = Identity { as_caller, ..Identity::of(self.own) };
+        let wanted = as_wanted(&options.server, identity);
         let nfs = NfsOptions {
             root: self.target.path.clone(),
             minor_version: minor_version(&options.server)?,
             owners: self.owners,
             tls: self.tls,
             contents: self.contents,
-            ..as_wanted(&options.server, identity)
+            patience: Patience {
+                busy_poll: busy_poll.unwrap_or(wanted.patience.busy_poll),
+                ..wanted.patience
+            },
+            ..wanted
         };
         mount(&self.target, dial, &nfs, options, mount_options)
     }
@@ -276,7 +284,7 @@ fn as_wanted(wanted: &ServerOptions, identity: Identity) -> NfsOptions {
         connections: wanted.nconnect.map_or(usual.connections, |count| count as usize),
         attribute_timeout,
         transfer_bytes_max: (bytes(wanted.rsize), bytes(wanted.wsize)),
-        patience: Patience { reply, request },
+        patience: Patience { reply, request, ..Patience::default() },
         delegations: !wanted.nodelegations,
         // A soft mount gives writes up: then close must report it.
         write_delegations: !wanted.nodelegations && !wanted.nowritedelegations && !wanted.soft,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use ivers_busy_poll::BusyPoller;
 use ivers_nfs4::ops::v40::ClientOwner;
 use ivers_nfs4::types::{ClientId, Opaque};
 use ivers_vfs::sync::{Condvar, RankedMutex, rank};
@@ -36,11 +37,13 @@ pub struct Patience {
     pub reply: Duration,
     /// After this time in all, a request fails. `None`: never (a "hard" mount).
     pub request: Option<Duration>,
+    /// How long a thread polls for a reply before it sleeps.
+    pub busy_poll: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { reply: Duration::from_secs(60), request: None }
+        Self { reply: Duration::from_secs(60), request: None, busy_poll: BusyPoller::default_duration() }
     }
 }
 

@@ -11,6 +11,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ivers_busy_poll::{BusyPoller, PollHistory};
 use ivers_nfs4::record::Records;
 use ivers_nfs4::rpc::Kind;
 use ivers_nfs4::shared::Message;
@@ -111,6 +112,8 @@ struct Receiving {
 /// A connection.
 pub struct Connection {
     wire: Wire,
+    poller: BusyPoller,
+    poll_history: PollHistory,
     /// Held while a record is written.
     sending: RankedMutex<rank::Driver<3>, ()>,
     receiving: RankedMutex<rank::Driver<4>, Receiving>,
@@ -119,8 +122,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply.
-    pub fn new(wire: Wire, reply_bytes_max: usize) -> Self {
+    /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply. A thread that waits for a
+    /// reply polls for it for at most `busy_poll` before it sleeps.
+    pub fn new(wire: Wire, reply_bytes_max: usize, busy_poll: Duration) -> Self {
         let reader = Reader { records: Records::new(reply_bytes_max), buffer: vec![0; READ_BYTES] };
         let receiving = Receiving {
             replies: HashMap::new(),
@@ -132,6 +136,8 @@ impl Connection {
         };
         Self {
             wire,
+            poller: BusyPoller::new(busy_poll),
+            poll_history: PollHistory::default(),
             sending: RankedMutex::new(()),
             receiving: RankedMutex::new(receiving),
             called: Condvar::new(),
@@ -235,6 +241,7 @@ impl Connection {
             }
             if let Some(reader) = receiving.reader.take() {
                 drop(receiving);
+                self.poller.poll_readable(self.wire.socket(), &self.poll_history);
                 receiving = self.take_turn(reader)?;
                 continue;
             }
@@ -377,7 +384,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.set_read_timeout(Some(READ_SLICE)).unwrap();
-        let connection = Connection::new(stream.into(), 1000);
+        let connection = Connection::new(stream.into(), 1000, Duration::ZERO);
         let mut server = listener.accept().unwrap().0;
         let until = Until::Patience(Instant::now() + Duration::from_secs(60));
         for order in [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3]] {
@@ -405,7 +412,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.set_read_timeout(Some(READ_SLICE)).unwrap();
-        let connection = Connection::new(stream.into(), 1000);
+        let connection = Connection::new(stream.into(), 1000, Duration::ZERO);
         let mut server = listener.accept().unwrap().0;
         let now = Instant::now();
         std::thread::scope(|scope| {

@@ -235,7 +235,8 @@ impl Client {
             Some(tls) => tls.start(stream, Instant::now() + DIAL_TIMEOUT, &|| self.is_stopped())?,
         };
         Counters::count(&self.counters.connections);
-        Ok(Arc::new(Connection::new(wire, REPLY_BYTES_MAX + RPC_REPLY_BYTES)))
+        let reply_bytes_max = REPLY_BYTES_MAX + RPC_REPLY_BYTES;
+        Ok(Arc::new(Connection::new(wire, reply_bytes_max, self.patience.busy_poll)))
     }
 
     /// Returns the connection for a request in a slot: `first`, or a spare.

@@ -52,6 +52,11 @@ impl Wire {
         Self { stream, tls: Some(RankedMutex::new(tls)) }
     }
 
+    /// Returns the socket, to poll it.
+    pub fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Sends a record. Call it from one thread at a time.
     pub fn send(&self, record: &Message) -> io::Result<()> {
         let Some(tls) = &self.tls else { return write_parts(&self.stream, &record.parts()) };

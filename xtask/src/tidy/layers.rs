@@ -27,7 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ivers-btrfs", &["ivers-block", "ivers-vfs"]),
     ("ivers-ext4", &["iversion", "ivers-block", "ivers-journal", "ivers-vfs"]),
     ("ivers-fat", &["ivers-block", "ivers-write-ordering", "ivers-vfs"]),
-    ("ivers-nfs", &["ivers-content-cache", "ivers-nfs4", "ivers-vfs"]),
+    ("ivers-nfs", &["ivers-busy-poll", "ivers-content-cache", "ivers-nfs4", "ivers-vfs"]),
     ("ivers-ocfs2", &["ivers-block", "ivers-journal", "ivers-vfs"]),
     ("ivers-ufs", &["ivers-block", "ivers-write-ordering", "ivers-vfs"]),
     ("ivers-xfs", &["ivers-block", "ivers-journal", "ivers-sync", "ivers-vfs"]),

@@ -72,9 +72,9 @@ Mount options (-o), separated by commas:
                    (default: async)
   dirsync          make changes of directories durable before their calls
                    return
-  busy_poll=N      how long a thread polls for the next request before it
-                   sleeps, in microseconds: 0 to 1000 (default: 100; with a
-                   single processor 0)
+  busy_poll=N      how long a thread polls for the next request, or for the
+                   reply of a server, before it sleeps, in microseconds: 0
+                   to 1000 (default: 100; with a single processor 0)
   threads=N        number of threads that serve: 1 to 64
   no_caller_affinity
                    do not move a thread to the processor of a program that

@@ -104,7 +104,8 @@ fn serve_server(
     server::limit_asking(&maker)?;
     vfs.budget = process::metered_budget(image_options.cache_bytes);
     let sandbox = enter_sandbox(args, image_options.sandbox, &fuse);
-    let vfs = connection.open_for_mount(maker, image_options, vfs)?;
+    let busy_poll = fuse.busy_poll.map(|us| Duration::from_micros(us.into()));
+    let vfs = connection.open_for_mount(maker, image_options, busy_poll, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox);
     unmount(&vfs, served, || format!("{}: cannot leave the server", args.image.shown()))
 }

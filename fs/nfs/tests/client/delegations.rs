@@ -206,7 +206,11 @@ fn own_changes_are_seen_under_a_delegation() {
 fn a_client_that_is_cut_off_does_not_count_on_delegations() {
     let served = served_file();
     let (address, plan) = proxy(served.address());
-    let patience = Patience { reply: Duration::from_millis(500), request: Some(Duration::from_secs(1)) };
+    let patience = Patience {
+        reply: Duration::from_millis(500),
+        request: Some(Duration::from_secs(1)),
+        ..Patience::default()
+    };
     let a = Holder::new(mount(address, &NfsOptions { patience, ..options() }).unwrap(), "/f");
     assert_eq!(a.read().unwrap(), b"contents");
     plan.swallow.store(true, Relaxed);

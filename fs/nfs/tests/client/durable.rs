@@ -182,7 +182,11 @@ fn scripted() -> (Arc<Script>, Mounted, InodeRef) {
     let script = Script::new();
     let answers = script.clone();
     // A thread waits until others have run.
-    let patience = Patience { reply: Duration::from_secs(30), request: Some(Duration::from_secs(60)) };
+    let patience = Patience {
+        reply: Duration::from_secs(30),
+        request: Some(Duration::from_secs(60)),
+        ..Patience::default()
+    };
     let options = NfsOptions { patience, ..root_options() };
     let client = mount(liar(move |op| answers.answer(op)), &options).unwrap();
     let root = client.vfs.root().unwrap();

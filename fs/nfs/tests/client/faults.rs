@@ -128,7 +128,7 @@ pub fn lost_replies_are_asked_for_again() {
 pub fn late_replies_do_not_repeat_changes() {
     let served = Served::new(ext4());
     let (address, plan) = proxy(served.address());
-    let patience = Patience { reply: Duration::from_millis(300), request: None };
+    let patience = Patience { reply: Duration::from_millis(300), request: None, ..Patience::default() };
     let client = mount(address, &NfsOptions { patience, ..options() }).unwrap();
     let (cred, root) = (Cred::root(), client.vfs.root().unwrap());
     plan.delay_ms.store(700, Relaxed);

@@ -145,7 +145,11 @@ fn options() -> NfsOptions {
 
 /// Requests that fail soon.
 fn impatient() -> Patience {
-    Patience { reply: Duration::from_millis(700), request: Some(Duration::from_secs(2)) }
+    Patience {
+        reply: Duration::from_millis(700),
+        request: Some(Duration::from_secs(2)),
+        ..Patience::default()
+    }
 }
 
 struct Mounted {

@@ -94,7 +94,7 @@ impl Crashing {
 }
 
 pub fn patient() -> NfsOptions {
-    let patience = Patience { reply: Duration::from_millis(1500), request: None };
+    let patience = Patience { reply: Duration::from_millis(1500), request: None, ..Patience::default() };
     NfsOptions { patience, ..options() }
 }
 
@@ -394,7 +394,11 @@ pub fn a_soft_unmount_waits_for_a_dead_server_once() {
     const FILES: usize = 40;
     let served = Served::new(mem());
     let (address, plan) = proxy(served.address());
-    let patience = Patience { reply: Duration::from_millis(300), request: Some(Duration::from_millis(600)) };
+    let patience = Patience {
+        reply: Duration::from_millis(300),
+        request: Some(Duration::from_millis(600)),
+        ..Patience::default()
+    };
     let client = mount(address, &NfsOptions { patience, ..options() }).unwrap();
     let cred = Cred::root();
     let files: Vec<_> = (0..FILES)

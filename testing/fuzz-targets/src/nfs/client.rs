@@ -36,8 +36,11 @@ use std::time::Duration;
 /// More damage makes an input slow without covering more.
 const DAMAGE_MAX: usize = 8;
 /// How long a reply, and a request, may take.
-const PATIENCE: Patience =
-    Patience { reply: Duration::from_millis(100), request: Some(Duration::from_millis(150)) };
+const PATIENCE: Patience = Patience {
+    reply: Duration::from_millis(100),
+    request: Some(Duration::from_millis(150)),
+    busy_poll: Duration::ZERO,
+};
 
 /// The server is given up after this time, as by a second SIGTERM to a mount: then every call ends.
 const GIVE_UP: Duration = Duration::from_secs(1);
