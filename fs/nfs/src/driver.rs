@@ -490,6 +490,10 @@ impl InodeOps for Nfs {
 }
 
 impl ServerOps for Nfs {
+    fn sends_callers(&self) -> bool {
+        self.client.identity().as_caller
+    }
+
     /// A query of the change attribute comes with [`Cred::system`]. It always asks the server (N9), unless
     /// the newest reply is current under a delegation.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()> {

@@ -29,6 +29,11 @@ pub trait ServerOps {
     fn revalidate_many(&self, caller: &Cred, inodes: &[&Inode]) -> Vec<Result<()>> {
         inodes.iter().map(|inode| self.revalidate(caller, inode)).collect()
     }
+    /// Returns whether requests carry the credentials of their callers. If not, all callers are the same to
+    /// the server, and no caller's groups matter to [`ServerOps::permission`] and [`ServerOps::revalidate`].
+    fn sends_callers(&self) -> bool {
+        true
+    }
     /// Checks that the server grants `caller` the whole `mask` (R4 W2 X1): `NameError::Access` if not.
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()>;
     /// Sets attributes on the server, the size included, and gives the reply to [`CacheHandle::update`].

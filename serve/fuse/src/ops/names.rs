@@ -23,7 +23,7 @@ impl Ops {
         let name = name.as_bytes();
         let found = match s.node(parent) {
             Ok(dir) if name == b"." => Ok(dir.inode.clone()),
-            Ok(dir) => s.vfs.lookup(&s.cred(request), &dir.inode, name),
+            Ok(dir) => s.vfs.lookup(&s.reader(request), &dir.inode, name),
             // A file handle of an inode that the kernel has forgotten (open_by_handle_at, export).
             Err(_) if name == b"." => s.vfs.get(Ino(s.nodes.ino(parent.0))),
             Err(error) => return Err(error),
