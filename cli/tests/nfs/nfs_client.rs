@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,19 +24,29 @@ pub struct Exported {
 
 impl Exported {
     pub fn new() -> Self {
+        Self::with(Self::fill)
+    }
+
+    /// The tree is what `fill` puts into an empty directory.
+    fn with(fill: impl FnOnce(&Path)) -> Self {
         let image = Image::new("ext4", 64 << 20, &[]).unwrap();
         let tree = image.dir().join("tree");
+        fs::create_dir(&tree).unwrap();
+        fill(&tree);
+        let (from, to) = (format!("{}/.", tree.display()), format!("{}:/", image.path().display()));
+        works(&["cp", "-a", &from, &to]);
+        let flag = format!("photos={}", export(&image, "no_root_squash"));
+        let server = Server::start(&image.dir().join("state"), ["--export".to_owned(), flag]);
+        Self { image, tree, server }
+    }
+
+    fn fill(tree: &Path) {
         fs::create_dir_all(tree.join("sub/deeper")).unwrap();
         fs::write(tree.join("hello"), "hello over the wire\n").unwrap();
         let big: Vec<u8> = (0..2_500_000_u32).map(|at| (at % 251) as u8).collect();
         fs::write(tree.join("sub/big"), big).unwrap();
         std::os::unix::fs::symlink("../hello", tree.join("sub/link")).unwrap();
         (0..300).for_each(|nth| fs::write(tree.join(format!("sub/deeper/n{nth}")), "x").unwrap());
-        let (from, to) = (format!("{}/.", tree.display()), format!("{}:/", image.path().display()));
-        works(&["cp", "-a", &from, &to]);
-        let flag = format!("photos={}", export(&image, "no_root_squash"));
-        let server = Server::start(&image.dir().join("state"), ["--export".to_owned(), flag]);
-        Self { image, tree, server }
     }
 
     pub fn name(&self, path: &str) -> String {
@@ -393,6 +403,57 @@ fn a_mount_shows_the_server_and_follows_it() {
     assert!(sandbox.contains("seccomp"), "{sandbox}");
     unmount(&mounted);
     unmount(&other);
+}
+
+/// The server permits what the mode alone does not, and the other way round.
+#[test]
+fn the_server_decides_who_may_read_on_a_mount_of_root() {
+    if !can_serve() || !can_mount() || !is_root() || !have_programs(&["setpriv", "setfacl"]) {
+        return;
+    }
+    const USER: &str = "4711";
+    let exported = Exported::with(|tree| {
+        for (name, acl) in [("granted", "u:4711:r,g::-,o::-"), ("refused", "u:4711:-,g::r,o::r")] {
+            let file = tree.join(name);
+            fs::write(&file, name).unwrap();
+            ivers_oracle::run("setfacl", ["-m", acl, file.to_str().unwrap()]).unwrap();
+        }
+    });
+    let read_as_user = |dir: &Path, name: &str| {
+        let cat = ["--reuid", USER, "--regid", USER, "--clear-groups", "cat"];
+        Command::new("setpriv").args(cat).arg(dir.join(name)).output().unwrap().status.success()
+    };
+    let mounted = mount(&exported, "mnt", &["-o", "allow_other"]);
+    let line = mount_line(&mounted.0).unwrap();
+    assert!(!line.contains("default_permissions"), "{line}");
+    fs::set_permissions(exported.image.dir(), fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(read_as_user(&mounted.0, "granted"));
+    assert!(!read_as_user(&mounted.0, "refused"));
+    unmount(&mounted);
+}
+
+/// The requests of an ordinary user's mount carry that user's credentials: the kernel must keep others out.
+#[test]
+fn the_kernel_keeps_others_out_of_a_users_mount_of_a_server() {
+    let has_helper = have_programs(&["setpriv", "fusermount3"]);
+    if !can_serve() || !can_mount() || !is_root() || !has_helper {
+        return;
+    }
+    let exported = Exported::new();
+    let dir = exported.image.dir().join("mnt");
+    fs::create_dir(&dir).unwrap();
+    // A user who may mount and open the device, but is not root.
+    const RIGHTS: &str = "+sys_admin,+dac_override";
+    let user = ["--reuid", "4711", "--clear-groups", "--inh-caps", RIGHTS, "--ambient-caps", RIGHTS];
+    for (options, checks) in [("rw", false), ("allow_other", true)] {
+        let mut command = Command::new("setpriv");
+        command.args(user).arg(IVERS).args(["mount", "-o", options]).arg(exported.name("")).arg(&dir);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let line = mount_line(&dir).unwrap();
+        assert_eq!(line.contains("default_permissions"), checks, "{line}");
+        rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
+    }
 }
 
 /// Locks hold between two mounts, and a mount with options of nfs(5) counts what it asks for.

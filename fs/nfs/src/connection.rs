@@ -1,9 +1,9 @@
 //! A TCP connection, and the threads that wait for replies on it.
 //!
 //! One of the waiting threads reads the socket and hands the replies of the others over. When it has its own
-//! reply, it wakes another one, which takes its place. Each thread has its own condition variable: a reply wakes
-//! only the thread that waits for it. The thread that executes callbacks ([`Connection::calls`]) starts to read
-//! only if no thread waits. A connection that broke stays broken: later bytes are ignored.
+//! reply, it wakes another one, which takes its place. Each thread has its own condition variable: a reply
+//! wakes only the thread that waits for it. The thread that executes callbacks ([`Connection::calls`]) starts
+//! to read only if no thread waits. A connection that broke stays broken: later bytes are ignored.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -122,8 +122,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply. A thread that waits for a
-    /// reply polls for it for at most `busy_poll` before it sleeps.
+    /// Uses a wire over a socket of [`connect`]. `reply_bytes_max` bounds each reply. A thread that waits for
+    /// a reply polls for it for at most `busy_poll` before it sleeps.
     pub fn new(wire: Wire, reply_bytes_max: usize, busy_poll: Duration) -> Self {
         let reader = Reader { records: Records::new(reply_bytes_max), buffer: vec![0; READ_BYTES] };
         let receiving = Receiving {

@@ -328,7 +328,9 @@ fn opened_in(
 /// Mounts and waits until the worker serves.
 fn attach(args: &Args, fuse: &FuseOptions, mut worker: Worker) -> Result<(Arc<Attached>, Worker)> {
     let mut fuse = fuse.clone();
-    if is_server(&args.image) {
+    // The requests of an ordinary user's mount carry that user's credentials. So the kernel must keep other
+    // users from files that only this user may read.
+    if is_server(&args.image) && (!fuse.allow_other || rustix::process::geteuid().is_root()) {
         fuse.leave_to_server();
     }
     let (attached, connection) = match ivers_fuse::attach(&args.dir, &fuse) {
