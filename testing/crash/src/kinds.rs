@@ -47,7 +47,7 @@ where
     }
 }
 
-/// Explores so many states of each kind of a format that no other tool recovers. It uses
+/// Explores so many states of each kind of a format that Linux does not recover. It uses
 /// `IVERS_CRASH_STATES`, `IVERS_CRASH_SEED` and `IVERS_CRASH_WORKLOAD`.
 ///
 /// # Panics
@@ -66,7 +66,7 @@ pub fn explore_alone<K: Target + 'static>(kinds: impl IntoIterator<Item = K>, st
             whole: 10,
             unmount_one_in: 4,
             most_states: states,
-            fsck_first_every: 0,
+            fsck_first_every: if kind.repairs() { 16 } else { 0 },
             ..Explorer::new(kind, seed)
         };
         let summary = explorer.run().expect("the explorer runs");

@@ -62,6 +62,10 @@ pub trait Target: Send + Sync {
     fn raw_check(&self, _image: &Path) -> anyhow::Result<()> {
         Ok(())
     }
+    /// Returns whether [`Target::repair`] works here. Only [`crate::explore_alone`] asks.
+    fn repairs(&self) -> bool {
+        false
+    }
     /// Recovers with the format's own fsck, as at boot.
     fn repair(&self, image: &Path) -> anyhow::Result<Repaired>;
     /// Recovers by mounting with the kernel. `None`: not possible here.

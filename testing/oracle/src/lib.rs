@@ -11,6 +11,7 @@
 //! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
 //! | [`ocfs2`] | ocfs2-tools, and Linux in an emulated machine |
+//! | [`ufs`] | fsck_ffs and newfs of FreeBSD, if they are there |
 //! | [`xfs`] | xfsprogs, and the kernel's own driver |
 //! | [`tree()`] | none: a digest of a tree, equal for equal trees on any server |
 
@@ -26,6 +27,7 @@ pub mod kernel;
 pub mod machine;
 pub mod ocfs2;
 pub mod tree;
+pub mod ufs;
 pub mod xfs;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_counter};

@@ -1,5 +1,6 @@
 //! Every crash point of many workloads (see `ivers_crash`): a crash leaves only what `docs/ufs.md` lists, and
-//! recovery makes a filesystem in which the checker finds nothing.
+//! recovery makes a filesystem in which the checker finds nothing. If fsck_ffs of FreeBSD is there, it
+//! recovers some states first, as at boot, and checks others after our recovery.
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of filesystem. `IVERS_CRASH_SEED` chooses
 //! the sample. `IVERS_CRASH_WORKLOAD` runs the workload that a report names. `IVERS_CRASH_VIOLATIONS` is the
@@ -8,6 +9,7 @@
 use crate::common::*;
 use ivers_block::{Device, MemDevice};
 use ivers_crash::{Promises, Repaired, Target, explore_alone};
+use ivers_oracle::ufs::{fsck_ffs, fsck_ffs_preen, have_fsck_ffs};
 use ivers_ufs::check::check;
 use ivers_ufs::layout::group::Group;
 use ivers_ufs::{OpenOptions, Ufs};
@@ -15,13 +17,20 @@ use ivers_vfs::check::Memory;
 use ivers_vfs::{Error, FileSystem};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A kind of filesystem. Its fragments are sectors, because the driver assumes that no fragment is torn.
 #[derive(Clone)]
 struct Kind {
     name: &'static str,
     image: Arc<Vec<u8>>,
+    has_fsck_ffs: bool,
+    /// How many states were checked.
+    checked: Arc<AtomicU64>,
 }
+
+/// fsck_ffs checks one in this many states.
+const FSCK_FFS_EVERY: u64 = 16;
 
 const OPTIONS: [(&str, &[&str]); 2] = [
     ("UFS1", &["-s", "4m", "-o", "version=1,bsize=4096,fsize=512", "-f", "500"]),
@@ -84,11 +93,18 @@ impl Target for Kind {
         let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
         let found = check(device, Memory::unlimited(), "image").map_err(anyhow::Error::msg)?;
         anyhow::ensure!(found.is_clean() && found.notes().is_empty(), "the checker: {found:?}");
-        Ok(())
+        // A process for each state would take most of the time.
+        let turn = self.checked.fetch_add(1, Ordering::Relaxed);
+        if self.has_fsck_ffs && turn.is_multiple_of(FSCK_FFS_EVERY) { fsck_ffs(image) } else { Ok(()) }
     }
 
-    fn repair(&self, _image: &Path) -> anyhow::Result<Repaired> {
-        anyhow::bail!("no other tool repairs these filesystems here")
+    fn repairs(&self) -> bool {
+        self.has_fsck_ffs
+    }
+
+    fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
+        fsck_ffs_preen(image)?;
+        Ok(Repaired::Whole)
     }
 
     fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
@@ -101,6 +117,12 @@ fn crash_leaves_only_what_recovery_repairs() {
     if !have_makefs() {
         return;
     }
-    let kind = |(name, options)| Kind { name, image: Arc::new(empty(options)) };
+    let has_fsck_ffs = have_fsck_ffs();
+    let kind = |(name, options)| Kind {
+        name,
+        image: Arc::new(empty(options)),
+        has_fsck_ffs,
+        checked: Arc::default(),
+    };
     explore_alone(OPTIONS.map(kind), 400);
 }

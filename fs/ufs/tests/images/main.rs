@@ -1,10 +1,11 @@
-//! Images that makefs makes: read, checked, damaged, changed.
+//! Images that makefs, newfs and ivers make: read, checked, damaged, changed.
 
 mod check;
 #[path = "../common/mod.rs"]
 mod common;
 mod damaged;
 mod explore;
+mod freebsd;
 mod kernel;
 mod mkfs;
 mod read;

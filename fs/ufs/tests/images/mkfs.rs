@@ -9,13 +9,13 @@ use ivers_vfs::{CreateSpec, Cred, Error, WriteFlags};
 use std::fs;
 use std::sync::Arc;
 
-fn made(bytes: u64, options: &MkfsOptions) -> Arc<MemDevice> {
+pub fn made(bytes: u64, options: &MkfsOptions) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(bytes));
     mkfs(&*device, options).unwrap();
     device
 }
 
-fn of(version: Version, block_size: u32) -> MkfsOptions {
+pub fn of(version: Version, block_size: u32) -> MkfsOptions {
     MkfsOptions {
         version,
         block_size,
