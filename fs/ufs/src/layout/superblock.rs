@@ -348,13 +348,14 @@ impl Superblock {
         in_range("fs_maxsymlinklen", short_link_max.into(), 0, if is_ufs1 { 60 } else { 120 })?;
         let cluster_lengths = field(at::FS_CONTIGSUMSIZE);
         in_range("fs_contigsumsize", cluster_lengths.into(), 0, 16)?;
-        let total = match version {
-            Version::Ufs1 => Counts::parse(&fields, at::FS_OLD_CSTOTAL),
-            Version::Ufs2 => {
-                let [dirs, free_blocks, free_inodes, free_frags] =
-                    [0, 8, 16, 24].map(|offset| fields.u64(at::FS_CSTOTAL + offset));
-                Counts { dirs, free_blocks, free_inodes, free_frags }
-            }
+        // The wider fields of UFS1 are in use if this one has a value. fsck_ffs sets only them.
+        let is_wide = !is_ufs1 || field(at::FS_MAXBSIZE) == block_size;
+        let total = if is_wide {
+            let [dirs, free_blocks, free_inodes, free_frags] =
+                [0, 8, 16, 24].map(|offset| fields.u64(at::FS_CSTOTAL + offset));
+            Counts { dirs, free_blocks, free_inodes, free_frags }
+        } else {
+            Counts::parse(&fields, at::FS_OLD_CSTOTAL)
         };
         let label = &bytes[at::FS_VOLNAME..at::FS_VOLNAME + 32];
         let snapshots = (0..SNAPSHOTS_MAX).map(|nth| field(at::FS_SNAPINUM + nth * 4));

@@ -217,6 +217,27 @@ fn each_planted_defect_gives_exactly_its_finding() {
 }
 
 #[test]
+fn counts_of_ufs1_are_in_the_wider_fields_if_they_are_in_use() {
+    if !have_makefs() {
+        return;
+    }
+    let image = small_image(KINDS[0].1);
+    let (old, max_block_size, wide) = (SB + 192, SB + 860, SB + 1008);
+    // fsck_ffs of FreeBSD leaves the old fields as they are.
+    let mut repaired = image.clone();
+    add(&mut repaired, old + 4, 4, -7);
+    assert!(codes(&repaired).is_empty());
+    let mut wrong = image.clone();
+    add(&mut wrong, wide + 8, 8, -7);
+    assert_eq!(codes(&wrong), ["free-blocks-count-wrong"].into());
+    // Systems without the wider fields do not set them.
+    let mut older = image;
+    set(&mut older, max_block_size, 4, 0);
+    add(&mut older, wide + 8, 8, -7);
+    assert!(codes(&older).is_empty());
+}
+
+#[test]
 fn findings_have_paths_and_notes() {
     if !have_makefs() {
         return;
