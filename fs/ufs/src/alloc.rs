@@ -5,6 +5,7 @@
 //! filesystem is marked as clean: they are written when it is closed.
 
 use crate::layout::Fields;
+use crate::layout::dinode::set_links;
 use crate::layout::group_map::{GroupMap, INITEDIBLK};
 use crate::layout::superblock::{Counts, Superblock};
 use ivers_block::{BlockNo, BufferCache, ByteOffset};
@@ -23,6 +24,8 @@ const KEPT_GROUPS: usize = 64;
 /// In lists of what is freed, inodes count from here on, and directories from twice as much: so they differ
 /// from fragments.
 const FREED_INODES: u64 = 1 << 62;
+/// From here on, a number is that of an inode whose link count falls, with a turn above it.
+const LOWERED_LINKS: u64 = 3 << 62;
 
 struct State {
     /// Descriptors, as they are in the cache.
@@ -36,6 +39,10 @@ struct State {
     /// The bytes of the superblock.
     superblock: Vec<u8>,
     last_change: Option<Timestamp>,
+    /// Link counts that fall when the batch is durable, with the turn of the change.
+    lowered: HashMap<u32, (u32, u16)>,
+    /// The turn of the last such change.
+    turn: u32,
 }
 
 /// Space and inodes of a filesystem.
@@ -65,6 +72,8 @@ impl Allocator {
             freed: 0,
             superblock,
             last_change: None,
+            lowered: HashMap::new(),
+            turn: 0,
         };
         let allocator = Self {
             sb: sb.clone(),
@@ -389,6 +398,38 @@ impl Allocator {
         change.free(number..number + 1);
     }
 
+    /// Stores a link count after the batch is durable: until then the device can have one name more.
+    pub fn lower_links(&self, change: &Change<'_>, ino: u32, links: u16) {
+        let mut state = self.state.lock();
+        state.turn = (state.turn + 1) % (1 << 30);
+        let turn = state.turn;
+        state.lowered.insert(ino, (turn, links));
+        drop(state);
+        let number = LOWERED_LINKS | u64::from(turn) << 32 | u64::from(ino);
+        change.free(number..number + 1);
+    }
+
+    /// Forgets a link count that was to be stored, because the inode is stored with a later one.
+    pub fn keep_links(&self, ino: u32) {
+        self.state.lock().lowered.remove(&ino);
+    }
+
+    /// Stores the link counts of a range of numbers.
+    fn release_links(&self, change: &Change<'_>, state: &mut State, numbers: Range<u64>) -> Result<()> {
+        for number in numbers {
+            let (ino, turn) = (number as u32, (number >> 32) as u32 % (1 << 30));
+            let Some((_, links)) = state.lowered.get(&ino).copied().filter(|known| known.0 == turn) else {
+                continue;
+            };
+            state.lowered.remove(&ino);
+            let (fragment, at) = self.sb.inode_place(ino);
+            let buffer = self.cache.get(BlockNo(fragment))?;
+            let end = at + self.sb.inode_size() as usize;
+            change.put(&buffer, Stage::Fresh, |bytes| set_links(&mut bytes[at..end], &self.sb, links));
+        }
+        Ok(())
+    }
+
     /// Records the time of a change, for the superblock.
     pub fn note_change_time(&self, time: Timestamp) {
         let mut state = self.state.lock();
@@ -401,6 +442,9 @@ impl Allocator {
     }
 
     fn release_range(&self, change: &Change<'_>, state: &mut State, range: &Range<u64>) -> Result<()> {
+        if range.start >= LOWERED_LINKS {
+            return self.release_links(change, state, range.clone());
+        }
         if range.start >= FREED_INODES {
             let is_dir = range.start >= 2 * FREED_INODES;
             let first = range.start % FREED_INODES;

@@ -2,7 +2,7 @@
 
 use crate::layout::dinode::{Dinode, set_links};
 use crate::layout::superblock::Version;
-use crate::names::{NewName, check_name};
+use crate::names::{NameGoes, NewName, check_name};
 use crate::volume::{Private, State, Ufs, private_of};
 use ivers_block::BlockNo;
 use ivers_vfs::sync::atomic::Ordering;
@@ -22,6 +22,7 @@ impl Ufs {
     /// Raises the stored link count before something new refers to the inode.
     pub(crate) fn raise_links(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
         let links = inode.with_attr(|attr| attr.nlink).saturating_add(1).min(u16::MAX.into()) as u16;
+        self.alloc()?.keep_links(Self::ino_of(inode));
         self.put_slot(change, Stage::Detach, Self::ino_of(inode), |bytes| set_links(bytes, &self.sb, links))
     }
 
@@ -147,7 +148,7 @@ impl Ufs {
         let stays = self.remove_name(&change, &mut private_of(dir).state.write(), removed, Stage::Detach)?;
         self.forget_name(inode)?;
         match stays {
-            true => self.log_with_links(&change, inode)?,
+            true => self.log_with_links(&change, inode, NameGoes::BeforeCut)?,
             false => self.log_changed(&change, inode, Touch::Metadata, Logged::Anyway)?,
         }
         self.names_changed(&change, dir, if inode.kind == FileType::Directory { -1 } else { 0 }, false)

@@ -6,7 +6,7 @@
 //! [`Stage::Attach`], in free space of a unit. So a unit is valid after every stage.
 
 use crate::alloc::order_error;
-use crate::layout::dinode::Dinode;
+use crate::layout::dinode::{Dinode, set_links, stored_links};
 use crate::layout::directory::{
     DOT_BYTES, Entry, KIND_AT, LENGTH_AT, NAME_MAX, UNIT_BYTES, entry, entry_bytes, put_entry,
 };
@@ -40,6 +40,15 @@ impl NewName<'_> {
     fn entry(&self) -> Entry<'_> {
         Entry { ino: self.ino, kind: (self.kind.mode_bits() >> 12) as u8, name: self.name }
     }
+}
+
+/// When the device loses a name of an inode. The link count falls after that.
+#[derive(Clone, Copy)]
+pub(crate) enum NameGoes {
+    /// Before [`Stage::Cut`].
+    BeforeCut,
+    /// In [`Stage::Cut`].
+    InCut,
 }
 
 /// Checks a name before it is added.
@@ -327,3 +336,23 @@ impl Ufs {
         }
     }
 }
+
+    /// As [`Ufs::log_changed`], but stores one link more at first: the device may have one name more.
+    pub(crate) fn log_with_links(&self, change: &Change<'_>, inode: &Inode, name: NameGoes) -> Result<()> {
+        inode.changed(Touch::Metadata, Logged::Anyway);
+        let is_dir = inode.kind == FileType::Directory;
+        let links = |more: u32| stored_links(is_dir, inode.attr().nlink.saturating_add(more));
+        let mut state = private_of(inode).state.write();
+        self.log_state(change, inode, &mut state)?;
+        state.ticket = change.ticket();
+        let ino = state.dinode.ino;
+        let put = |stage, links| self.put_slot(change, stage, ino, |bytes| set_links(bytes, &self.sb, links));
+        put(Stage::Attach, links(1))?;
+        match name {
+            NameGoes::BeforeCut => put(Stage::Cut, links(0)),
+            NameGoes::InCut => {
+                self.alloc()?.lower_links(change, ino, links(0));
+                Ok(())
+            }
+        }
+    }

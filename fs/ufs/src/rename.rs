@@ -1,7 +1,8 @@
 //! Renames.
 //!
 //! The new name is added, or takes the place of the replaced file, before the old one is removed. So a file
-//! has at least one of them at any time, and its link count is raised while it may have both.
+//! has at least one of them at any time. Its link count is raised while it may have both: it falls when the
+//! batch is durable.
 //!
 //! - In one unit of a directory, one write removes the old name and adds the new one.
 //! - Otherwise the new name is written in [`Stage::Attach`], and the old one is removed in [`Stage::Cut`].
@@ -9,11 +10,10 @@
 //!
 //! A later change that needs the result completes it first: see [`crate::volume::Pending`].
 
-use crate::layout::dinode::set_links;
 use crate::layout::directory::{UNIT_BYTES, entry_bytes};
-use crate::names::{NewName, check_name};
+use crate::names::{NameGoes, NewName, check_name};
 use crate::volume::{Ufs, private_of};
-use ivers_vfs::{FileType, Inode, Logged, NameError, Rename, Result, Touch};
+use ivers_vfs::{FileType, Logged, NameError, Rename, Result, Touch};
 use ivers_write_ordering::{Change, Stage};
 
 impl Ufs {
@@ -52,7 +52,7 @@ impl Ufs {
         self.leave(&change, rename)?;
         if let Some(target) = target {
             self.forget_name(target)?;
-            self.log_with_links(&change, target)?;
+            self.log_with_links(&change, target, NameGoes::BeforeCut)?;
         }
         let replaces_dir = is_dir && target.is_some();
         if moves {
@@ -100,20 +100,6 @@ impl Ufs {
             self.remove_name(change, &mut state, (old_name, Self::ino_of(inode)), Stage::Cut)?;
             state.ticket = change.ticket();
         }
-        self.log_with_links(change, inode)
-    }
-
-    /// As [`Ufs::log_changed`], but stores one link more until the last stage: until then the device may have
-    /// one name more.
-    pub(crate) fn log_with_links(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
-        inode.changed(Touch::Metadata, Logged::Anyway);
-        let links = |more: u32| inode.attr().nlink.saturating_add(more).min(u16::MAX.into()) as u16;
-        let mut state = private_of(inode).state.write();
-        self.log_state(change, inode, &mut state)?;
-        state.ticket = change.ticket();
-        for (stage, links) in [(Stage::Attach, links(1)), (Stage::Cut, links(0))] {
-            self.put_slot(change, stage, state.dinode.ino, |bytes| set_links(bytes, &self.sb, links))?;
-        }
-        Ok(())
+        self.log_with_links(change, inode, NameGoes::InCut)
     }
 }

@@ -223,3 +223,4 @@ impl Ufs {
         self.put_dinode(change, Stage::Attach, &state.dinode)
     }
 }
+        self.alloc()?.keep_links(state.dinode.ino);

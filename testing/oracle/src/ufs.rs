@@ -54,7 +54,8 @@ pub fn fsck_ffs(image: &Path) -> Result<()> {
 
 /// Repairs an image as FreeBSD does at boot. Damage that a crash does not cause is an error.
 pub fn fsck_ffs_preen(image: &Path) -> Result<()> {
-    let output = crate::output(FSCK_FFS, ["-p".as_ref(), image.as_os_str()])?;
+    // It begins again by itself after it made lost+found.
+    let output = crate::output(FSCK_FFS, ["-pR".as_ref(), image.as_os_str()])?;
     let said = crate::said(&output);
     let is_refused = said.contains("UNEXPECTED INCONSISTENCY") || said.contains("CANNOT");
     ensure!(output.status.success() && !is_refused, "fsck_ffs -p: {}\n{said}", output.status);

@@ -65,6 +65,11 @@ fn pointers_at(sb: &Superblock) -> usize {
     if sb.version == Version::Ufs1 { 40 } else { 112 }
 }
 
+/// Returns the link count to store. A directory without a name still has its `.`: fsck_ffs counts that.
+pub fn stored_links(is_dir: bool, links: u32) -> u16 {
+    links.clamp(is_dir.into(), u16::MAX.into()) as u16
+}
+
 /// Sets the link count in the bytes of an inode.
 pub fn set_links(bytes: &mut [u8], sb: &Superblock, links: u16) {
     let mut fields = FieldsMut::new(bytes, sb.order);
@@ -213,7 +218,7 @@ impl Dinode {
     /// Takes over attributes, but not the size and the space: those follow what is on the device.
     pub fn set_attr(&mut self, attr: &Attr) {
         self.mode = attr.mode() as u16;
-        self.links = attr.nlink.min(u16::MAX.into()) as u16;
+        self.links = stored_links(self.kind() == Some(FileType::Directory), attr.nlink);
         self.owner = (attr.uid, attr.gid);
         for (bits, flag, set) in FLAGS {
             match (attr.flags.contains(flag), self.flags & bits != 0) {

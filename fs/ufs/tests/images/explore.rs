@@ -11,7 +11,9 @@ use ivers_block::{Device, MemDevice};
 use ivers_crash::{Promises, Repaired, Target, explore_alone};
 use ivers_oracle::ufs::{fsck_ffs, fsck_ffs_preen, have_fsck_ffs};
 use ivers_ufs::check::check;
+use ivers_ufs::layout;
 use ivers_ufs::layout::group::Group;
+use ivers_ufs::layout::superblock::flags::FS_DOSOFTDEP;
 use ivers_ufs::{OpenOptions, Ufs};
 use ivers_vfs::check::Memory;
 use ivers_vfs::{Error, FileSystem};
@@ -59,6 +61,10 @@ fn empty(options: &[&str]) -> Vec<u8> {
     makefs(&image, options, &tree);
     let mut image = std::fs::read(image).unwrap();
     fill_free_space(&mut image);
+    // Of filesystems with soft updates, fsck_ffs expects what a crash of ours leaves: directories without a
+    // name and without links, among others.
+    let flags_at = superblock(&image).at as usize + layout::superblock::at::FS_FLAGS;
+    image[flags_at] |= FS_DOSOFTDEP as u8;
     image
 }
 
@@ -104,7 +110,8 @@ impl Target for Kind {
 
     fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
         fsck_ffs_preen(image)?;
-        Ok(Repaired::Whole)
+        // It clears a directory without a name, and can leave a file in it that has no other name.
+        Ok(if fsck_ffs(image).is_ok() { Repaired::Whole } else { Repaired::Spoiled })
     }
 
     fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
