@@ -8,6 +8,9 @@ use ivers_block::FileBlock;
 use ivers_vfs::{DirEntry, Ino, Result};
 use std::ops::{ControlFlow, Range};
 
+/// Directories of at least so many bytes get an index in memory: a search through smaller ones is cheap.
+const INDEXED_BYTES: u64 = 4096;
+
 impl Ufs {
     /// Calls `each` with the entries that begin in a range of bytes, and with the byte after each, until it
     /// breaks. The start may be anywhere: entries are found from the start of their unit.
@@ -75,11 +78,55 @@ impl Ufs {
         Ok(found)
     }
 
+    /// Returns the bytes at which an entry with this name may begin, in order, if the directory has an index.
+    /// Makes the index of a large one. The caller holds the lock of the directory.
+    fn indexed(&self, dir: &Dinode, name: &[u8]) -> Option<Vec<u64>> {
+        if dir.size < INDEXED_BYTES {
+            return None;
+        }
+        let key = Ino(dir.ino.into());
+        self.names.places(key, name).or_else(|| {
+            // Damage anywhere prevents the index. A search finds what is before it.
+            let made = self.names.make(key, |new| {
+                let mut is_whole = true;
+                self.for_each_entry(dir, 0..dir.size, |entry, bytes| {
+                    is_whole = new.add(entry.name, bytes.start);
+                    if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                })?;
+                Ok(is_whole)
+            });
+            made.is_ok_and(|made| made).then(|| self.names.places(key, name))?
+        })
+    }
+
+    /// Finds an entry at one of these bytes.
+    fn find_at(&self, dir: &Dinode, places: &[u64], name: &[u8]) -> Result<Option<(u32, Range<u64>)>> {
+        for &place in places {
+            if let Some(found) = self.find_in(dir, place..place + 1, name)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finds a name in a directory. Returns the inode, and the bytes of the entry. The caller holds the lock
+    /// of the directory.
+    pub(crate) fn find_entry(&self, dir: &Dinode, name: &[u8]) -> Result<Option<(u32, Range<u64>)>> {
+        match self.indexed(dir, name) {
+            Some(places) => self.find_at(dir, &places, name),
+            None => self.find_in(dir, 0..dir.size, name),
+        }
+    }
+
     /// Finds a name.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
         let dir = &private.state.read().dinode;
         let find = |range| Ok(self.find_in(dir, range, name)?.map(|(ino, bytes)| (ino, bytes.end)));
-        let Some(ino) = private.search_start.search(dir.size, find)? else { return Ok(None) };
+        let found = match self.indexed(dir, name) {
+            Some(places) => self.find_at(dir, &places, name)?.map(|(ino, _)| ino),
+            None => private.search_start.search(dir.size, find)?,
+        };
+        let Some(ino) = found else { return Ok(None) };
         if !(ROOT..self.sb.inodes()).contains(&ino) {
             let what = format!("an entry refers to inode {ino}, which does not exist");
             return Err(self.corrupt(dir.ino, what));

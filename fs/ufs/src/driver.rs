@@ -104,6 +104,9 @@ impl FileSystem for Ufs {
 
     fn evict_blocks(&self, bytes: u64) {
         self.cache.evict(bytes);
+        if self.cache.budget().over() {
+            self.names.evict(bytes);
+        }
     }
 
     fn unmount(&self) -> Result<()> {

@@ -197,6 +197,7 @@ impl Ufs {
 
     /// Makes durable what later changes of an inode must follow, before it is forgotten.
     pub(crate) fn settle_before_eviction(&self, inode: &Inode) {
+        self.names.forget(inode.ino);
         if self.writer.is_none() {
             return;
         }

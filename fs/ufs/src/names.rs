@@ -13,7 +13,7 @@ use crate::layout::directory::{
 use crate::layout::{Fields, FieldsMut};
 use crate::volume::{State, Ufs, private_of};
 use ivers_block::BlockNo;
-use ivers_vfs::{Error, FileType, Inode, Logged, NameError, Result, Touch};
+use ivers_vfs::{Error, FileType, Ino, Inode, Logged, NameError, Result, Touch};
 use ivers_write_ordering::{Change, Stage};
 use std::collections::{BTreeSet, HashSet};
 use std::ops::{ControlFlow, Range};
@@ -148,7 +148,9 @@ impl Ufs {
             }
             put_entry(&mut bytes[used..], new.entry(), space.total - used, order);
         })?;
-        state.pending.of_batch(change).added.insert(space.at + used as u64);
+        let place = space.at + used as u64;
+        state.pending.of_batch(change).added.insert(place);
+        self.names.add(Ino(state.dinode.ino.into()), new.name, place);
         Ok(())
     }
 
@@ -193,8 +195,7 @@ impl Ufs {
     }
 
     pub(crate) fn find_existing(&self, state: &State, name: &[u8]) -> Result<(u32, Range<u64>)> {
-        let found = self.find_in(&state.dinode, 0..state.dinode.size, name)?;
-        found.ok_or_else(|| NameError::NotFound.into())
+        self.find_entry(&state.dinode, name)?.ok_or_else(|| NameError::NotFound.into())
     }
 
     /// Removes a name that refers to an inode. With [`Stage::Cut`], its space and the name can be used again
@@ -225,6 +226,7 @@ impl Ufs {
         }
         state.space_from = state.space_from.min(bytes.start - bytes.start % UNIT_BYTES as u64);
         self.clear_entry(change, stage, &state.dinode, bytes.start)?;
+        self.names.remove(Ino(state.dinode.ino.into()), name, bytes.start);
         Ok(stays)
     }
 
@@ -279,6 +281,8 @@ impl Ufs {
 
     /// Writes the first unit of a new directory.
     pub(crate) fn make_directory(&self, change: &Change<'_>, state: &mut State, parent: u32) -> Result<()> {
+        // An inode that had this number may have left an index.
+        self.names.forget(Ino(state.dinode.ino.into()));
         self.grow_directory(change, state)?;
         let kind = FileType::Directory;
         let dot = NewName { name: b".", ino: state.dinode.ino, kind };
@@ -335,7 +339,6 @@ impl Ufs {
             false => Ok::<_, Error>(()),
         }
     }
-}
 
     /// As [`Ufs::log_changed`], but stores one link more at first: the device may have one name more.
     pub(crate) fn log_with_links(&self, change: &Change<'_>, inode: &Inode, name: NameGoes) -> Result<()> {
@@ -356,3 +359,4 @@ impl Ufs {
             }
         }
     }
+}

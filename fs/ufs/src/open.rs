@@ -6,7 +6,7 @@ use crate::layout::superblock::{ROOT, Superblock, flags};
 use crate::volume::{Ufs, Writer};
 use ivers_block::{BufferCache, Device};
 use ivers_vfs::sync::atomic::AtomicU64;
-use ivers_vfs::{DriverOptions, Error, FileType, NameError, Result};
+use ivers_vfs::{DriverOptions, Error, FileType, NameError, NameIndexes, Result};
 use ivers_write_ordering::{Ordered, OrderedOptions};
 use std::sync::Arc;
 
@@ -78,7 +78,8 @@ impl Ufs {
         };
         let budget = options.common.budget;
         let cache = Arc::new(BufferCache::new(device, sb.fragment_size, budget.clone()));
-        let mut ufs = Self { sb, place, cache, read_only, writer: None };
+        let names = NameIndexes::new(budget.clone());
+        let mut ufs = Self { sb, place, cache, names, read_only, writer: None };
         let root = ufs.dinode(ROOT.into()).map_err(|error| match error {
             Error::Name(NameError::Stale) => ufs.corrupt(ROOT, "there is no root directory"),
             error => error,
@@ -95,6 +96,8 @@ impl Ufs {
             ufs.writer = Some(Writer { ordered, alloc, orphans: AtomicU64::new(0) });
             if !ufs.sb.clean {
                 ufs.read_only = ufs.recover(&budget)?;
+                // Recovery removes names without regard to indexes.
+                ufs.names.evict(u64::MAX);
             }
             if ufs.read_only.is_some() {
                 ufs.writer = None;

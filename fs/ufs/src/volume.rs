@@ -6,7 +6,9 @@ use crate::layout::superblock::{ROOT, Superblock};
 use ivers_block::{BlockNo, BufferCache, BufferRead};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{RankedRwLock, rank};
-use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result, SearchStart};
+use ivers_vfs::{
+    Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, NameIndexes, Result, SearchStart,
+};
 use ivers_write_ordering::{Change, Ordered, Stage, Ticket};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -18,6 +20,8 @@ pub struct Ufs {
     pub(crate) place: String,
     /// Its blocks are fragments.
     pub(crate) cache: Arc<BufferCache>,
+    /// The names of large directories.
+    pub(crate) names: NameIndexes,
     /// Why nothing can be changed, if so.
     pub(crate) read_only: Option<String>,
     /// The state of writing; `None` if nothing can be changed.
@@ -36,7 +40,7 @@ pub(crate) struct Writer {
 /// The driver's data of an inode in memory.
 pub(crate) struct Private {
     pub state: RankedRwLock<rank::Driver<0>, State>,
-    /// Where the next lookup in a directory begins.
+    /// Where the next lookup in a directory without an index begins.
     pub search_start: SearchStart,
 }
 
@@ -220,7 +224,7 @@ impl Ufs {
         let attr = inode.attr();
         state.dinode.set_attr(&attr);
         self.alloc()?.note_change_time(attr.ctime);
+        self.alloc()?.keep_links(state.dinode.ino);
         self.put_dinode(change, Stage::Attach, &state.dinode)
     }
 }
-        self.alloc()?.keep_links(state.dinode.ino);

@@ -9,5 +9,6 @@ mod freebsd;
 mod kernel;
 mod mkfs;
 mod read;
+mod scale;
 mod sleuthkit;
 mod write;
