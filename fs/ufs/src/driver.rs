@@ -120,6 +120,10 @@ impl FileSystem for Ufs {
     fn block_map(&self) -> Option<&dyn BlockMapOps> {
         Some(self)
     }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
 }
 
 impl InodeOps for Ufs {
@@ -228,6 +232,20 @@ impl FileOps for Ufs {
 impl BlockMapOps for Ufs {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
         self.map_file(&private_of(inode).state.read().dinode, offset)
+    }
+}
+
+impl AllocateOps for Ufs {
+    fn fallocate(
+        &self,
+        _caller: &Cred,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        pool: BlockPool,
+    ) -> Result<()> {
+        self.fs_fallocate(inode, mode, offset, len, pool)
     }
 }
 

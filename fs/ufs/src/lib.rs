@@ -10,7 +10,7 @@
 //! | `alloc` | free space and inodes; the mark of an open session |
 //! | `volume` | the open filesystem, its fragments and inodes; changes of them |
 //! | `map`, `file` | where the blocks of a file are; its contents |
-//! | `reserve`, `write` | space for dirty pages; writing and shrinking files |
+//! | `reserve`, `write`, `allocate` | space for dirty pages; writing and shrinking files; `fallocate` |
 //! | `dir`, `xattr` | reading names; extended attributes |
 //! | `names`, `inode`, `rename` | changing names; making, linking and deleting inodes; renames |
 //! | `open`, `recover`, `driver` | opening; recovery after a crash; the interface to the VFS |
@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+mod allocate;
 pub mod check;
 mod dir;
 mod driver;

@@ -365,7 +365,7 @@ impl Ufs {
         self.write_and_attach(inode, offset, &data[..len as usize], end)
     }
 
-    fn write_and_attach(&self, inode: &Inode, offset: u64, data: &[u8], size: u64) -> Result<()> {
+    pub(crate) fn write_and_attach(&self, inode: &Inode, offset: u64, data: &[u8], size: u64) -> Result<()> {
         self.settle(inode)?;
         let private = private_of(inode);
         let plan = self.write_data(private, offset, data, size)?;

@@ -243,7 +243,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 13] = [
         &[
             (
                 "",
-                "layout mkfs head alloc volume map file dir xattr reserve write names inode rename \
+                "layout mkfs head alloc volume map file dir xattr reserve write allocate names inode rename \
                  check recover open driver",
             ),
             ("layout", "bytes superblock group group_map dinode directory"),

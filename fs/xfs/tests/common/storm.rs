@@ -311,6 +311,11 @@ impl Storm {
         self.file(id).resize(size, 0);
     }
 
+    /// Whether `fallocate` has no other modes: a file of UFS has no blocks past its end.
+    fn only_allocates(&self) -> bool {
+        self.vfs().info().fs_type.starts_with("ufs")
+    }
+
     fn allocate(&mut self) {
         if self.vfs().fs().allocation().is_none() {
             return self.write();
@@ -328,6 +333,9 @@ impl Storm {
         if is_full(&done) {
             // A part may be allocated.
             self.full += 1;
+        } else if self.only_allocates() && !mode.is_empty() {
+            let refused = matches!(done, Err(Error::Name(NameError::NotSupported)));
+            return assert!(refused, "{mode:?} is not supported: {done:?}");
         } else {
             done.unwrap();
         }
