@@ -90,7 +90,7 @@ impl Ocfs2 {
 
     /// Finds a name.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
-        let dir = &private.dinode;
+        let dir = &*private.state.read();
         let find = |range| self.find_in(dir, range, name);
         let Some(ino) = private.search_start.search(dir.size, find)? else { return Ok(None) };
         if !self.is_ino(ino) {

@@ -1,9 +1,11 @@
 //! The interface to the VFS.
 
+use crate::change::journal_error;
+use crate::layout::dinode::FLAGS_SHOWN;
 use crate::layout::directory::NAME_MAX;
 use crate::layout::superblock::{Stack, incompat};
 use crate::layout::xattr::VALUE_MAX;
-use crate::volume::{Ocfs2, dinode_of, private_of};
+use crate::volume::{Ocfs2, private_of};
 use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
@@ -15,20 +17,27 @@ const LINKS_MAX_INDEXED: u32 = (1 << 31) - 1;
 /// The feature of extended attributes.
 const XATTR: u32 = 0x200;
 
-fn read_only<T>() -> Result<T> {
-    Err(NameError::ReadOnly.into())
+impl Ocfs2 {
+    /// The most links of an inode.
+    pub(crate) fn links_max(&self) -> u32 {
+        if self.sb.has(incompat::INDEXED_DIRS) { LINKS_MAX_INDEXED } else { LINKS_MAX }
+    }
+
+    fn aborted(&self) -> Option<String> {
+        let cause = self.writer.as_ref()?.commits.journal().aborted()?;
+        Some(format!("the journal was aborted: {cause}"))
+    }
 }
 
 impl FileSystem for Ocfs2 {
     fn info(&self) -> FsInfo {
-        let is_indexed = self.sb.has(incompat::INDEXED_DIRS);
         FsInfo {
             label: String::from_utf8_lossy(&self.sb.label).into_owned(),
             uuid: self.sb.uuid,
             root: Ino(self.sb.root),
             name_max: NAME_MAX as u32,
             max_file_size: self.sb.file_size_max(),
-            max_links: if is_indexed { LINKS_MAX_INDEXED } else { LINKS_MAX },
+            max_links: self.links_max(),
             time_granularity_ns: 1,
             persistent_inos: true,
             ..FsInfo::usual("ocfs2", self.sb.block_size)
@@ -36,7 +45,12 @@ impl FileSystem for Ocfs2 {
     }
 
     fn health(&self) -> Health {
-        Health { read_only: Some(self.read_only.clone()), no_change_attribute: None }
+        let aborted = self.aborted();
+        Health { read_only: self.read_only.clone().or_else(|| aborted.clone()), no_change_attribute: aborted }
+    }
+
+    fn serves_change_attribute(&self) -> bool {
+        self.writer.as_ref().is_none_or(|writer| !writer.commits.journal().is_aborted())
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
@@ -45,11 +59,15 @@ impl FileSystem for Ocfs2 {
         // `i_used` is in the lower half.
         let free = total.saturating_sub(bitmap.id1 & u64::from(u32::MAX));
         let per_cluster = u64::from(self.sb.blocks_per_cluster);
+        let available = match self.writer {
+            Some(_) => self.space()?.available(0),
+            None => free,
+        };
         Ok(StatFs {
             block_size: self.sb.block_size,
             blocks: total * per_cluster,
             blocks_free: free * per_cluster,
-            blocks_available: free * per_cluster,
+            blocks_available: available.min(free) * per_cluster,
             // Any free cluster can get inodes. Linux counts them like this, too.
             files: total,
             files_free: free,
@@ -83,7 +101,21 @@ impl FileSystem for Ocfs2 {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        self.writer.as_ref().map_or(Ok(()), |writer| writer.commits.commit().map_err(journal_error))
+    }
+
+    fn reclaim_space(&self) -> Result<bool> {
+        // Clusters that the running transaction freed are free after its commit.
+        if self.writer.is_none() || self.space()?.busy.count() == 0 {
+            return Ok(false);
+        }
+        self.sync().map(|()| true)
+    }
+
+    fn abort(&self, why: &Error) {
+        if let Some(writer) = &self.writer {
+            writer.commits.journal().abort(why);
+        }
     }
 
     fn evict_blocks(&self, bytes: u64) {
@@ -91,7 +123,7 @@ impl FileSystem for Ocfs2 {
     }
 
     fn unmount(&self) -> Result<()> {
-        Ok(())
+        self.close()
     }
 
     fn xattrs(&self) -> Option<&dyn XattrOps> {
@@ -101,6 +133,21 @@ impl FileSystem for Ocfs2 {
     fn block_map(&self) -> Option<&dyn BlockMapOps> {
         Some(self)
     }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+
+    fn journal(&self) -> Option<&dyn JournalOps> {
+        self.writer.as_ref().map(|_| self as &dyn JournalOps)
+    }
+}
+
+impl JournalOps for Ocfs2 {
+    fn written(&self) -> (u64, u64) {
+        let stats = self.writer.as_ref().map(|writer| writer.commits.journal().stats()).unwrap_or_default();
+        (stats.journal_blocks, stats.journal_bytes)
+    }
 }
 
 impl InodeOps for Ocfs2 {
@@ -108,20 +155,35 @@ impl InodeOps for Ocfs2 {
         self.load(ino.0)
     }
 
-    fn log_inode(&self, _inode: &Inode) -> Result<()> {
-        read_only()
+    fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+        if !FLAGS_SHOWN.contains(new.flags.symmetric_difference(old.flags)) {
+            return Err(NameError::NotSupported.into());
+        }
+        if new.size != old.size { self.check_not_shared(&private_of(inode).state.read()) } else { Ok(()) }
     }
 
-    fn delete_inode(&self, _inode: &Inode) -> Result<()> {
-        read_only()
+    fn log_inode(&self, inode: &Inode) -> Result<()> {
+        self.change(2, |change| change.log(inode, &mut private_of(inode).state.write()))
+    }
+
+    fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.fs_delete_inode(inode)
+    }
+
+    fn evict_inode(&self, inode: &Inode) {
+        if self.writer.is_some() {
+            // It fails only after writing was stopped.
+            let _ = self.release(private_of(inode), 0..u32::MAX);
+        }
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        Ok(())
+        let Some(writer) = &self.writer else { return Ok(()) };
+        writer.commits.commit_changes(None).map_err(journal_error)
     }
 
     fn read_link(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<u8>> {
-        self.link_target(dinode_of(inode))
+        self.link_target(&private_of(inode).state.read())
     }
 }
 
@@ -134,7 +196,7 @@ impl DirectoryOps for Ocfs2 {
     }
 
     fn parent(&self, _caller: &Cred, dir: &Inode) -> Result<Ino> {
-        self.parent_of(dinode_of(dir))
+        self.parent_of(&private_of(dir).state.read())
     }
 
     fn readdir(
@@ -144,43 +206,72 @@ impl DirectoryOps for Ocfs2 {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.list(dinode_of(dir), cursor, emit)
+        self.list(&private_of(dir).state.read(), cursor, emit)
     }
 
-    fn create(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _new: &NewInode) -> Result<LoadedInode> {
-        read_only()
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.fs_create(dir, name, new)
     }
 
-    fn unlink(&self, _caller: &Cred, _dir: &Inode, _name: &[u8], _inode: &Inode) -> Result<()> {
-        read_only()
+    fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.fs_link(dir, name, inode)
     }
 
-    fn rename(&self, _rename: &Rename<'_>) -> Result<()> {
-        read_only()
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.fs_unlink(dir, name, inode)
+    }
+
+    fn rename(&self, rename: &Rename<'_>) -> Result<()> {
+        self.fs_rename(rename)
     }
 }
 
 impl FileOps for Ocfs2 {
     fn read(&self, _caller: &Cred, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.read_file(dinode_of(inode), offset, buf)
+        self.read_file(&private_of(inode).state.read(), offset, buf)
     }
 
-    fn reserve(&self, _inode: &Inode, _offset: u64, _len: u64, _pool: BlockPool) -> Result<()> {
-        read_only()
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
+        self.fs_reserve(inode, offset, len)
     }
 
-    fn write_back(&self, _inode: &Inode, _offset: u64, _data: &[u8]) -> Result<Written> {
-        read_only()
+    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        // It fails only after writing was stopped.
+        let _ = self.fs_unreserve(inode, offset, len);
     }
 
-    fn truncate(&self, _caller: &Cred, _inode: &Inode, _size: u64) -> Result<()> {
-        read_only()
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<Written> {
+        self.fs_write_back(inode, offset, data).map(|()| Written::Durable)
+    }
+
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        let clusters = private_of(inode).reserved.lock().clusters.len() as u64;
+        inode.with_attr(|attr| attr.blocks_512) + clusters * u64::from(self.sb.cluster_size() / 512)
+    }
+
+    fn truncate(&self, _caller: &Cred, inode: &Inode, size: u64) -> Result<()> {
+        self.fs_truncate(inode, size)
+    }
+}
+
+impl AllocateOps for Ocfs2 {
+    fn fallocate(
+        &self,
+        _caller: &Cred,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        _pool: BlockPool,
+    ) -> Result<()> {
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
+        self.fs_fallocate(inode, mode, offset..end)
     }
 }
 
 impl BlockMapOps for Ocfs2 {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        self.map_file(dinode_of(inode), offset)
+        self.map_file(&private_of(inode).state.read(), offset)
     }
 }
 
@@ -190,21 +281,21 @@ impl XattrOps for Ocfs2 {
     }
 
     fn get_xattr(&self, _caller: &Cred, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        self.attribute(dinode_of(inode), name)
+        self.attribute(&private_of(inode).state.read(), name)
     }
 
     fn list_xattr(&self, _caller: &Cred, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        self.attribute_names(dinode_of(inode))
+        self.attribute_names(&private_of(inode).state.read())
     }
 
     fn set_xattr(
         &self,
         _caller: &Cred,
-        _inode: &Inode,
-        _name: &[u8],
-        _value: Option<&[u8]>,
-        _mode: XattrMode,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
     ) -> Result<()> {
-        read_only()
+        self.fs_set_xattr(inode, name, value, mode)
     }
 }

@@ -1,21 +1,22 @@
 //! The driver of OCFS2, the cluster filesystem of Linux: for local filesystems, and for those of a cluster
-//! that no node has mounted. It only reads.
+//! that no node has mounted.
 //!
 //! [`Ocfs2::open`] checks an image and returns a filesystem for `ivers_vfs::Vfs::mount`. `docs/ocfs2.md`
-//! describes the format, and what is refused.
+//! describes the format, how it is written, the locks, and what is refused.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`layout`] | structures on the device, their checks, the arithmetic of addresses; no I/O |
 //! | `volume` | the open filesystem, its blocks and inodes, checksums |
-//! | `map`, `file` | where the clusters of a file are; its contents |
-//! | `dir`, `xattr` | names; extended attributes |
-//! | `system` | system files: the cluster, the journals |
+//! | `space`, `change`, `alloc` | free space; transactions; taking and freeing clusters and blocks |
+//! | `map`, `tree` | where the clusters of a file are; changing that |
+//! | `file`, `write`, `fallocate` | contents of files |
+//! | `dir`, `index`, `names` | directories and their indexes |
+//! | `xattr`, `attributes` | extended attributes |
+//! | `inode` | making, linking, renaming and deleting inodes |
+//! | `system`, `recover` | system files: the cluster, the journals; what crashes left |
 //! | `open`, `driver` | opening; the interface to the VFS |
 //! | [`check`] | the checker |
-//!
-//! The driver has no locks: nothing that it keeps changes after it is opened, except a hint in each directory
-//! and a count.
 //!
 //! # Change attribute
 //!
@@ -25,15 +26,26 @@
 
 #![forbid(unsafe_code)]
 
+mod alloc;
+mod attributes;
+mod change;
 pub mod check;
 mod dir;
 mod driver;
+mod fallocate;
 mod file;
+mod index;
+mod inode;
 pub mod layout;
 mod map;
+mod names;
 mod open;
+mod recover;
+mod space;
 mod system;
+mod tree;
 mod volume;
+mod write;
 mod xattr;
 
 pub use open::{OpenOptions, PROBE_BYTES, probe};

@@ -3,8 +3,7 @@
 use crate::layout::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::layout::dinode::Dinode;
 use crate::layout::superblock::{Stack, incompat};
-use crate::volume::Ocfs2;
-use ivers_journal::JournalError;
+use crate::volume::{Ocfs2, SystemFiles};
 use ivers_journal::jbd2::{LogExtent, LogMap};
 use ivers_vfs::{Error, FileType, NameError, Result};
 use std::collections::BTreeMap;
@@ -17,31 +16,7 @@ const NODES_MAX: u64 = 255;
 /// Most runs of a journal: far more than one needs.
 const JOURNAL_RUNS_MAX: usize = 1 << 16;
 /// The flag of a journal that holds changes.
-const JOURNAL_DIRTY: u32 = 0x1;
-
-/// The system files by name.
-pub(crate) struct SystemFiles(pub BTreeMap<Vec<u8>, u64>);
-
-impl SystemFiles {
-    pub fn find(&self, name: &str) -> Option<u64> {
-        self.0.get(name.as_bytes()).copied()
-    }
-
-    /// The file of a slot.
-    pub fn of_slot(&self, name: &str, slot: u16) -> Option<u64> {
-        self.find(&format!("{name}:{slot:04}"))
-    }
-}
-
-/// A structure of a journal, or its device, failed.
-pub(crate) fn journal_error(error: JournalError) -> Error {
-    match error {
-        JournalError::Corrupt { what, log_block } => {
-            Error::corrupt(what, format!("the journal, block {log_block}"))
-        }
-        error => Error::io(error),
-    }
-}
+pub(crate) const JOURNAL_DIRTY: u32 = 0x1;
 
 impl Ocfs2 {
     /// Reads the directory of system files.
@@ -149,6 +124,12 @@ impl Ocfs2 {
             }
         }
         Ok(dirty)
+    }
+
+    /// Returns the inode of the journal of a slot, and where it is.
+    pub(crate) fn journal_of(&self, files: &SystemFiles, slot: u16) -> Result<(u64, LogMap)> {
+        let file = self.system_file(files, &format!("journal:{slot:04}"))?;
+        Ok((file.ino, self.journal_map(&file)?))
     }
 
     fn journal_map(&self, file: &Dinode) -> Result<LogMap> {

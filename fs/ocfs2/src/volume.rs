@@ -4,19 +4,26 @@ use crate::layout::blockcheck::{self, Verdict};
 use crate::layout::dinode::Dinode;
 use crate::layout::shape::{DINODE, Shape};
 use crate::layout::superblock::{SUPERBLOCK, Superblock, incompat};
+use crate::space::Space;
 use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Contents};
-use ivers_vfs::sync::atomic::{AtomicU64, Ordering};
+use ivers_journal::{Commits, LastChange};
+use ivers_vfs::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result, SearchStart};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
-/// An open OCFS2. It is only read.
+/// An open OCFS2.
 pub struct Ocfs2 {
     pub(crate) sb: Superblock,
     /// The image's name in errors.
     pub(crate) place: String,
     pub(crate) cache: Arc<BufferCache>,
-    /// Why nothing can be changed.
-    pub(crate) read_only: String,
+    /// Why nothing can be changed, if so.
+    pub(crate) read_only: Option<String>,
+    /// The state of writing; `None` if nothing can be changed.
+    pub(crate) writer: Option<Writer>,
     /// How it was closed, for users.
     pub(crate) state: String,
     /// The inode of the bitmap of clusters.
@@ -25,19 +32,66 @@ pub struct Ocfs2 {
     pub(crate) corrected: AtomicU64,
 }
 
+/// The state of a mount that writes.
+pub(crate) struct Writer {
+    pub commits: Commits,
+    /// Changes are made one at a time, under this lock.
+    pub space: RankedMutex<rank::BeforeHandle, Space>,
+    /// Clusters that durable transactions freed, and that [`Space::busy`] still has.
+    pub released: Arc<RankedMutex<rank::Leaf, Vec<Range<u64>>>>,
+    pub files: SystemFiles,
+    /// The newest write of data of any file.
+    pub data: LastChange,
+    /// The inode of our journal.
+    pub journal: u64,
+    pub closed: AtomicBool,
+}
+
+/// The system files by name.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SystemFiles(pub BTreeMap<Vec<u8>, u64>);
+
+impl SystemFiles {
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.0.get(name.as_bytes()).copied()
+    }
+
+    /// The file of a slot.
+    pub fn of_slot(&self, name: &str, slot: u16) -> Option<u64> {
+        self.find(&format!("{name}:{slot:04}"))
+    }
+}
+
 /// What is kept with an inode.
 pub(crate) struct Private {
-    pub dinode: Dinode,
+    /// The inode as it is stored: its size is that of the data on the device.
+    pub state: RankedRwLock<rank::Driver<0>, Dinode>,
+    pub reserved: RankedMutex<rank::Leaf, Reserved>,
     /// Where the next lookup in a directory begins.
     pub search_start: SearchStart,
 }
 
-pub(crate) fn private_of(inode: &Inode) -> &Private {
-    inode.private()
+/// What is reserved for dirty pages of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Reserved {
+    /// Positions of clusters that must be taken or converted.
+    pub clusters: BTreeSet<u32>,
+    /// Extent blocks.
+    pub blocks: u64,
 }
 
-pub(crate) fn dinode_of(inode: &Inode) -> &Dinode {
-    &private_of(inode).dinode
+impl Private {
+    pub fn new(dinode: Dinode) -> Self {
+        Self {
+            state: RankedRwLock::new(dinode),
+            reserved: RankedMutex::default(),
+            search_start: SearchStart::default(),
+        }
+    }
+}
+
+pub(crate) fn private_of(inode: &Inode) -> &Private {
+    inode.private()
 }
 
 impl Ocfs2 {
@@ -126,12 +180,17 @@ impl Ocfs2 {
         if dinode.kind() == Some(FileType::Directory) {
             self.check_directory(&dinode)?;
         }
-        Ok(LoadedInode {
-            ino: Ino(ino),
+        Ok(self.loaded(dinode))
+    }
+
+    /// Returns an inode for the VFS.
+    pub(crate) fn loaded(&self, dinode: Dinode) -> LoadedInode {
+        LoadedInode {
+            ino: Ino(dinode.ino),
             generation: dinode.generation,
             attr: dinode.attr(&self.sb),
             counter: InitialCounter::NotStored,
-            private: Box::new(Private { dinode, search_start: SearchStart::default() }),
-        })
+            private: Box::new(Private::new(dinode)),
+        }
     }
 }

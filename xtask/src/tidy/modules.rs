@@ -253,8 +253,12 @@ const ORDERS: [(&str, &[(&str, &str)]); 13] = [
     (
         "fs/ocfs2/src",
         &[
-            ("", "layout volume map file dir xattr system open driver check"),
-            ("layout", "bytes blockcheck shape superblock extents group dinode directory xattr"),
+            (
+                "",
+                "layout space volume change map file dir xattr alloc tree write fallocate index names \
+                 attributes inode system recover open driver check",
+            ),
+            ("layout", "bytes blockcheck shape superblock dinode extents group directory name_hash xattr"),
             ("check", "state inodes xattrs chains refcounts directories"),
         ],
     ),

@@ -1,11 +1,11 @@
 //! Inodes: their fields, and the clusters and blocks that they own.
 
 use super::state::{Checker, Directory, Seen, Shared};
-use crate::layout::bytes::{u8_at, u32_at, u64_at};
+use crate::layout::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::layout::dinode::{Dinode, dyn_features, flags};
 use crate::layout::directory::index_entries;
-use crate::layout::extents::{Extent, ExtentList, Keys, REFCOUNTED};
-use crate::layout::shape::{DX_LEAF, DX_ROOT};
+use crate::layout::extents::{BLOCK_LIST_AT, Extent, ExtentList, Keys, REFCOUNTED};
+use crate::layout::shape::{DX_LEAF, DX_ROOT, EXTENT_BLOCK};
 use crate::map::Owner;
 use ivers_vfs::check::Place;
 use ivers_vfs::{FileType, Result};
@@ -27,6 +27,8 @@ struct Walk {
     /// The end of the last extent.
     end: u64,
     damaged: bool,
+    /// The last leaf, if it is not full.
+    short_leaf: Option<u64>,
     /// All extents, if they are wanted.
     extents: Option<Vec<Extent>>,
 }
@@ -135,7 +137,12 @@ impl Checker {
                 let place = Place::inode(inode.ino).at(extent.start);
                 let read = self.fs.extent_block(extent.start, list.depth - 1, owner);
                 match self.caught("extent-block-invalid", place, read)? {
-                    Some(below) => walk = self.claim_tree(inode, owner, &below, walk)?,
+                    Some(below) => {
+                        if below.depth == 0 {
+                            self.check_fullness(inode, extent.start, &mut walk)?;
+                        }
+                        walk = self.claim_tree(inode, owner, &below, walk)?;
+                    }
                     None => walk.damaged = true,
                 }
                 continue;
@@ -153,6 +160,19 @@ impl Checker {
             }
         }
         Ok(walk)
+    }
+
+    /// All leaves but the last one must be full. An empty record at the start of a leaf counts.
+    fn check_fullness(&mut self, inode: &Dinode, leaf: u64, walk: &mut Walk) -> Result<()> {
+        if let Some(before) = walk.short_leaf.take() {
+            let what = "a leaf of a tree of extents before the last one is not full";
+            self.bad("leaf-not-full", Place::inode(inode.ino).at(before), what);
+        }
+        let bytes = self.fs.structure(leaf, &EXTENT_BLOCK)?;
+        if u16_at(&bytes, BLOCK_LIST_AT + 4) < u16_at(&bytes, BLOCK_LIST_AT + 2) {
+            walk.short_leaf = Some(leaf);
+        }
+        Ok(())
     }
 
     fn claim_extent(&mut self, inode: &Dinode, extent: &Extent) -> bool {

@@ -1,8 +1,7 @@
 //! What a check has seen.
 
 use crate::open::Opened;
-use crate::system::SystemFiles;
-use crate::volume::Ocfs2;
+use crate::volume::{Ocfs2, SystemFiles};
 use ivers_vfs::check::{Bits, Findings, Memory, PathFinder, Place};
 use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::{Error, FileType, Result};

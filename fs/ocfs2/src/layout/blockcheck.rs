@@ -9,6 +9,7 @@
 
 use super::bytes::{u16_at, u32_at};
 use crc::{CRC_32_JAMCRC, Crc, Table};
+use std::sync::OnceLock;
 
 const CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_JAMCRC);
 
@@ -54,11 +55,23 @@ fn bit_of(number: usize) -> Option<usize> {
     (!number.is_power_of_two()).then(|| number - 1 - powers)
 }
 
+/// Bits of the largest structure: a block, or a bucket of attributes.
+const BITS_MAX: usize = 4096 * 8;
+
+/// The numbers of the bits of the largest structure.
+fn numbers() -> &'static [u16] {
+    static NUMBERS: OnceLock<Vec<u16>> = OnceLock::new();
+    NUMBERS.get_or_init(|| (0..BITS_MAX).map(|bit| number_of(bit) as u16).collect())
+}
+
 fn hamming(bytes: &[u8], check_at: usize) -> u16 {
-    let is_data = |at: &usize| !(check_at..check_at + CHECK_BYTES).contains(at);
-    let bits = (0..bytes.len()).filter(is_data).flat_map(|at| (0..8).map(move |bit| (at, bit)));
-    let set = bits.filter(|&(at, bit)| bytes[at] >> bit & 1 == 1);
-    set.fold(0, |code, (at, bit)| code ^ number_of(at * 8 + bit)) as u16
+    let numbers = numbers().chunks_exact(8);
+    let data = bytes.iter().zip(numbers).enumerate();
+    let data = data.filter(|(at, _)| !(check_at..check_at + CHECK_BYTES).contains(at));
+    data.fold(0, |code, (_, (&byte, numbers))| {
+        let set = numbers.iter().enumerate().filter(|(bit, _)| byte >> bit & 1 == 1);
+        if byte == 0 { code } else { set.fold(code, |code, (_, number)| code ^ number) }
+    })
 }
 
 /// Returns the check of a structure, as it must be at `check_at`.

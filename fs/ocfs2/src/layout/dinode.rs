@@ -1,11 +1,25 @@
 //! Inodes as stored. An inode takes a block, and its number is that of the block.
 
-use super::bytes::{u16_at, u32_at, u64_at};
+use super::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
 use super::superblock::Superblock;
 use ivers_vfs::{Attr, FileType, InodeFlags, Timestamp};
 
 /// The offset of `id2`: a list of extents, inline data, or the target of a link.
 pub const ID2_AT: usize = 0xC0;
+/// The offset of `i_clusters`.
+pub const CLUSTERS_AT: usize = 0x14;
+/// The offset of `i_size`.
+pub const SIZE_AT: usize = 0x20;
+/// The offset of `i_flags`.
+pub const FLAGS_AT: usize = 0x2C;
+/// The offset of `i_dtime`.
+pub const DTIME_AT: usize = 0x48;
+/// The offset of `i_orphaned_slot`.
+pub const ORPHANED_SLOT_AT: usize = 0x74;
+/// The offset of `i_xattr_loc`.
+pub const XATTR_LOC_AT: usize = 0x78;
+/// The offset of `i_dx_root`.
+pub const DX_ROOT_AT: usize = 0x88;
 /// The offset of inline data.
 pub const INLINE_AT: usize = 0xC8;
 
@@ -29,6 +43,8 @@ pub mod flags {
 pub mod dyn_features {
     /// The contents are in the inode.
     pub const INLINE_DATA: u16 = 0x1;
+    /// It has extended attributes.
+    pub const HAS_XATTR: u16 = 0x2;
     /// It has extended attributes at its end.
     pub const INLINE_XATTR: u16 = 0x4;
     /// The directory has an index.
@@ -66,6 +82,10 @@ pub struct Dinode {
     pub refcount_loc: u64,
     /// The allocator that it comes from: the slot, and the bit in its group.
     pub suballoc: (u16, u16),
+    /// The descriptor of its group, if that is not contiguous.
+    pub suballoc_loc: u64,
+    /// The slot whose directory of orphans has it.
+    pub orphaned_slot: u16,
     /// The time at which it was deleted; 0: it was not.
     pub dtime: u64,
     /// A device number, counts of a bitmap, or flags of a journal.
@@ -98,6 +118,8 @@ impl Dinode {
             dx_root: u64_at(bytes, 0x88),
             refcount_loc: u64_at(bytes, 0x90),
             suballoc: (u16_at(bytes, 0x0C), u16_at(bytes, 0x0E)),
+            suballoc_loc: u64_at(bytes, 0x98),
+            orphaned_slot: u16_at(bytes, 0x74),
             dtime: u64_at(bytes, 0x48),
             id1: u64_at(bytes, 0xB8),
             attr: u32_at(bytes, 0x70),
@@ -189,8 +211,36 @@ impl Dinode {
     }
 }
 
+/// Stores attributes. The size and the number of clusters are not stored.
+pub fn put_attr(bytes: &mut [u8], attr: &Attr) {
+    put_u16(bytes, 0x28, attr.mode() as u16);
+    put_links(bytes, attr.nlink);
+    put_u32(bytes, 0x18, attr.uid);
+    put_u32(bytes, 0x1C, attr.gid);
+    for (time, sec_at, nsec_at) in
+        [(attr.atime, 0x30, 0x64), (attr.mtime, 0x40, 0x6C), (attr.ctime, 0x38, 0x68)]
+    {
+        put_u64(bytes, sec_at, time.sec as u64);
+        put_u32(bytes, nsec_at, time.nsec);
+    }
+    let kept = u32_at(bytes, 0x70) & !FLAGS_SHOWN.bits();
+    put_u32(bytes, 0x70, kept | (attr.flags & FLAGS_SHOWN).bits());
+}
+
+/// Stores a link count.
+pub fn put_links(bytes: &mut [u8], links: u32) {
+    put_u16(bytes, 0x2A, links as u16);
+    put_u16(bytes, 0x10, (links >> 16) as u16);
+}
+
+/// Changes bits of `i_dyn_features`.
+pub fn put_features(bytes: &mut [u8], set: u16, clear: u16) {
+    let features = u16_at(bytes, 0x76);
+    put_u16(bytes, 0x76, features & !clear | set);
+}
+
 /// Flags of `i_attr` that are shown; they have the values of Linux.
-const FLAGS_SHOWN: InodeFlags = InodeFlags::SYNC
+pub const FLAGS_SHOWN: InodeFlags = InodeFlags::SYNC
     .union(InodeFlags::IMMUTABLE)
     .union(InodeFlags::APPEND)
     .union(InodeFlags::NODUMP)

@@ -1,6 +1,6 @@
 //! Entries of directories.
 
-use super::bytes::{u8_at, u16_at, u32_at, u64_at};
+use super::bytes::{put_u16, put_u32, put_u64, u8_at, u16_at, u32_at, u64_at};
 use ivers_vfs::FileType;
 
 /// Longest name in bytes.
@@ -76,6 +76,134 @@ pub fn check_trailer(block: &[u8], number: u64, owner: u64) -> Result<(), &'stat
         return Err("the trailer of a block is of another block or directory");
     }
     Ok(())
+}
+
+/// The offset in the trailer of the longest free space of the block.
+pub const TRAILER_FREE_AT: usize = 0x0E;
+/// The offset in the trailer of the next block with free space.
+pub const TRAILER_NEXT_AT: usize = 0x20;
+
+/// Writes the trailer of a block of the directory `owner`.
+pub fn put_trailer(block: &mut [u8], number: u64, owner: u64) {
+    let start = block.len() - TRAILER_BYTES;
+    let trailer = &mut block[start..];
+    trailer.fill(0);
+    put_u16(trailer, 8, TRAILER_BYTES as u16);
+    trailer[0x10..0x17].copy_from_slice(TRAILER_SIGNATURE);
+    put_u64(trailer, 0x28, number);
+    put_u64(trailer, 0x30, owner);
+}
+
+/// The number of a type in entries.
+pub fn number_of(kind: FileType) -> u8 {
+    KINDS.iter().position(|known| *known == kind).map_or(0, |at| at as u8 + 1)
+}
+
+/// Bytes of an entry.
+pub fn entry_bytes(name: &[u8]) -> usize {
+    (HEADER_BYTES + name.len()).next_multiple_of(4)
+}
+
+/// Writes an entry that takes `len` bytes.
+pub fn put_entry(area: &mut [u8], at: usize, len: usize, entry: Entry<'_>) {
+    put_u64(area, at, entry.ino);
+    put_u16(area, at + 8, len as u16);
+    (area[at + 10], area[at + 11]) = (entry.name.len() as u8, entry.kind);
+    let name_at = at + HEADER_BYTES;
+    area[name_at..name_at + entry.name.len()].copy_from_slice(entry.name);
+}
+
+/// Changes the length of an entry.
+pub fn put_length(area: &mut [u8], at: usize, len: usize) {
+    put_u16(area, at + 8, len as u16);
+}
+
+/// Free bytes in an entry of `len` bytes.
+fn space_in(found: Option<Entry<'_>>, len: usize) -> usize {
+    len.saturating_sub(found.map_or(0, |entry| entry_bytes(entry.name)))
+}
+
+/// Returns the entry with room for `need` more bytes, and the longest free space of all.
+pub fn find_space(area: &[u8], need: usize) -> Result<(Option<usize>, usize), &'static str> {
+    let (mut at, mut found, mut longest) = (0, None, 0);
+    while at < area.len() {
+        let (has, next) = entry(area, at)?;
+        let space = space_in(has, next - at);
+        longest = longest.max(space);
+        if space >= need && found.is_none() {
+            found = Some(at);
+        }
+        at = next;
+    }
+    Ok((found, longest))
+}
+
+/// Adds an entry in the free space of another one, which [`find_space`] returned.
+pub fn add(area: &mut [u8], at: usize, new: Entry<'_>) -> Result<(), &'static str> {
+    let (has, next) = entry(area, at)?;
+    let used = has.map_or(0, |entry| entry_bytes(entry.name));
+    if next - at < used + entry_bytes(new.name) {
+        return Err("free space vanished");
+    }
+    if used > 0 {
+        put_length(area, at, used);
+    }
+    put_entry(area, at + used, next - at - used, new);
+    Ok(())
+}
+
+/// Returns where an entry is.
+pub fn find(area: &[u8], name: &[u8]) -> Result<Option<(usize, u64)>, &'static str> {
+    let mut at = 0;
+    while at < area.len() {
+        let (has, next) = entry(area, at)?;
+        if let Some(found) = has.filter(|found| found.name == name) {
+            return Ok(Some((at, found.ino)));
+        }
+        at = next;
+    }
+    Ok(None)
+}
+
+/// Removes the entry at an offset: the one before it gets its space.
+pub fn remove(area: &mut [u8], target: usize) -> Result<(), &'static str> {
+    let (mut at, mut before) = (0, None);
+    while at < target {
+        before = Some(at);
+        at = entry(area, at)?.1;
+    }
+    let next = entry(area, target)?.1;
+    match before {
+        Some(before) => put_length(area, before, next - before),
+        None => put_u64(area, target, 0),
+    }
+    Ok(())
+}
+
+/// Changes the inode of the entry at an offset.
+pub fn put_target(area: &mut [u8], at: usize, ino: u64, kind: FileType) {
+    put_u64(area, at, ino);
+    area[at + 11] = number_of(kind);
+}
+
+/// An entry of an index: the hash, and the block that has the name.
+pub type IndexEntry = ([u32; 2], u64);
+
+/// Entries that fit into the list of an index.
+pub fn index_room(list: &[u8]) -> usize {
+    usize::from(u16_at(list, 4)).min(list.len().saturating_sub(8) / 16)
+}
+
+/// Writes the list of an index, which takes all of `list`.
+pub fn put_index(list: &mut [u8], entries: &[IndexEntry]) {
+    list.fill(0);
+    put_u16(list, 4, ((list.len() - 8) / 16) as u16);
+    put_u16(list, 6, entries.len() as u16);
+    for (([major, minor], block), to) in entries.iter().zip(list[8..].chunks_exact_mut(16)) {
+        put_u32(to, 0, *major);
+        put_u32(to, 4, *minor);
+        put_u64(to, 8, *block);
+    }
 }
 
 /// Entries of an index: a hash, and the block with the name.

@@ -1,11 +1,14 @@
 //! Lists of extents: nodes of the trees that map files, indexes of directories, and extended attributes.
 
-use super::bytes::{u8_at, u16_at, u32_at, u64_at};
+use super::bytes::{put_u16, put_u32, put_u64, u8_at, u16_at, u32_at, u64_at};
 use super::superblock::Superblock;
 
-/// Bytes of a `struct ocfs2_extent_list` before its records, and of a record.
+/// Bytes of a `struct ocfs2_extent_list` before its records.
 pub const LIST_BYTES: usize = 16;
-const RECORD_BYTES: usize = 16;
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = 16;
+/// Most clusters of an extent: the field has 16 bits.
+pub const EXTENT_MAX: u32 = 0xFFFF;
 /// Levels below a root. No driver makes more.
 pub const DEPTH_MAX: u16 = 5;
 /// The offset of the list in an extent block.
@@ -80,6 +83,31 @@ impl ExtentList {
         Ok(list)
     }
 
+    /// Writes the list to the start of `bytes`, which has room for all records. Keeps the room that the list
+    /// says it has.
+    pub fn encode(&self, bytes: &mut [u8]) {
+        put_u16(bytes, 0, self.depth);
+        put_u16(bytes, 4, self.records.len() as u16);
+        let room = usize::from(u16_at(bytes, 2));
+        let used = LIST_BYTES + self.records.len() * RECORD_BYTES;
+        for (extent, record) in self.records.iter().zip(bytes[LIST_BYTES..].chunks_exact_mut(RECORD_BYTES)) {
+            put_u32(record, 0, extent.cpos);
+            put_u32(record, 4, extent.clusters);
+            if self.depth == 0 {
+                (record[6], record[7]) = (0, extent.flags);
+            }
+            put_u64(record, 8, extent.start);
+        }
+        let end = (LIST_BYTES + room * RECORD_BYTES).min(bytes.len());
+        bytes[used..end.max(used)].fill(0);
+    }
+
+    /// Writes an empty list that takes all of `bytes`.
+    pub fn encode_empty(bytes: &mut [u8]) {
+        bytes.fill(0);
+        put_u16(bytes, 2, ((bytes.len() - LIST_BYTES) / RECORD_BYTES) as u16);
+    }
+
     fn check_record(&self, extent: &Extent, sb: &Superblock, keys: Keys) -> Result<(), String> {
         let Extent { cpos, clusters, start, .. } = *extent;
         let per_cluster = u64::from(sb.blocks_per_cluster);
@@ -103,6 +131,20 @@ impl ExtentList {
             return Err(format!("the extents at {} and {cpos} overlap, or have no order", last.cpos));
         }
         Ok(())
+    }
+
+    /// Joins extents that continue each other.
+    pub fn join(&mut self, sb: &Superblock) {
+        self.records.dedup_by(|next, last| {
+            let end = last.start + u64::from(last.clusters) * u64::from(sb.blocks_per_cluster);
+            let continues =
+                (next.cpos, next.start, next.flags) == (last.cpos + last.clusters, end, last.flags);
+            let joins = continues && last.clusters + next.clusters <= EXTENT_MAX;
+            if joins {
+                last.clusters += next.clusters;
+            }
+            joins
+        });
     }
 
     /// Returns the record that a position is in or behind, and where the next record starts.

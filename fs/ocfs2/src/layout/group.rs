@@ -1,11 +1,15 @@
 //! Allocators: chains of groups, each with a bitmap.
 
-use super::bytes::{u16_at, u32_at, u64_at};
+use super::bytes::{put_u16, put_u32, u16_at, u32_at, u64_at};
+use super::dinode::ID2_AT;
 use super::extents::{ExtentList, Keys};
 use super::superblock::Superblock;
+use std::ops::Range;
 
+/// The offset of the counts of used bits and of all bits in the inode of an allocator.
+const USED_AT: usize = 0xB8;
 /// The offset of the bitmap in a group descriptor.
-const BITMAP_AT: usize = 0x40;
+pub const BITMAP_AT: usize = 0x40;
 /// The offset of the list of extents of a group that is not contiguous.
 const LIST_AT: usize = 0x140;
 
@@ -50,6 +54,30 @@ impl ChainList {
             chains: bytes[16..].chunks_exact(16).take(used).map(chain).collect(),
         })
     }
+}
+
+/// Sets the counts of a chain in the inode of an allocator, and its own.
+pub fn add_to_chain(inode: &mut [u8], chain: u16, free: i32, total: u32) {
+    let at = ID2_AT + 16 + usize::from(chain) * 16;
+    let (old_free, old_total) = (u32_at(inode, at), u32_at(inode, at + 4));
+    put_u32(inode, at, old_free.saturating_add_signed(free));
+    put_u32(inode, at + 4, old_total + total);
+    let (used, all) = (u32_at(inode, USED_AT), u32_at(inode, USED_AT + 4));
+    put_u32(inode, USED_AT, used.saturating_add(total).saturating_add_signed(-free));
+    put_u32(inode, USED_AT + 4, all + total);
+}
+
+/// Changes the bits of a range in a group, and its count.
+pub fn set_bits(group: &mut [u8], bits: Range<u16>, used: bool) {
+    let len = bits.end - bits.start;
+    for bit in bits {
+        let byte = &mut group[BITMAP_AT + usize::from(bit / 8)];
+        *byte = *byte & !(1 << (bit % 8)) | u8::from(used) << (bit % 8);
+    }
+    let free = u16_at(group, 0x0C);
+    put_u16(group, 0x0C, if used { free.saturating_sub(len) } else { free + len });
+    // The longest free run is not known.
+    put_u16(group, 0x14, 0);
 }
 
 /// The descriptor of a group.
@@ -97,6 +125,23 @@ impl<'a> Group<'a> {
             bitmap: &bytes[BITMAP_AT..BITMAP_AT + size],
             pieces,
         })
+    }
+
+    /// Whether it is one run of clusters.
+    pub fn is_contiguous(&self) -> bool {
+        self.pieces.is_none()
+    }
+
+    /// Returns the first run of free bits from `from` on, of at most `most` bits.
+    pub fn find_free(&self, from: u16, most: u16) -> Option<Range<u16>> {
+        let first = (from..self.bits).find(|&bit| !self.is_used(bit))?;
+        let end = (first..self.bits).take(most.into()).find(|&bit| self.is_used(bit));
+        Some(first..end.unwrap_or(self.bits.min(first.saturating_add(most))))
+    }
+
+    /// Whether all bits of a range are in this state.
+    pub fn are_all(&self, mut bits: Range<u16>, used: bool) -> bool {
+        bits.end <= self.bits && bits.all(|bit| self.is_used(bit) == used)
     }
 
     fn is_used(&self, bit: u16) -> bool {

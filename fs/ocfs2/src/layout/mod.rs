@@ -10,6 +10,7 @@ pub mod dinode;
 pub mod directory;
 pub mod extents;
 pub mod group;
+pub mod name_hash;
 pub mod shape;
 pub mod superblock;
 pub mod xattr;

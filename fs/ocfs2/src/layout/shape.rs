@@ -1,7 +1,7 @@
 //! What all structures of a block have: a signature, their own block number, a generation, and a checksum.
 
 use super::blockcheck::INODE_CHECK_AT;
-use super::bytes::{u32_at, u64_at};
+use super::bytes::{put_u32, put_u64, u32_at, u64_at};
 
 /// Where a kind of structure has these fields.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,14 @@ impl Shape {
     /// Returns the kind of a structure by its signature.
     pub fn of(bytes: &[u8]) -> Option<&'static Shape> {
         ALL.iter().find(|shape| bytes.starts_with(shape.signature))
+    }
+
+    /// Writes the signature, the number of the block and the generation of the filesystem.
+    pub fn put(&self, bytes: &mut [u8], number: u64, generation: u32) {
+        bytes[..8].fill(0);
+        bytes[..self.signature.len()].copy_from_slice(self.signature);
+        put_u64(bytes, self.number_at, number);
+        put_u32(bytes, self.generation_at, generation);
     }
 
     /// Returns what is wrong with a structure of this kind in block `number`.

@@ -29,6 +29,12 @@ pub mod incompat {
     pub const INDEXED_DIRS: u32 = 0x400;
     /// Structures have checksums.
     pub const META_ECC: u32 = 0x800;
+    /// Files can have holes.
+    pub const SPARSE: u32 = 0x10;
+    /// Contents can be in the inode.
+    pub const INLINE_DATA: u32 = 0x40;
+    /// Groups of blocks can consist of several runs of clusters.
+    pub const DISCONTIG_BG: u32 = 0x2000;
     /// The name of the cluster is stored.
     pub const CLUSTERINFO: u32 = 0x4000;
     /// The names of all bits, as mkfs.ocfs2 and debugfs.ocfs2 spell them, and which are read.
@@ -36,23 +42,27 @@ pub mod incompat {
         (0x2, "heartbeat-device", false),
         (0x4, "resize-in-progress", false),
         (LOCAL_MOUNT, "local", true),
-        (0x10, "sparse", true),
+        (SPARSE, "sparse", true),
         (0x20, "tunefs-in-progress", false),
-        (0x40, "inline-data", true),
+        (INLINE_DATA, "inline-data", true),
         (USERSPACE_STACK, "userspace-stack", true),
         (EXTENDED_SLOT_MAP, "extended-slotmap", true),
         (0x200, "xattr", true),
         (INDEXED_DIRS, "indexed-dirs", true),
         (META_ECC, "metaecc", true),
         (0x1000, "refcount", true),
-        (0x2000, "discontig-bg", true),
+        (DISCONTIG_BG, "discontig-bg", true),
         (CLUSTERINFO, "clusterinfo", true),
         (0x8000, "append-dio", true),
     ];
 }
 
 /// Bits of `s_feature_ro_compat`, and their names.
-const RO_COMPAT: [(u32, &str); 3] = [(0x1, "unwritten"), (0x2, "usrquota"), (0x4, "grpquota")];
+const RO_COMPAT: [(u32, &str); 3] =
+    [(UNWRITTEN, "unwritten"), (USRQUOTA, "usrquota"), (GRPQUOTA, "grpquota")];
+const UNWRITTEN: u32 = 0x1;
+const USRQUOTA: u32 = 0x2;
+const GRPQUOTA: u32 = 0x4;
 /// The bit of `s_feature_compat` for copies of the superblock.
 const COMPAT_BACKUP_SB: u32 = 0x1;
 /// The bit of `s_state` for errors.
@@ -100,6 +110,10 @@ pub struct Superblock {
     pub ro_compat: u32,
     /// `s_feature_compat`.
     pub compat: u32,
+    /// `s_uuid_hash`, with which the hashes of attributes begin.
+    pub uuid_hash: u32,
+    /// What the hashes of names begin with: `s_dx_seed`, and `s_uuid_hash`.
+    pub dx_seed: [u32; 4],
     /// The cluster stack.
     pub stack: Stack,
     /// A kernel found errors.
@@ -160,6 +174,8 @@ impl Superblock {
             compat: u32_at(sup, 0x1C),
             incompat: u32_at(sup, 0x20),
             ro_compat: u32_at(sup, 0x24),
+            uuid_hash: u32_at(sup, 0x44),
+            dx_seed: [0xBC, 0xC0, 0xC4, 0x44].map(|at| u32_at(sup, at)),
             stack: stack(sup),
             has_errors: u16_at(sup, 8) & ERROR_FS != 0,
             corrected: corrected.is_some(),
@@ -221,6 +237,34 @@ impl Superblock {
     /// Whether a feature is in use.
     pub fn has(&self, bit: u32) -> bool {
         self.incompat & bit != 0
+    }
+
+    /// Whether extents can be unwritten.
+    pub fn has_unwritten(&self) -> bool {
+        self.ro_compat & UNWRITTEN != 0
+    }
+
+    /// Returns why a filesystem is only read, if its features are the reason.
+    pub fn only_read(&self) -> Option<String> {
+        if let Some(feature) = self.unknown_ro_compat() {
+            return Some(format!("this driver does not know the {feature}"));
+        }
+        if !self.has(incompat::LOCAL_MOUNT) {
+            return Some("this driver does not write filesystems of a cluster".into());
+        }
+        if self.block_size < 1024 {
+            return Some("this driver writes no blocks of 512 bytes: its journal has larger ones".into());
+        }
+        if self.ro_compat & (USRQUOTA | GRPQUOTA) != 0 {
+            return Some("this driver does not count for quotas (usrquota, grpquota)".into());
+        }
+        if !self.has(incompat::SPARSE) {
+            return Some("this driver writes only with the feature sparse".into());
+        }
+        if self.has_errors {
+            return Some("errors are recorded: run fsck.ocfs2".into());
+        }
+        self.corrected.then(|| "the superblock has a wrong bit: run fsck.ocfs2".into())
     }
 
     /// The features that other drivers must know to read, and to write, by name.

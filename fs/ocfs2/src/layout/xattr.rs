@@ -1,6 +1,7 @@
 //! Extended attributes: a header with entries, and their names and values behind them.
 
-use super::bytes::{u8_at, u16_at, u32_at, u64_at};
+use super::bytes::{put_u16, put_u32, put_u64, u8_at, u16_at, u32_at, u64_at};
+use super::name_hash;
 use ivers_vfs::acl;
 
 /// The offset of the header in a block of attributes.
@@ -95,6 +96,126 @@ pub fn entries(area: &[u8]) -> Result<Vec<Entry<'_>>, &'static str> {
         found.push(Entry { name: [*prefix, name].concat(), value, kind });
     }
     Ok(found)
+}
+
+/// Most bytes of a value that is stored with its name.
+pub const LOCAL_MAX: usize = 80;
+/// Bytes of the root of a value with one extent.
+pub const ROOT_BYTES: usize = 48;
+
+/// An attribute to store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    kind: u8,
+    name: Vec<u8>,
+    /// The value, or the root of its tree.
+    pub bytes: Vec<u8>,
+    /// The length of a value in clusters.
+    pub outside: Option<u64>,
+}
+
+impl Stored {
+    /// An attribute without its value. `None`: it has no type.
+    pub fn new(full_name: &[u8]) -> Option<Self> {
+        let (kind, prefix) = PREFIXES.iter().find(|(_, prefix)| full_name.starts_with(prefix))?;
+        let name = full_name[prefix.len()..].to_vec();
+        let is_acl = matches!(*kind, ACL_ACCESS | ACL_DEFAULT);
+        (name.is_empty() == is_acl && name.len() <= 255).then_some(Self {
+            kind: *kind,
+            name,
+            bytes: Vec::new(),
+            outside: None,
+        })
+    }
+
+    /// Whether it is an access control list, which is stored in another form.
+    pub fn is_acl(&self) -> bool {
+        matches!(self.kind, ACL_ACCESS | ACL_DEFAULT)
+    }
+
+    /// Whether two attributes have the same name.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.kind, &self.name) == (other.kind, &other.name)
+    }
+
+    /// Bytes that it takes.
+    pub fn size(&self) -> usize {
+        ENTRY_BYTES + self.name.len().next_multiple_of(4) + self.bytes.len().next_multiple_of(4)
+    }
+}
+
+/// Returns all attributes of an area as they are stored, also those of unknown types.
+pub fn stored(area: &[u8]) -> Result<Vec<Stored>, &'static str> {
+    entries(area)?;
+    let count = usize::from(u16_at(area, 0));
+    let outside = "the value of an extended attribute is outside its area";
+    let stored = area[HEADER_BYTES..].chunks_exact(ENTRY_BYTES).take(count).map(|entry| {
+        let (at, len) = (usize::from(u16_at(entry, 4)), usize::from(u8_at(entry, 6)));
+        let (kind, size) = (u8_at(entry, 7), u64_at(entry, 8));
+        let rest = area.get(at + len.next_multiple_of(4)..).ok_or(outside)?;
+        let is_local = kind & LOCAL != 0;
+        let bytes = match is_local {
+            true => usize::try_from(size).ok().and_then(|size| rest.get(..size)),
+            false => rest.get(..VALUE_LIST_AT + 16 + 16 * usize::from(u16_at(rest, VALUE_LIST_AT + 2))),
+        };
+        Ok(Stored {
+            kind: kind & !LOCAL,
+            name: area.get(at..at + len).ok_or(outside)?.to_vec(),
+            bytes: bytes.ok_or(outside)?.to_vec(),
+            outside: (!is_local).then_some(size),
+        })
+    });
+    stored.collect()
+}
+
+/// Writes the attributes to an area. The caller made sure that they fit: [`Stored::size`], and a header.
+pub fn put(area: &mut [u8], attributes: &[Stored], hash_seed: u32) {
+    area.fill(0);
+    put_u16(area, 0, attributes.len() as u16);
+    let mut end = area.len();
+    for (nth, attribute) in attributes.iter().enumerate() {
+        let at = HEADER_BYTES + nth * ENTRY_BYTES;
+        let name_bytes = attribute.name.len().next_multiple_of(4);
+        end = (end & !3) - name_bytes - attribute.bytes.len().next_multiple_of(4);
+        put_u32(area, at, name_hash::of_attribute(&attribute.name, hash_seed));
+        put_u16(area, at + 4, end as u16);
+        let local = if attribute.outside.is_some() { 0 } else { LOCAL };
+        (area[at + 6], area[at + 7]) = (attribute.name.len() as u8, attribute.kind | local);
+        put_u64(area, at + 8, attribute.outside.unwrap_or(attribute.bytes.len() as u64));
+        area[end..end + attribute.name.len()].copy_from_slice(&attribute.name);
+        let value = end + name_bytes;
+        area[value..value + attribute.bytes.len()].copy_from_slice(&attribute.bytes);
+    }
+    put_u16(area, 2, end as u16);
+    put_u16(area, 4, (area.len() - end) as u16);
+}
+
+/// Bytes of an area that attributes can take.
+pub fn room(area_bytes: usize) -> usize {
+    area_bytes.saturating_sub(HEADER_BYTES)
+}
+
+/// Returns the root of a value in one extent.
+pub fn value_root(start: u64, clusters: u32) -> Vec<u8> {
+    let mut root = vec![0; ROOT_BYTES];
+    put_u32(&mut root, 0, clusters);
+    put_u16(&mut root, VALUE_LIST_AT + 2, 1);
+    put_u16(&mut root, VALUE_LIST_AT + 4, 1);
+    put_u32(&mut root, VALUE_LIST_AT + 20, clusters);
+    put_u64(&mut root, VALUE_LIST_AT + 24, start);
+    root
+}
+
+/// Converts an access control list in the encoding of Linux to the stored form. `None`: it is invalid.
+pub fn acl_to_disk(value: &[u8]) -> Option<Vec<u8>> {
+    let list = acl::Acl::parse(value).ok()??;
+    let mut stored = vec![0; list.entries().len() * 8];
+    for (entry, to) in list.entries().iter().zip(stored.chunks_exact_mut(8)) {
+        put_u16(to, 0, entry.tag);
+        put_u16(to, 2, entry.perm);
+        put_u32(to, 4, entry.id);
+    }
+    Some(stored)
 }
 
 /// Converts a stored access control list to the encoding of Linux. `None`: it is damaged.

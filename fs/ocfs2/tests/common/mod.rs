@@ -4,6 +4,8 @@
 mod listing;
 #[path = "../../../ufs/tests/common/numbers.rs"]
 mod numbers;
+#[path = "../../../xfs/tests/common/storm.rs"]
+pub mod storm;
 
 use flate2::read::DeflateDecoder;
 use ivers_block::{Device, MemDevice};
@@ -42,6 +44,102 @@ pub fn mount_device(device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<Vfs>> {
 
 pub fn mount(image: &[u8]) -> Arc<Vfs> {
     mount_device(memory(image)).unwrap()
+}
+
+/// A kind of image for tests that write: a name, bytes of an image and of a small one, options of mkfs.ocfs2.
+pub struct Kind {
+    pub name: &'static str,
+    pub bytes: u64,
+    pub small: u64,
+    options: &'static [&'static str],
+}
+
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "4K",
+        bytes: 96 << 20,
+        small: 20 << 20,
+        options: &["-b", "4K", "-C", "4K", "-J", "size=4M"],
+    },
+    Kind {
+        name: "1K metaecc",
+        bytes: 64 << 20,
+        small: 12 << 20,
+        options: &["-b", "1K", "-C", "4K", "-J", "size=4M", "--fs-features=metaecc"],
+    },
+    Kind {
+        name: "32K metaecc",
+        bytes: 192 << 20,
+        small: 48 << 20,
+        options: &["-b", "4K", "-C", "32K", "-J", "size=4M", "--fs-features=metaecc"],
+    },
+    Kind { name: "1M", bytes: 200 << 20, small: 100 << 20, options: &["-b", "4K", "-C", "1M"] },
+    Kind {
+        name: "2K old",
+        bytes: 96 << 20,
+        small: 20 << 20,
+        options: &["-b", "2K", "-C", "8K", "-J", "size=4M", "-N", "3", "--fs-feature-level=max-compat"],
+    },
+];
+
+impl Kind {
+    /// Returns an empty filesystem.
+    pub fn image(&self, bytes: u64) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let sparse = ["--fs-features=sparse,xattr,unwritten"];
+        let mut options = self.options.to_vec();
+        if self.name.ends_with("old") {
+            options.extend(sparse);
+        }
+        ivers_oracle::mkfs_ocfs2(&path, bytes, &options).unwrap();
+        std::fs::read(path).unwrap()
+    }
+}
+
+/// Mounts a device for writing. Nothing is written in the background.
+pub fn mount_writable(device: Arc<dyn Device>) -> Arc<Vfs> {
+    let fs = open(device).unwrap();
+    assert_eq!(fs.health().read_only, None);
+    Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+/// Checks that the checker finds nothing, and fsck.ocfs2 nothing.
+pub fn assert_clean(device: &Arc<MemDevice>, what: &str) {
+    let found =
+        ivers_ocfs2::check::check(device.clone(), ivers_vfs::check::Memory::unlimited(), what).unwrap();
+    assert!(found.is_clean() && found.notes().is_empty(), "{what}: {found:#?}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), device.to_bytes()).unwrap();
+    let mut theirs = ivers_oracle::fsck_ocfs2(file.path()).unwrap();
+    // Random changes remove it.
+    theirs.remove("LOSTFOUND_MISSING");
+    assert!(theirs.is_empty(), "{what}: {theirs:?}");
+}
+
+/// Checks that fsck.ocfs2 replays the journal of an image that a crash left, and finds nothing.
+pub fn assert_replayed(image: &[u8], what: &str) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), image).unwrap();
+    // The first run ends after the replay where there is no cluster service. The second one checks, and
+    // deletes orphans.
+    let run = || {
+        let output = ivers_oracle::output("fsck.ocfs2", ["-fy".as_ref(), file.path().as_os_str()]).unwrap();
+        ivers_oracle::said(&output)
+    };
+    let (first, second) = (run(), run());
+    assert!(
+        first.contains("journal replayed successfully") || first.contains("succeeded"),
+        "{what}: {first}"
+    );
+    let is_problem = |line: &&str| {
+        line.starts_with('[')
+            && !(line.starts_with("[INODE_ORPHANED]") || line.starts_with("[LOSTFOUND_MISSING]"))
+    };
+    let problems: Vec<_> = first.lines().chain(second.lines()).filter(is_problem).collect();
+    assert!(problems.is_empty() && second.contains("succeeded"), "{what}: {first}{second}");
+    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(file.path()).unwrap()));
+    assert_clean(&device, what);
 }
 
 pub fn find(vfs: &Arc<Vfs>, path: &str) -> ivers_vfs::Result<InodeRef> {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Images: bytes, and options of mkfs.ocfs2.
-const KINDS: &[(u64, &[&str])] = &[
+const LINUX_KINDS: &[(u64, &[&str])] = &[
     (16 << 20, &["-b", "1K", "-C", "4K", "-J", "size=4M"]),
     (24 << 20, &["-b", "4K", "-C", "32K", "-J", "size=4M", "--fs-features=metaecc"]),
     (
@@ -155,12 +155,12 @@ fn linux_and_ivers_read_the_same_trees() {
 fn compare_with_linux() -> Result<()> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("a target directory")?;
     let dir = tempfile::tempdir()?;
-    let images: Vec<_> = (0..KINDS.len()).map(|nth| dir.path().join(nth.to_string())).collect();
-    for ((bytes, options), image) in KINDS.iter().zip(&images) {
+    let images: Vec<_> = (0..LINUX_KINDS.len()).map(|nth| dir.path().join(nth.to_string())).collect();
+    for ((bytes, options), image) in LINUX_KINDS.iter().zip(&images) {
         mkfs_ocfs2(image, *bytes, options)?;
     }
     let mut machine = Ocfs2Machine::boot(&target.join("kernel"), &images)?;
-    for (nth, (_, options)) in KINDS.iter().enumerate() {
+    for (nth, (_, options)) in LINUX_KINDS.iter().enumerate() {
         let kind = options.join(" ");
         machine.mount(nth)?;
         let is_old = kind.contains("max-compat");
@@ -187,4 +187,119 @@ fn compare_with_linux() -> Result<()> {
         ensure!(theirs.is_empty(), "{kind}: {theirs:?}");
     }
     machine.off()
+}
+
+/// Fills a filesystem through the VFS, and removes a part again.
+fn fill(vfs: &Arc<Vfs>) -> ivers_vfs::Result<()> {
+    let (cred, root) = (Cred::root(), vfs.root()?);
+    let create = |dir: &InodeRef, name: &str, spec: &CreateSpec| {
+        vfs.create(&cred, dir, name.as_bytes(), spec, false).map(|created| created.0)
+    };
+    let file = CreateSpec::file(0o644);
+    let many = create(&root, "many", &CreateSpec::directory(0o755))?;
+    for nth in 0..900 {
+        create(&many, &format!("a file with a longer name {nth}"), &file)?;
+    }
+    for nth in (0..900).filter(|nth| nth % 4 == 1) {
+        vfs.unlink(&cred, &many, format!("a file with a longer name {nth}").as_bytes(), false)?;
+    }
+    let few = create(&root, "few", &CreateSpec::directory(0o750))?;
+    for nth in 0..40u64 {
+        let held = create(&few, &format!("{nth}"), &file)?;
+        let data: Vec<u8> = (0..nth * 777).map(|at| (at * 7 + nth) as u8).collect();
+        vfs.write(&cred, &held, nth * 3000, &data, WriteFlags::empty())?;
+    }
+    let holes = create(&root, "holes", &file)?;
+    for nth in 0..120u64 {
+        vfs.write(&cred, &holes, nth * 37 % 120 * 70_000, &nth.to_le_bytes(), WriteFlags::empty())?;
+    }
+    vfs.fallocate(&cred, &holes, FallocateMode::empty(), 9_000_000, 300_000)?;
+    let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+    vfs.fallocate(&cred, &holes, mode, 700_000, 800_000)?;
+    create(&root, "short", &CreateSpec::symlink("few/1"))?;
+    create(&root, "long", &CreateSpec::symlink("x".repeat(3000)))?;
+    create(&root, "pipe", &CreateSpec::of(FileType::Fifo, 0o640))?;
+    vfs.link(&cred, &holes, &few, b"hard", false)?;
+    let plain = RenameFlags::empty();
+    vfs.rename(&cred, &few, b"7", &many, b"moved", plain, false)?;
+    let inner = create(&few, "inner", &CreateSpec::directory(0o700))?;
+    create(&inner, "deep", &file)?;
+    vfs.rename(&cred, &few, b"inner", &many, b"inner", plain, false)?;
+    vfs.set_xattr(&cred, &holes, "user.color", b"blue", XattrMode::Any)?;
+    vfs.set_xattr(&cred, &holes, "trusted.large", &[b'v'; 3000], XattrMode::Any)?;
+    vfs.set_xattr(&cred, &few, "user.dir", &[b'w'; 70], XattrMode::Any)?;
+    let set = SetAttr { size: Some(10_000), ..SetAttr::default() };
+    let cut = vfs.lookup(&cred, &few, b"39")?;
+    vfs.set_attr(&cred, &cut, &set)?;
+    vfs.sync()
+}
+
+/// What Linux changes in what ivers wrote.
+const CHANGE: [&str; 4] = [
+    "for i in $(seq 300); do echo $i > many/new-$i; done; rm many/*name*[02468] && rm -r many/inner",
+    "dd if=/dev/urandom of=holes bs=1k seek=600 count=900 conv=notrunc 2>/dev/null && \
+     truncate -s 5000000 holes",
+    "setfattr -n user.more -v value holes && setfattr -x user.dir few && mv few/3 many/three",
+    "sync",
+];
+
+#[test]
+fn linux_reads_and_changes_what_ivers_wrote() {
+    if can_fill_ocfs2() {
+        let kinds: Vec<_> = KINDS.iter().filter(|kind| kind.name != "1M").collect();
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        // Each kind as ivers closes it, and as a crash leaves it.
+        let mut images = Vec::new();
+        for kind in &kinds {
+            let device = Arc::new(ivers_block::MemDevice::from_bytes(&kind.image(kind.bytes / 2)));
+            let vfs = mount_writable(device.clone());
+            fill(&vfs).unwrap();
+            let crashed = device.to_bytes();
+            vfs.unmount().unwrap();
+            drop(vfs);
+            assert_clean(&device, kind.name);
+            for bytes in [device.to_bytes(), crashed] {
+                let path = dir.path().join(images.len().to_string());
+                std::fs::write(&path, bytes).unwrap();
+                images.push(path);
+            }
+        }
+        let mut machine = Ocfs2Machine::boot(&target.join("kernel"), &images).unwrap();
+        for (nth, image) in images.iter().enumerate() {
+            let kind = format!("{}, image {nth}", kinds[nth / 2].name);
+            let vfs = mount(&std::fs::read(image).unwrap());
+            let ours = look(&vfs).unwrap();
+            machine.mount(nth).unwrap();
+            if nth % 2 == 1 {
+                // A local mount of Linux reads the root before it replays the journal, and keeps it so.
+                let options = "heartbeat=none,acl,user_xattr";
+                let again = format!("cd / && umount /mnt && mount -t ocfs2 -o {options} /dev/loop{nth} /mnt");
+                machine.run(&again).unwrap();
+            }
+            for (ours, line) in ours.iter().zip(LOOK) {
+                let theirs = sorted(&machine.run(line).unwrap());
+                let other = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs);
+                assert!(*ours == theirs, "{kind}: {other:#?}");
+            }
+            let theirs = attributes(&machine.run(LOOK[3]).unwrap());
+            // Two of them are shown by two names of one file.
+            assert_eq!(theirs.len(), 5, "{kind}: {:?}", theirs.keys());
+            assert_eq!(theirs[&("/holes".into(), "user.color".into())], "0x626c7565");
+            for line in CHANGE {
+                machine.run(line).unwrap_or_else(|error| panic!("{kind}: {error:#}"));
+            }
+            machine.unmount().unwrap();
+            let after = Arc::new(ivers_block::MemDevice::from_bytes(&machine.image(nth).unwrap()));
+            assert_clean(&after, &kind);
+            let vfs = mount_writable(after.clone());
+            let holes = find(&vfs, "/holes").unwrap();
+            vfs.write(&Cred::root(), &holes, 0, &[3; 100_000], WriteFlags::empty()).unwrap();
+            drop(holes);
+            vfs.unmount().unwrap();
+            drop(vfs);
+            assert_clean(&after, &kind);
+        }
+        machine.off().unwrap();
+    }
 }

@@ -4,6 +4,8 @@ mod check;
 #[path = "../common/mod.rs"]
 mod common;
 mod damaged;
+mod explore;
 mod kernel;
 mod open;
 mod read;
+mod write;

@@ -92,11 +92,20 @@ fn one_wrong_bit_is_corrected_and_more_are_refused() {
 }
 
 #[test]
-fn a_journal_is_replayed_in_memory() {
+fn a_journal_is_replayed_in_memory_or_on_the_device() {
     let image = unpack(DIRTY);
-    let fs = open(memory(&image)).unwrap();
     let state = |fs: &Ocfs2| fs.describe().into_iter().find(|(name, _)| name == "state").unwrap().1;
+    let device = Arc::new(ivers_block::MemDevice::from_bytes(&image));
+    let common = ivers_vfs::DriverOptions { read_only: true, ..Default::default() };
+    let fs = Ocfs2::open(device.clone(), OpenOptions { common, ..OpenOptions::default() }).unwrap();
     assert_eq!(state(&fs), "not unmounted cleanly; the journal was replayed in memory");
+    assert_eq!(fs.health().read_only.as_deref(), Some("opened read-only"));
+    assert!(device.to_bytes() == image, "the image was written to");
+    let fs = open(device.clone()).unwrap();
+    assert_eq!(state(&fs), "not unmounted cleanly; the journal was replayed");
+    assert_eq!(fs.health().read_only, None);
+    fs.unmount().unwrap();
+    assert_eq!(state(&open(device).unwrap()), "unmounted cleanly");
     let vfs = mount(&image);
     assert!(find(&vfs, "/after").is_ok() && find(&vfs, "/few/file").is_err() && find(&vfs, "/small").is_ok());
     let options = OpenOptions { no_replay: true, ..OpenOptions::default() };
@@ -112,6 +121,29 @@ fn a_journal_is_replayed_in_memory() {
     assert!(text.contains("journal"), "{text}");
 }
 
+#[test]
+fn what_cannot_be_written_is_read_only_by_name() {
+    let plain = unpack(PLAIN);
+    for (at, bit, word) in [
+        (0x24, 0x2, "usrquota"),
+        (0x24, 0x4, "grpquota"),
+        (0x24, 0x100, "0x100"),
+        (8, 1, "errors are recorded"),
+    ] {
+        let mut image = plain.clone();
+        image[SUPER + at + bit / 0x100] |= (bit % 0x100 + bit / 0x100) as u8;
+        let device = Arc::new(ivers_block::MemDevice::from_bytes(&image));
+        let why = open(device.clone()).unwrap().health().read_only.unwrap();
+        assert!(why.contains(word), "{why}");
+        assert!(device.to_bytes() == image, "{word}: the image was written to");
+    }
+    let mut image = plain.clone();
+    image[SUPER + 0x20] &= !0x10;
+    assert!(open(memory(&image)).unwrap().health().read_only.unwrap().contains("sparse"));
+    // Blocks of 512 bytes.
+    assert!(open(memory(&unpack(SUMS))).unwrap().health().read_only.unwrap().contains("512 bytes"));
+}
+
 /// An image as that of a cluster.
 fn of_cluster() -> Vec<u8> {
     let mut image = unpack(PLAIN);
@@ -123,7 +155,8 @@ fn of_cluster() -> Vec<u8> {
 #[test]
 fn a_filesystem_of_a_cluster_is_opened_if_no_node_is_alive() {
     let mut image = of_cluster();
-    assert!(open(memory(&image)).is_ok());
+    let opened = open(memory(&image)).unwrap();
+    assert!(opened.health().read_only.unwrap().contains("of a cluster"));
     // A node that no longer writes.
     let beat = first_extent(&image, slot(&image, "//heartbeat")) + 5 * 1024;
     set(&mut image, beat, 8, 1_700_000_000);

@@ -1,9 +1,7 @@
 //! What is read of the images of the fuzz target.
 
 use crate::common::*;
-use ivers_block::MemDevice;
 use ivers_vfs::*;
-use std::sync::Arc;
 
 #[test]
 fn trees_are_read() {
@@ -70,30 +68,4 @@ fn listings_continue_from_any_cursor() {
     let vfs = mount(&unpack(SUMS));
     let dir = find(&vfs, "/many").unwrap();
     assert_listed_from_any_cursor(&vfs, &dir, 122, 2, 100);
-}
-
-#[test]
-fn an_image_that_may_be_written_is_mounted_read_only() {
-    let image = unpack(DIRTY);
-    let device = Arc::new(MemDevice::from_bytes(&image));
-    let vfs = Vfs::mount(open(device.clone()).unwrap(), MountOptions::default()).unwrap();
-    let (cred, root) = (Cred::root(), vfs.root().unwrap());
-    let file = vfs.lookup(&cred, &root, b"small").unwrap();
-    let refused = [
-        vfs.create(&cred, &root, b"new", &CreateSpec::file(0o644), false).err(),
-        vfs.unlink(&cred, &root, b"small", false).err(),
-        vfs.write(&cred, &file, 0, b"x", WriteFlags::empty()).err(),
-        vfs.set_xattr(&cred, &file, "user.x", b"x", XattrMode::Any).err(),
-    ];
-    for error in refused {
-        assert!(matches!(error, Some(Error::Name(NameError::ReadOnly))), "{error:?}");
-    }
-    assert_eq!(vfs.health().read_only.as_deref(), Some("this driver reads OCFS2 and does not write it"));
-    // The change attribute is valid in the mount.
-    let before = vfs.change(&file).unwrap();
-    read_all(&vfs, &file).unwrap();
-    assert_eq!(vfs.change(&file), Some(before));
-    drop((root, file));
-    vfs.unmount().unwrap();
-    assert!(device.to_bytes() == image, "the image was written to");
 }
