@@ -1,7 +1,7 @@
 //! Where the entries of large directories are, for formats whose directories have no order.
 //!
-//! The driver keeps an index right: each name that it adds to a directory or removes from it, it adds to the
-//! index or removes. So a name that is not in the index of a directory is not in the directory. An index may
+//! The driver must add to the index each name that it adds to the directory, and remove each name that it
+//! removes. So a name that is not in the index of a directory is not in the directory. An index may
 //! vanish at any time: then the driver searches the directory, or makes the index again.
 //!
 //! Indexes are charged to the budget of the caches. All of them take at most a quarter of it. If they would
@@ -75,8 +75,8 @@ impl NameIndexes {
         self.budget.allowed() / 4 / NAME_BYTES
     }
 
-    /// Makes the index of a directory. `fill` adds all names. It returns whether it did: without memory for
-    /// all, there is no index. Names must not change meanwhile. Returns whether the directory has an index.
+    /// Builds the index of a directory. `fill` adds every name, and returns false if one did not fit. The
+    /// caller must keep the directory from changing. Returns whether the index exists.
     pub fn make(&self, dir: Ino, fill: impl FnOnce(&mut NewIndex<'_>) -> Result<bool>) -> Result<bool> {
         let mut new = NewIndex { indexes: self, table: Table::default(), most: self.most() };
         if !fill(&mut new)? {
@@ -124,12 +124,12 @@ impl NameIndexes {
         }
     }
 
-    /// Drops the index of a directory that leaves memory or is new.
+    /// Drops the index of a directory that is evicted or new.
     pub fn forget(&self, dir: Ino) {
         self.drop_table(&mut self.tables.lock(), dir);
     }
 
-    /// Drops indexes until about this many bytes are free.
+    /// Drops indexes, least recently used first, until at least this many bytes are released or none is left.
     pub fn evict(&self, bytes: u64) {
         let mut tables = self.tables.lock();
         let most = tables.names.saturating_sub(bytes.div_ceil(NAME_BYTES));

@@ -1,9 +1,10 @@
 //! A TCP connection, and the threads that wait for replies on it.
 //!
-//! One of the waiting threads reads the socket and hands the replies of the others over. When it has its own
-//! reply, it wakes another one, which takes its place. Each thread has its own condition variable: a reply
-//! wakes only the thread that waits for it. The thread that executes callbacks ([`Connection::calls`]) starts
-//! to read only if no thread waits. A connection that broke stays broken: later bytes are ignored.
+//! One of the waiting threads reads the socket and passes each reply to the thread that waits for it. When it
+//! has its own reply, it wakes another one, which takes its place. Each thread has its own condition
+//! variable: a reply wakes only the thread that waits for it. The thread that executes callbacks
+//! ([`Connection::calls`]) starts to read only if no thread waits. A connection that broke stays broken:
+//! later bytes are ignored.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -52,7 +53,7 @@ pub fn connect(server: &ServerName, timeout: Duration) -> std::io::Result<TcpStr
     Err(last.unwrap_or_else(|| std::io::Error::new(ErrorKind::NotFound, "the server's name has no address")))
 }
 
-/// Why a connection cannot be used.
+/// Why a request failed: its connection is broken, or its time is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -67,7 +68,8 @@ struct Reader {
 pub enum Until {
     /// At this time the server counts as too slow, and the connection fails.
     Patience(Instant),
-    /// At this time the request is given up. The connection fails only if no other request waits for a reply.
+    /// At this time the request is given up. The connection fails only if no other request waits for a reply,
+    /// or if too many requests were given up.
     Limit(Instant),
 }
 
@@ -85,7 +87,7 @@ enum Expected {
 #[derive(Default)]
 struct Waiter {
     woken: Arc<Condvar>,
-    /// It waits for `woken`. Otherwise the server may hold it up by not taking its request.
+    /// False while the thread still sends: the send can block until the server reads.
     is_waiting: bool,
 }
 

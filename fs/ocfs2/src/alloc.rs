@@ -1,8 +1,8 @@
 //! Taking clusters, inodes and blocks, and freeing them.
 //!
 //! Clusters are taken in two steps: [`Space::busy`](crate::space::Space::busy) keeps them from others while
-//! data is written there, and the transaction that maps them sets their bits. Allocators of blocks are
-//! those of slot 0. A group of theirs is never given back.
+//! data is written there, and the transaction that maps them sets their bits. Inodes and blocks are allocated
+//! from slot 0, and freed to any slot. Their groups are never freed.
 
 use crate::change::Change;
 use crate::layout::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at};
@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// Bytes of the bitmap of a group that may consist of several runs of clusters.
 const SPLIT_BITMAP_BYTES: usize = 256;
-/// Runs of fewer clusters are taken only if there are no longer ones.
+/// A shorter run is taken only if no run of this length is free.
 const GOOD_RUN: u16 = 16;
 
 /// An allocator of blocks.
@@ -34,7 +34,8 @@ pub(crate) struct Taken {
     pub bit: u16,
 }
 
-/// Where a structure says that its block comes from: slot, bit, and the descriptor if it is not computed.
+/// Slot, bit and group descriptor that a structure records for its own block; 0: the descriptor is computed
+/// from the bit.
 pub(crate) type Origin = (u16, u16, u64);
 
 impl Ocfs2 {
@@ -178,8 +179,9 @@ impl Change<'_> {
                 (group.chain, group.are_all(bits.clone(), !used) && !is_own)
             };
             if !is_right {
-                let state = if used { "taken" } else { "freed" };
-                let what = format!("clusters {range:?} are {state}, and are so already; run ivers check");
+                let (act, state) = if used { ("allocate", "in use") } else { ("free", "free") };
+                let what =
+                    format!("cannot {act} clusters {range:?}: marked as {state} already; run ivers check");
                 return Err(fs.corrupt_block(number, what));
             }
             let (count, free) = (i32::from(bits.end - bits.start), end - range.start);
@@ -223,7 +225,7 @@ impl Change<'_> {
     }
 
     /// Makes sure that `count` blocks can be taken beside what is reserved, of which `credit` are the
-    /// caller's. This is complete in itself: an error after it leaves nothing half done.
+    /// caller's. Growing is a complete change: if a later step fails, it may stay.
     pub fn ensure(&mut self, sub: Sub, count: u64, credit: u64) -> Result<()> {
         let reserved = if sub == Sub::Blocks { self.space.reserved_blocks } else { 0 };
         let need = count + reserved.saturating_sub(credit);

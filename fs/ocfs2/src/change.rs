@@ -13,7 +13,7 @@ use ivers_vfs::{Error, Inode, Logged, NameError, Result, Touch};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A structure of a journal, or its device, failed.
+/// Converts an error of the journal: a damaged log to `Corrupt`, anything else to `Io`.
 pub(crate) fn journal_error(error: JournalError) -> Error {
     match error {
         JournalError::Corrupt { what, log_block } => {
@@ -27,7 +27,7 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
 pub(crate) struct Change<'a> {
     pub fs: &'a Ocfs2,
     pub writer: &'a Writer,
-    /// Ends before others may change something.
+    /// Declared before `space`, so that it ends before the lock is released.
     handle: Handle,
     pub space: RankedMutexGuard<'a, Space>,
     /// Whether an error leaves it half done.
@@ -140,7 +140,7 @@ impl Change<'_> {
         blocks.for_each(|block| self.handle.forget(BlockNo(block)));
     }
 
-    /// Clusters that can be taken again once the transaction is durable.
+    /// Lets clusters be taken again when the transaction is durable.
     pub fn release_on_commit(&mut self, range: Range<u64>) {
         let released = self.writer.released.clone();
         self.handle.on_commit(Box::new(move || released.lock().push(range)));

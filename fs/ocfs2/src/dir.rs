@@ -1,5 +1,5 @@
-//! Directories: blocks with entries of any length, in no order, or entries in the inode. The index, which
-//! some directories have, is not used.
+//! Directories: blocks with entries of any length, in no order, or entries in the inode. A lookup does not
+//! use the index, which some directories have.
 
 use crate::layout::dinode::{Dinode, INLINE_AT};
 use crate::layout::directory::{Entry, TRAILER_BYTES, TRAILER_CHECK_AT, entry};

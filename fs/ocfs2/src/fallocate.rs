@@ -82,7 +82,8 @@ impl Ocfs2 {
                 }
             };
             match punched {
-                // The contents are zeros, and stay where they are.
+                // No space to split the extent: zeros are written to the rest of the range, and its clusters
+                // stay allocated.
                 Err(Error::Name(NameError::NoSpace)) => {
                     self.zero_mapped(&private.state.read(), first * size..end.max(first) * size)?;
                 }

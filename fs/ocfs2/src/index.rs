@@ -1,8 +1,9 @@
 //! Indexes of directories: which block has a name, by its hash.
 //!
 //! The root of an index has the entries itself, or a tree of clusters. A cluster has the entries from one
-//! hash to the next; which of its blocks has an entry is in the second half of the hash. A full cluster is
-//! replaced by two or more new ones: they are written before the transaction, which only changes the tree.
+//! hash to the next; which of its blocks has an entry is in the second half of the hash. If a block of a
+//! cluster is full, new clusters replace the extent. Their leaves are written directly to the device before
+//! the transaction commits. The transaction allocates them, changes the tree, and frees the old ones.
 
 use crate::alloc::{Origin, Sub};
 use crate::change::Change;
@@ -85,7 +86,7 @@ impl Ocfs2 {
         Ok((self.leaf_of(&extent, hash), Some(extent)))
     }
 
-    /// Returns the blocks of a directory that may have a name.
+    /// Returns the blocks of a directory in which a name may be.
     pub(crate) fn indexed_blocks(&self, dir: &Dinode, name: &[u8]) -> Result<Vec<u64>> {
         let hash = name_hash::of_name(name, self.sb.dx_seed);
         let (block, _) = self.index_block(dir, hash)?;
@@ -123,7 +124,8 @@ impl Ocfs2 {
         Err(NameError::NoSpace.into())
     }
 
-    /// Divides sorted entries into `count` clusters of different hashes. `None`: a block would be too full.
+    /// Divides sorted entries into at most `count` clusters. Entries with one hash stay together. Returns
+    /// `None` if a block would overflow.
     fn split_entries(
         &self,
         entries: &[IndexEntry],
@@ -258,7 +260,7 @@ impl Change<'_> {
         self.put_index_list(dir, list, &entries, -1)
     }
 
-    /// Gives a directory whose only block has these names an index.
+    /// Creates the index of a directory that has one block with these names.
     pub fn index_new(&mut self, dir: &mut Dinode, names: &[Vec<u8>], block: u64, free: u64) -> Result<()> {
         let (seed, generation, ino) = (self.fs.sb.dx_seed, self.fs.sb.generation, dir.ino);
         let entries: Vec<IndexEntry> =
@@ -266,7 +268,9 @@ impl Change<'_> {
         let taken = self.block(Sub::Blocks)?;
         let room = (self.fs.sb.block_size as usize - ROOT_LIST_AT - 8) / 16;
         if entries.len() > room {
-            return Err(self.fs.corrupt(ino, "the directory has more names than fit into its inode"));
+            return Err(self
+                .fs
+                .corrupt(ino, "the directory has more names than fit into the root of its index"));
         }
         self.put_new(taken.block, DX_ROOT.check_at, |bytes| {
             DX_ROOT.put(bytes, taken.block, generation);

@@ -130,8 +130,8 @@ impl Ocfs2 {
 }
 
 impl Change<'_> {
-    /// Makes sure that there is space for adding a name. Nothing has changed yet. `makes`: for a new
-    /// directory, too.
+    /// Makes sure that there is space for adding a name. Call it before the first change. `makes`: also for a
+    /// new directory.
     pub fn prepare_add(&mut self, dir: &Dinode, name: &[u8], makes: bool) -> Result<()> {
         let need = directory::entry_bytes(name);
         let (mut blocks, mut clusters) = (0, 0);

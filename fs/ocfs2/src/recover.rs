@@ -1,7 +1,8 @@
 //! Taking a filesystem over: what other mounts and crashes left, and how it is closed.
 //!
-//! After the journals were replayed, all slots are ours: no node has the filesystem mounted. Their windows
-//! and the clusters that wait in their logs go back to the bitmap, and their orphans are deleted.
+//! After the journals were replayed, all slots are ours: no node has the filesystem mounted. The unused
+//! clusters of their windows and the clusters in their truncate logs are freed, and their orphans are
+//! deleted.
 
 use crate::change::journal_error;
 use crate::inode::orphan_name;
@@ -46,7 +47,8 @@ impl Ocfs2 {
         Ok(())
     }
 
-    /// Gives windows and logs of all slots back, and deletes orphans.
+    /// Frees the unused clusters of all windows and the clusters in all truncate logs, and deletes the
+    /// orphans of all slots.
     pub(crate) fn take_over(&self, files: &SystemFiles) -> Result<()> {
         let slots = 0..self.sb.max_slots;
         for slot in slots.clone() {
@@ -153,7 +155,10 @@ impl Ocfs2 {
                 && orphan.flags & flags::ORPHANED != 0
                 && (orphan.links == 0 || orphan.kind() == Some(ivers_vfs::FileType::Directory));
             if !is_right || orphan.orphaned_slot != slot {
-                return Err(self.corrupt(ino, "a directory of orphans has it, and it is none"));
+                return Err(self.corrupt(
+                    ino,
+                    "an orphan directory has it, and it is no orphan of that slot; run fsck.ocfs2",
+                ));
             }
             match self.delete(&mut orphan) {
                 Err(ivers_vfs::Error::Name(NameError::NotSupported)) => {

@@ -1,5 +1,5 @@
-//! What a mount that writes knows of free space. Bitmaps are in groups; this is only what helps to find free
-//! bits, and what must not be taken although its bits are clear.
+//! What a mount that writes knows of free space. The bitmaps are in the groups. This module keeps hints for
+//! finding free bits, and the clusters that look free and must not be taken.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

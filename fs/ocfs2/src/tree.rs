@@ -1,10 +1,10 @@
 //! Changing trees of extents.
 //!
-//! A change replaces at most one record of a leaf by up to three. Linux requires that all leaves but the last
-//! one are full. So if an inner leaf gets longer or shorter, records move between it and the leaves after it
-//! (`shift_right`, `shift_left`), up to the last one. Only the last leaf is split or removed: it stays full,
-//! and the new one gets what does not fit. Records of upper levels cover all positions between each other, as
-//! Linux keeps them.
+//! A replacement changes at most one record of a leaf: into up to three in a file, up to eight in an index.
+//! Linux requires that all leaves but the last one are full. So if another leaf gets longer or shorter,
+//! records move between it and the leaves after it (`shift_right`, `shift_left`), up to the last one. Only
+//! the last leaf is split or removed: it stays full, and the new one gets what does not fit. Records of upper
+//! levels cover all positions between each other, as Linux keeps them.
 
 use crate::alloc::{Origin, Sub};
 use crate::change::Change;
@@ -17,7 +17,7 @@ use crate::volume::Ocfs2;
 use ivers_vfs::{NameError, Result};
 use std::cmp::Ordering;
 
-/// Most blocks that three replacements take: one for each level, and one more level.
+/// New blocks that three replacements need at most: six each, one for each level and one for a new level.
 pub(crate) const TREE_BLOCKS: u64 = 18;
 /// Most blocks that one replacement changes: the new ones, their groups and allocator, and the nodes on the
 /// way.
@@ -29,16 +29,16 @@ const NEXT_LEAF_AT: usize = 0x28;
 /// Credits for a leaf whose records move: it, and its part of the nodes above.
 const LEAF_CREDITS: u32 = 2;
 
-/// What happens to the start of what a leaf covers, if its first record starts later now.
+/// Which leaf covers the gap when the first record of a leaf moves up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
-    /// It still covers the positions before.
+    /// The leaf itself.
     Start,
-    /// The leaf before it will cover them.
+    /// The leaf before it, once that is written.
     Nothing,
 }
 
-/// The position by which a way to the same leaf is found, whatever records it has.
+/// The position that finds the same leaf again, even after its records changed.
 fn key_of(way: &[Node]) -> u32 {
     way.iter().rev().nth(1).map_or(0, |parent| parent.list.records[parent.at].cpos)
 }
@@ -78,7 +78,7 @@ struct Node {
     room: usize,
     /// The record that the way follows.
     at: usize,
-    /// The next leaf, of a leaf below the root.
+    /// Block of the next leaf; 0 in the last leaf and in the root.
     next: u64,
 }
 
@@ -131,7 +131,8 @@ impl Ocfs2 {
     }
 
     /// Returns the credits that a change at a position takes beside [`TREE_CREDITS`]: for the leaves after
-    /// it, in which records may move. A tree with more leaves than fit the journal is refused.
+    /// it, in which records may move. Returns `NotSupported` if these leaves need more than half of the
+    /// largest transaction.
     pub(crate) fn leaf_credits(&self, root: &Root, cpos: u32) -> Result<u32> {
         let most = self.writer()?.commits.journal().max_credits() / 2;
         let mut leaf = self.way(root, cpos)?.pop();
@@ -189,7 +190,7 @@ impl Change<'_> {
         }
     }
 
-    /// Gives the records of one leaf, which a way leads to, other contents.
+    /// Replaces the records of the leaf at position `key`.
     fn put_leaf(&mut self, root: &Root, key: u32, records: Vec<Extent>, keep: Keep) -> Result<()> {
         let mut way = self.fs.way(root, key)?;
         if let Some(leaf) = way.last_mut() {
@@ -198,7 +199,8 @@ impl Change<'_> {
         self.settle(root, way, keep)
     }
 
-    /// Writes an inner leaf with too many records: those that do not fit go to the next leaf, and so on.
+    /// Writes a leaf, not the last one, with too many records: those that do not fit go to the next leaf, and
+    /// so on.
     fn shift_right(&mut self, root: &Root, mut way: Vec<Node>) -> Result<()> {
         let key = key_of(&way);
         let Some(mut leaf) = way.pop() else { return Ok(()) };
@@ -215,14 +217,14 @@ impl Change<'_> {
             }
             plan.push((leaf.first(), records));
         }
-        // From the last one to the first: each gets its new start before the leaf before it gets its end.
+        // The last leaf first: the start of a leaf must change before the end of the leaf on its left.
         for (key, records) in plan.into_iter().rev() {
             self.put_leaf(root, key, records, Keep::Start)?;
         }
         self.put_leaf(root, key, own, Keep::Start)
     }
 
-    /// Writes an inner leaf with too few records: it gets some of the next leaf, and so on.
+    /// Writes a leaf, not the last one, with too few records: it gets some of the next leaf, and so on.
     fn shift_left(&mut self, root: &Root, mut way: Vec<Node>) -> Result<()> {
         let mut key = key_of(&way);
         let Some(mut leaf) = way.pop() else { return Ok(()) };
@@ -248,7 +250,7 @@ impl Change<'_> {
 
     /// Writes a changed leaf and what changes above it.
     fn settle(&mut self, root: &Root, mut way: Vec<Node>, keep: Keep) -> Result<()> {
-        // What nodes that are not the last ones of their level cover stays.
+        // A node that is not the last of its level keeps its end.
         let ends: Vec<Option<u32>> = (0..way.len())
             .map(|level| {
                 let inner = (0..level).rev().find(|&up| way[up].at + 1 < way[up].list.records.len())?;
@@ -280,7 +282,7 @@ impl Change<'_> {
                 self.free_node(node.block)?;
                 let Some(parent) = way.last_mut() else { break };
                 parent.list.records.remove(at);
-                // The neighbour covers what it covered.
+                // The neighbour takes over the range of the freed node.
                 match at.checked_sub(1) {
                     Some(before) if at < parent.list.records.len() => {
                         let before = &mut parent.list.records[before];

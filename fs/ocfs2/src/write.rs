@@ -338,7 +338,7 @@ impl Ocfs2 {
         let pieces = self.pieces(private, offset, end)?;
         let written =
             pieces.iter().try_for_each(|piece| self.write_piece(piece, offset, data)).and_then(|()| {
-                // Only now: nothing failed that leaves the file as it is.
+                // After the data: if writing it fails, the bytes past the old end are not touched.
                 let dinode = private.state.read();
                 self.zero_mapped(&dinode, old_size..offset.max(old_size))
             });
@@ -377,7 +377,7 @@ impl Ocfs2 {
         Ok(())
     }
 
-    /// Writes the data of a piece. What the data does not cover of new clusters is zeros.
+    /// Writes the data of a piece. In new and unwritten clusters, the bytes outside the data become zeros.
     fn write_piece(&self, piece: &Piece, offset: u64, data: &[u8]) -> Result<()> {
         let size = self.cluster_bytes();
         let bytes = u64::from(piece.clusters.start) * size..u64::from(piece.clusters.end) * size;

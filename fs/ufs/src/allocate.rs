@@ -25,7 +25,8 @@ impl Ufs {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let old = private_of(inode).state.read().dinode.size;
         if let Err(error) = self.fill_holes(inode, offset, end, pool) {
-            // The size of the file did not change yet. Blocks in its holes stay.
+            // The VFS still has the old size. If the stored size grew, it is cut again. Blocks that were
+            // added in holes stay.
             if private_of(inode).state.read().dinode.size > old {
                 self.fs_truncate(inode, old)?;
             }

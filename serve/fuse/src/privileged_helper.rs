@@ -1,8 +1,8 @@
 //! Actions that a session cannot do itself, and the sockets over which it requests them.
 //!
-//! The process that parses an image may be sandboxed: it cannot open mounted files to sync them, nor read
-//! /proc. So threads that [`attach`](crate::attach) starts, in the same process or in another one, always do
-//! this.
+//! The process that parses an image may be sandboxed: it can open neither mounted files, to sync them, nor
+//! files in /proc. So threads that [`attach`](crate::attach) starts, in the same process or in another one,
+//! always do this.
 //!
 //! Each socket carries one question at a time. The answering side trusts nothing that it is asked. It opens
 //! only regular files and directories of this mount. It reveals only what any user may read in /proc, and
@@ -114,7 +114,7 @@ impl PrivilegedHelper {
         ask(&self.threads.lock(), &about(thread, HAS_SIGNAL), ANSWER_MAX) == Some(vec![YES])
     }
 
-    /// Returns the supplementary groups of a thread. None if it has ended, or if /proc hides it.
+    /// Returns the supplementary groups of a thread; empty if it has ended, if /proc hides it, or for 0.
     pub(crate) fn groups_of(&self, thread: u32) -> Vec<u32> {
         // The kernel itself, or a thread in another PID namespace.
         if thread == 0 {
@@ -233,7 +233,7 @@ pub(crate) fn not_answering() -> (PrivilegedHelper, OwnedFd) {
     (helper, others)
 }
 
-/// Returns the number of the calling thread, as requests name their callers.
+/// Returns the ID of the calling thread, as FUSE requests carry it.
 pub(crate) fn own_number() -> u32 {
     thread_local!(static OWN: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
     OWN.with(|own| *own)

@@ -2,8 +2,8 @@
 //!
 //! The protocol carries no supplementary groups, and a program may change its groups between two requests. So
 //! the file of a thread is read for each request that needs them. A sandboxed process cannot open this file,
-//! but it can read it. So [the helper](crate::privileged_helper) opens the file once for each thread, and
-//! sends the descriptor.
+//! but can read it once it is open. So [the helper](crate::privileged_helper) opens the file once for each
+//! thread, and sends the descriptor.
 //!
 //! Thread numbers are reused, but the open file of a thread that ended cannot be read.
 
