@@ -1,4 +1,4 @@
-//! The command on OCFS2 images, which it only reads.
+//! The command on OCFS2 images.
 
 use crate::common::image_place::*;
 use crate::common::*;
@@ -38,29 +38,47 @@ fn an_image_is_read() {
 }
 
 #[test]
-fn changes_are_refused() {
+fn an_image_is_changed() {
+    for packed in [CLEAN, DIRTY] {
+        let place = image(packed);
+        let [small, dir, moved] = ["/small", "/made", "/made/moved"].map(|path| place.at(path));
+        works(&["mkdir", &dir]);
+        works(&["mv", &small, &moved]);
+        works(&["chmod", "0600", &moved]);
+        let many = works(&["ls", &place.at("/many")]);
+        works(&["rm", &place.at(&format!("/many/{}", many.lines().next().unwrap()))]);
+        assert_eq!(works(&["cat", &moved]), "inline\n");
+        assert!(works(&["ls", "-l", &dir]).starts_with("-rw-------"));
+        // Its clusters are shared.
+        let [large, name] = [&place.at("/large"), place.name()];
+        for words in [&["rm", large][..], &["label", name, "new"]] {
+            let refused = ivers(words);
+            assert!(!refused.status.success(), "{words:?}: {}", said(&refused));
+        }
+        assert!(works(&["check", place.name()]).contains("ocfs2: clean"));
+    }
+}
+
+#[test]
+fn a_mount_shows_the_tree_and_changes_it() {
+    if !can_mount() {
+        return;
+    }
     let place = image(CLEAN);
-    let before = fs::read(&place.image).unwrap();
-    let (new, small) = (place.at("/new"), place.at("/small"));
-    for words in [&["rm", &small][..], &["mkdir", &new], &["label", place.name(), "new"]] {
-        let output = ivers(words);
-        let text = said(&output);
-        assert!(
-            !output.status.success() && text.contains("reads OCFS2 and does not write it"),
-            "{words:?}: {text}"
-        );
-    }
-    if can_mount() {
-        fs::create_dir(place.path("mnt")).unwrap();
-        let output = ivers(["mount", "-o", "rw", place.name(), &place.path("mnt")]);
-        let text = said(&output);
-        assert!(!output.status.success() && text.contains("reads OCFS2 and does not write it"), "{text}");
-        let dir = place.mount("ro");
-        let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
-        let link = fs::read_link(dir.join("long"));
-        place.unmount();
-        assert_eq!(refused, Err(Some(rustix::io::Errno::ROFS.raw_os_error())));
-        assert_eq!(link.unwrap().as_os_str().len(), 700);
-    }
-    assert!(fs::read(&place.image).unwrap() == before, "the image was written to");
+    fs::create_dir(place.path("mnt")).unwrap();
+    let dir = place.mount("ro");
+    let refused = fs::write(dir.join("new"), "x").map_err(|error| error.raw_os_error());
+    let link = fs::read_link(dir.join("long"));
+    place.unmount();
+    assert_eq!(refused, Err(Some(rustix::io::Errno::ROFS.raw_os_error())));
+    assert_eq!(link.unwrap().as_os_str().len(), 700);
+    let dir = place.mount("rw");
+    let text = b"some text\n".repeat(20_000);
+    fs::write(dir.join("new"), &text).unwrap();
+    fs::rename(dir.join("new"), dir.join("many/new")).unwrap();
+    let read = fs::read(dir.join("many/new"));
+    place.unmount();
+    assert!(read.unwrap() == text);
+    assert_eq!(works(&["cat", &place.at("/many/new")]).as_bytes(), text);
+    assert!(works(&["check", place.name()]).contains("ocfs2: clean"));
 }

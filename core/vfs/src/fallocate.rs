@@ -62,11 +62,7 @@ impl Vfs {
         }
         let kept = mode.contains(FallocateMode::KEEP_SIZE);
         let shifts = mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE);
-        let kinds = FallocateMode::PUNCH_HOLE
-            | FallocateMode::COLLAPSE_RANGE
-            | FallocateMode::ZERO_RANGE
-            | FallocateMode::INSERT_RANGE;
-        let kind = mode & kinds;
+        let kind = mode & FallocateMode::KINDS;
         let bad_mix = kind.bits().count_ones() > 1
             || (mode.contains(FallocateMode::PUNCH_HOLE) && !kept)
             || (shifts && kept)
@@ -74,7 +70,8 @@ impl Vfs {
         if bad_mix {
             return Err(NameError::NotSupported.into());
         }
-        let allocation = self.fs.allocation().ok_or(NameError::NotSupported)?;
+        let allocation = self.fs.allocation().filter(|allocation| allocation.kinds().contains(kind));
+        let allocation = allocation.ok_or(NameError::NotSupported)?;
         {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;

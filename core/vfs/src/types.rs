@@ -260,6 +260,12 @@ bitflags! {
     }
 }
 
+impl FallocateMode {
+    /// The flags of which a call has at most one. Without one it allocates.
+    pub const KINDS: Self =
+        Self::PUNCH_HOLE.union(Self::COLLAPSE_RANGE).union(Self::ZERO_RANGE).union(Self::INSERT_RANGE);
+}
+
 /// Free space and inodes, as statvfs(3) reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {

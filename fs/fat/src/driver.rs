@@ -559,6 +559,10 @@ impl BlockMapOps for Fat {
 }
 
 impl AllocateOps for Fat {
+    fn kinds(&self) -> FallocateMode {
+        FallocateMode::empty()
+    }
+
     fn fallocate(
         &self,
         _caller: &Cred,
@@ -570,9 +574,7 @@ impl AllocateOps for Fat {
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let size = inode.size();
-        if !(mode - FallocateMode::KEEP_SIZE).is_empty()
-            || (mode.contains(FallocateMode::KEEP_SIZE) && end > size)
-        {
+        if mode.contains(FallocateMode::KEEP_SIZE) && end > size {
             return Err(NameError::NotSupported.into());
         }
         if end > MAX_FILE_SIZE {

@@ -255,6 +255,10 @@ impl FileOps for Ocfs2 {
 }
 
 impl AllocateOps for Ocfs2 {
+    fn kinds(&self) -> FallocateMode {
+        FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE
+    }
+
     fn fallocate(
         &self,
         _caller: &Cred,

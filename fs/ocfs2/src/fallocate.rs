@@ -13,9 +13,8 @@ use std::ops::Range;
 
 impl Ocfs2 {
     pub(crate) fn fs_fallocate(&self, inode: &Inode, mode: FallocateMode, range: Range<u64>) -> Result<()> {
-        let allowed = FallocateMode::KEEP_SIZE | FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE;
         let allocates = !mode.contains(FallocateMode::PUNCH_HOLE);
-        if !allowed.contains(mode) || (allocates && !self.sb.has_unwritten()) {
+        if allocates && !self.sb.has_unwritten() {
             return Err(NameError::NotSupported.into());
         }
         let private = private_of(inode);

@@ -236,6 +236,10 @@ impl BlockMapOps for Ufs {
 }
 
 impl AllocateOps for Ufs {
+    fn kinds(&self) -> FallocateMode {
+        FallocateMode::empty()
+    }
+
     fn fallocate(
         &self,
         _caller: &Cred,

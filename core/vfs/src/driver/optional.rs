@@ -71,6 +71,11 @@ pub trait BlockMapOps {
 
 /// Space of files, apart from writing.
 pub trait AllocateOps {
+    /// Returns which of [`FallocateMode::KINDS`] the format can do. The VFS refuses the others, before it looks
+    /// at the range.
+    fn kinds(&self) -> FallocateMode {
+        FallocateMode::KINDS
+    }
     /// Allocate, punch, zero, collapse or insert, and call [`Inode::changed`] with `Touch::Data`. The VFS
     /// has written back and dropped the pages concerned; the driver sets `Attr::size`.
     fn fallocate(
