@@ -71,8 +71,8 @@ pub trait BlockMapOps {
 
 /// Space of files, apart from writing.
 pub trait AllocateOps {
-    /// Returns which of [`FallocateMode::KINDS`] the format can do. The VFS refuses the others, before it looks
-    /// at the range.
+    /// Returns which of [`FallocateMode::KINDS`] the format can do. The VFS refuses the others, before it
+    /// looks at the range.
     fn kinds(&self) -> FallocateMode {
         FallocateMode::KINDS
     }
