@@ -176,7 +176,7 @@ impl Change<'_> {
             return edited.map_err(|what| fs.damaged(dir, what));
         };
         let (has_trailer, trailer_at) = (fs.has_trailer(dir), fs.trailer_at());
-        let edited = self.put_directory_block(dir, number, |bytes| {
+        let edited = self.put_directory_block(number, |bytes| {
             let area = entries_of(bytes, has_trailer);
             edit(&mut bytes[area.clone()])?;
             Ok(directory::find_space(&bytes[area], 0)?.1)
@@ -197,7 +197,7 @@ impl Change<'_> {
                 next = 0;
             }
         }
-        self.put_directory_block(dir, number, |bytes| {
+        self.put_directory_block(number, |bytes| {
             put_u16(bytes, trailer_at + TRAILER_FREE_AT, longest);
             put_u64(bytes, trailer_at + TRAILER_NEXT_AT, next);
         })
@@ -212,7 +212,7 @@ impl Change<'_> {
             let after = if at == 0 { break } else { self.fs.free_of(dir, at)?.1 };
             if after == number {
                 let trailer_at = self.fs.trailer_at();
-                return self.put_directory_block(dir, at, |bytes| {
+                return self.put_directory_block(at, |bytes| {
                     put_u64(bytes, trailer_at + TRAILER_NEXT_AT, next);
                 });
             }
@@ -222,12 +222,7 @@ impl Change<'_> {
     }
 
     /// Changes a block of a directory. One without a trailer has no checksum.
-    fn put_directory_block<R>(
-        &mut self,
-        _dir: &Dinode,
-        number: u64,
-        edit: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<R> {
+    fn put_directory_block<R>(&mut self, number: u64, edit: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         self.put(number, self.fs.trailer_at() + TRAILER_CHECK_AT, edit)
     }
 

@@ -211,7 +211,7 @@ impl Change<'_> {
         while !surplus.is_empty() {
             leaf = self.fs.next_leaf(root, &leaf)?;
             let mut records = std::mem::take(&mut surplus);
-            records.append(&mut leaf.list.records.clone());
+            records.extend_from_slice(&leaf.list.records);
             if leaf.next != 0 && records.len() > leaf.room {
                 surplus = records.split_off(leaf.room);
             }
@@ -265,11 +265,11 @@ impl Change<'_> {
             };
             let (at, is_leaf) = (parent.at, node.list.depth == 0);
             let own = parent.list.records[at];
+            let keeps = keep;
+            if at > 0 {
+                keep = Keep::Start;
+            }
             if node.list.records.is_empty() {
-                let keeps = keep;
-                if at > 0 {
-                    keep = Keep::Start;
-                }
                 if is_leaf {
                     let before = self.leaf_before(root, &way)?;
                     if let Some(before) = before {
@@ -297,13 +297,10 @@ impl Change<'_> {
                 }
                 continue;
             }
-            let cpos = match keep {
+            let cpos = match keeps {
                 Keep::Start => own.cpos.min(node.first()),
                 Keep::Nothing => node.first(),
             };
-            if at > 0 {
-                keep = Keep::Start;
-            }
             let record = |start, cpos: u32, end: u32| Extent {
                 cpos,
                 clusters: end.saturating_sub(cpos),
