@@ -176,7 +176,11 @@ impl InodeOps for Btrfs {
         if self.with_tx(|tx| tx.may_change(vnode_of(inode))).is_err() && self.failure().is_none() {
             return Ok(());
         }
-        self.change(Need::Removal, |tx| tx.write_inode(inode))
+        let vnode = vnode_of(inode);
+        self.change(Need::Removal, |tx| {
+            tx.unshare_for(Need::Removal, vnode, vnode.item_key())?;
+            tx.write_inode(inode)
+        })
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {

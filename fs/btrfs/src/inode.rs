@@ -58,6 +58,11 @@ impl Vnode {
         }
     }
 
+    /// The key of its item.
+    pub(crate) fn item_key(&self) -> Key {
+        Key::new(self.objectid, kind::INODE_ITEM, 0)
+    }
+
     pub(crate) fn is_placeholder(&self) -> bool {
         self.placeholder.is_some()
     }

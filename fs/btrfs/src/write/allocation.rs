@@ -1,6 +1,7 @@
 //! Space of files, apart from writing: preallocated extents, and holes that are punched.
 
 use super::change::Need;
+use super::contents::key_of;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::{file_of, vnode_of};
@@ -80,6 +81,7 @@ impl Btrfs {
         }
         let file = file_of(vnode_of(inode));
         while self.change(Need::Removal, |tx| {
+            tx.unshare_for(Need::Removal, vnode_of(inode), key_of(file, first))?;
             tx.needs_commit(file);
             let dropped = tx.drop_extents(file, first, last)?;
             tx.edit_item(inode, |item| {

@@ -169,6 +169,12 @@ impl Tx<'_> {
         refs_need(self.live.refs.len()) * 2 > self.free_blocks()
     }
 
+    /// Returns whether space for blocks is short: commits are more frequent then, and
+    /// [`Tx::unshare_paths`] divides changes.
+    pub(super) fn is_short(&self) -> bool {
+        self.free_blocks() < 2 * self.kept_blocks()
+    }
+
     /// Finds space for the blocks of a change, and for `more` blocks: in new chunks, and in what waits for a
     /// commit.
     pub(super) fn make_room(&mut self, need: Need, more: u64) -> Result<()> {
@@ -190,12 +196,12 @@ impl Tx<'_> {
     }
 
     /// Bounds the delayed references and the blocks in memory: stores the references, and commits if needed.
-    fn end_change(&mut self) -> Result<()> {
+    pub(super) fn end_change(&mut self) -> Result<()> {
         if self.live.refs.len() > REFS_MAX {
             self.run_refs()?;
         }
         // Copies of old blocks pin as much as they take: a commit makes it free again.
-        let is_tight = self.free_blocks() < 2 * self.kept_blocks()
+        let is_tight = self.is_short()
             && self.live.groups.pinned_bytes(Use::Metadata)
                 > u64::from(self.sb().node_size) * BLOCKS_A_CHANGE.max(self.kept_blocks() / 4);
         if self.dirty_bytes() > self.fs.forest.dirty.most_bytes(DIRTY_MAX) || is_tight {

@@ -43,7 +43,7 @@ pub(super) struct Dropped {
     pub stopped_at: u64,
 }
 
-fn key_of(file: FileId, at: u64) -> Key {
+pub(super) fn key_of(file: FileId, at: u64) -> Key {
     Key::new(file.1, kind::EXTENT_DATA, at)
 }
 
@@ -231,17 +231,17 @@ impl Tx<'_> {
         }
         let found = self.extents_in(file, start, end, DROPPED_MAX)?;
         dropped.more = found.len() == DROPPED_MAX;
-        let last = found.len().saturating_sub(1);
+        let mut stopped_at = end;
         for (index, (key, data)) in found.into_iter().enumerate() {
-            let stop = end.min(key.offset + self.extent_len(file, key, &data)?);
-            dropped.bytes += self.drop_part(file, key, &data, start, end)?;
-            dropped.more |= index < last && self.has_many_refs();
-            if dropped.more {
-                dropped.stopped_at = stop;
-            }
-            if self.has_many_refs() {
+            if index > 0 && (self.has_many_refs() || self.must_unshare(file.0, key)?) {
+                dropped.more = true;
                 break;
             }
+            stopped_at = end.min(key.offset + self.extent_len(file, key, &data)?);
+            dropped.bytes += self.drop_part(file, key, &data, start, end)?;
+        }
+        if dropped.more {
+            dropped.stopped_at = stopped_at;
         }
         Ok(dropped)
     }
@@ -283,6 +283,9 @@ impl Tx<'_> {
                 dropped.stopped_at = start;
                 return Ok(dropped);
             };
+            if count > 0 && self.must_unshare(file.0, key)? {
+                break;
+            }
             dropped.stopped_at = key.offset.max(start);
             dropped.bytes += self.drop_part(file, key, &data, start, u64::MAX)?;
         }

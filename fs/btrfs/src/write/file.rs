@@ -1,7 +1,7 @@
 //! Files: reserving space, write-back, truncation.
 
 use super::change::Need;
-use super::contents::NewExtent;
+use super::contents::{NewExtent, key_of};
 use super::packing::Piece;
 use super::tx::Tx;
 use crate::filesystem::Btrfs;
@@ -158,6 +158,7 @@ impl Btrfs {
         let vnode = vnode_of(inode);
         let mut taken = self.write_new(vnode, offset, data)?;
         let mapped = self.change(Need::WriteBack, |tx| {
+            tx.unshare_for(Need::WriteBack, vnode, key_of(file_of(vnode), offset))?;
             tx.map_data(inode, offset, data, &taken.parts)?;
             tx.raise_size(inode, offset, end.min(inode.size()))?;
             inode.logged_in_background();
@@ -265,6 +266,7 @@ impl Btrfs {
             self.inline_bytes(vnode)?
         };
         self.change(Need::Removal, |tx| {
+            tx.unshare_for(Need::Removal, vnode, key_of(file, u64::MAX))?;
             tx.needs_commit(file);
             let mut dropped = tx.drop_last_extents(file, size.next_multiple_of(sector))?;
             let mut added = 0;

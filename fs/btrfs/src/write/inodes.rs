@@ -3,7 +3,7 @@
 use super::tx::Tx;
 use crate::inode::{FLAGS, Vnode, vnode_of};
 use crate::layout::items::{InodeItem, inode_flags, rdev_to_disk};
-use crate::layout::key::{Key, kind, object};
+use crate::layout::key::{Key, object};
 use crate::layout::raw::RawTime;
 use crate::numbers::{Object, pack};
 use ivers_vfs::{Attr, FileType, Inode, InodeFlags, NameError, NewInode, Result, Timestamp};
@@ -79,7 +79,7 @@ impl Tx<'_> {
     /// Stores an inode item with the number of this transaction.
     pub(super) fn store_item(&mut self, vnode: &Vnode, mut item: InodeItem) -> Result<()> {
         item.raw_mut().transid = self.live.transid.into();
-        self.put(vnode.subvolume, Key::new(vnode.objectid, kind::INODE_ITEM, 0), item.encode())?;
+        self.put(vnode.subvolume, vnode.item_key(), item.encode())?;
         self.touch((vnode.subvolume, vnode.objectid));
         *vnode.item.lock() = item;
         Ok(())

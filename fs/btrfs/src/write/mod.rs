@@ -9,6 +9,7 @@
 //! | `extents`, `checksums` | the extent tree; checksums of data |
 //! | `chunks`, `commit` | new chunks; commits and superblocks |
 //! | `change` | beginning a change, space for it, failures, the commit timer |
+//! | `unshare` | copying shared blocks before a change, while space is short |
 //! | `inodes`, `names`, `attributes` | inode items; entries of directories; extended attributes |
 //! | `contents`, `file` | extents of files; write-back, truncation, reservations |
 //! | `packing` | compressing data before it is written; the property of compression |
@@ -44,6 +45,7 @@ mod subvolumes;
 mod tests;
 mod tree;
 mod tx;
+mod unshare;
 
 pub(crate) use change::Need;
 pub(crate) use inodes::prepare;

@@ -192,6 +192,21 @@ impl Tx<'_> {
         Err(self.broken(format!("inode {objectid} has no reference to a name of it")))
     }
 
+    /// Copies the shared blocks that removing a name changes, if space is short.
+    fn unshare_for_removal(&mut self, at: Name<'_>, inode: &Inode) -> Result<()> {
+        let (dir, objectid) = (vnode_of(at.dir), vnode_of(inode).objectid);
+        let mut keys = vec![dir.item_key(), Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name))];
+        for key in ref_keys(objectid, dir.objectid, at.name) {
+            let Some(data) = self.item(dir.subvolume, key)? else { continue };
+            keys.push(key);
+            let names = decode_names(key, &data).map_err(|what| self.broken(what))?;
+            let same = names.iter().filter(|found| (found.parent, found.name) == (dir.objectid, at.name));
+            keys.extend(same.map(|found| Key::new(dir.objectid, kind::DIR_INDEX, found.index)));
+        }
+        self.unshare_paths(Need::Removal, dir.subvolume, &keys)?;
+        self.unshare_for(Need::Removal, vnode_of(inode), vnode_of(inode).item_key())
+    }
+
     fn remove_name(&mut self, objectid: u64, at: Name<'_>) -> Result<()> {
         let dir = vnode_of(at.dir);
         self.needs_commit(file_of(vnode_of(at.dir)));
@@ -339,6 +354,7 @@ impl Btrfs {
             let at = Name { dir, name };
             tx.check_removal(at, inode)?;
             tx.check_empty(inode)?;
+            tx.unshare_for_removal(at, inode)?;
             tx.remove_name(vnode_of(inode).objectid, at)?;
             tx.lose_link(inode)?;
             tx.dir_changed(dir)

@@ -19,6 +19,7 @@ impl Tx<'_> {
     /// Removes a part of an inode. Returns whether something is left.
     fn remove_part(&mut self, vnode: &Vnode) -> Result<bool> {
         let (subvolume, objectid) = (vnode.subvolume, vnode.objectid);
+        self.unshare_for(Need::Removal, vnode, Key::new(objectid, u8::MAX, u64::MAX))?;
         if vnode.item.lock().kind == FileType::Regular {
             let dropped = self.drop_last_extents((subvolume, objectid), 0)?;
             if dropped.more {
@@ -40,7 +41,7 @@ impl Tx<'_> {
         let more = keys.len() > ITEMS_MAX;
         for key in keys.into_iter().skip(usize::from(more)).rev() {
             self.remove(subvolume, key)?;
-            if key.kind != kind::INODE_ITEM && self.has_many_refs() {
+            if key.kind != kind::INODE_ITEM && (self.has_many_refs() || self.must_unshare(subvolume, key)?) {
                 return Ok(true);
             }
         }

@@ -38,7 +38,7 @@ impl Tx<'_> {
         Ok(Tree { id, root: self.root(id)?.root })
     }
 
-    fn root(&self, id: u64) -> Result<Root> {
+    pub(super) fn root(&self, id: u64) -> Result<Root> {
         self.fs.root_of(id)?.ok_or_else(|| self.broken(format!("there is no tree {id}")))
     }
 
@@ -125,10 +125,25 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Returns whether a block of a tree may have references of other trees, or references that name a block.
+    fn may_share(&self, tree: u64, root: &Root, node: &Node, bytenr: u64) -> bool {
+        is_subvolume(tree)
+            && !self.live.fresh.contains(&bytenr)
+            && (node.generation <= root.last_snapshot || node.has_old_references())
+    }
+
+    /// Returns whether copying a block adds references to what is below it.
+    pub(super) fn adds_references(&self, tree: u64, root: &Root, node: &Node, bytenr: u64) -> Result<bool> {
+        if !self.may_share(tree, root, node, bytenr) {
+            return Ok(false);
+        }
+        let (refs, is_full) = self.block_refs(bytenr, node.level)?;
+        Ok(refs > 1 || is_full)
+    }
+
     /// Moves references so that a copy of a block can replace it in a tree.
     fn share_refs(&mut self, tree: u64, root: &Root, node: &Node, bytenr: u64, copy: &Node) -> Result<()> {
-        let may_share = node.generation <= root.last_snapshot || node.has_old_references();
-        if !is_subvolume(tree) || !may_share {
+        if !self.may_share(tree, root, node, bytenr) {
             return Ok(());
         }
         let (refs, is_full) = self.block_refs(bytenr, node.level)?;
@@ -198,6 +213,18 @@ impl Tx<'_> {
             self.set_root(tree, TreeRoot { bytenr: at, generation: self.live.transid, level })?;
         }
         Ok((at, level))
+    }
+
+    /// Makes the blocks on the path to a key dirty, down to a level.
+    pub(super) fn copy_path(&mut self, tree: u64, key: Key, level: u8) -> Result<()> {
+        let (mut at, _) = self.cow_root(tree)?;
+        loop {
+            let node = self.dirty(at)?;
+            if node.level <= level {
+                return Ok(());
+            }
+            at = self.cow_child(tree, at, node.at_most(key).saturating_sub(1))?;
+        }
     }
 
     /// Finds the place of a key, and makes all blocks on the path dirty. Returns whether the key exists.

@@ -125,7 +125,9 @@ fn fill_and_empty_with_a_snapshot(kind: &Kind) {
     vfs.sync().unwrap();
     assert_clean(&images, "full");
     let unlink = |dir: &InodeRef, name: &str| {
-        vfs.unlink(&cred, dir, name.as_bytes(), false).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let done = vfs.unlink(&cred, dir, name.as_bytes(), false);
+        let why = || vfs.health().read_only;
+        done.unwrap_or_else(|error| panic!("{}, {name}: {error}; {:?}", kind.name, why()));
     };
     unlink(&root, "fragments0");
     let names = vfs.lookup(&cred, &root, b"names").unwrap();
