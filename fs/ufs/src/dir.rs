@@ -1,7 +1,7 @@
 //! Directories: units of 512 bytes with entries of any length, in no order.
 
 use crate::layout::dinode::Dinode;
-use crate::layout::directory::{Entry, UNIT_BYTES, entry};
+use crate::layout::directory::{Entry, UNIT_BYTES, entry, unit_bytes};
 use crate::layout::superblock::ROOT;
 use crate::volume::{Private, Ufs};
 use ivers_block::FileBlock;
@@ -20,14 +20,16 @@ impl Ufs {
         range: Range<u64>,
         mut each: impl FnMut(Entry<'_>, Range<u64>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let unit_bytes = UNIT_BYTES as u64;
-        for start in (range.start / unit_bytes * unit_bytes..range.end).step_by(UNIT_BYTES) {
+        let unit_bytes = unit_bytes(&self.sb);
+        let first = range.start - range.start % unit_bytes as u64;
+        for start in (first..range.end).step_by(unit_bytes) {
             let (fragment, in_fragment) = self.directory_place(dir, start)?;
             let bytes = self.fragment(dir.ino, fragment)?;
-            let unit = &bytes[in_fragment..in_fragment + UNIT_BYTES];
+            let len = dir.size.saturating_sub(start).min(unit_bytes as u64) as usize;
+            let unit = &bytes[in_fragment..in_fragment + len];
             let mut at = 0;
-            while at < UNIT_BYTES {
-                let (found, next) = entry(unit, at, self.sb.order).map_err(|what| {
+            while at < len {
+                let (found, next) = entry(unit, at, &self.sb).map_err(|what| {
                     self.corrupt(dir.ino, format!("{what}, at byte {}", start + at as u64))
                 })?;
                 if let Some(found) = found

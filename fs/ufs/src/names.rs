@@ -72,7 +72,7 @@ impl Ufs {
             let unit = &bytes[in_fragment..in_fragment + UNIT_BYTES];
             let (mut at, mut space) = (0, None::<Space>);
             while at < UNIT_BYTES {
-                let (found, next) = entry(unit, at, self.sb.order).map_err(|what| {
+                let (found, next) = entry(unit, at, &self.sb).map_err(|what| {
                     self.corrupt(state.dinode.ino, format!("{what}, at byte {}", start + at as u64))
                 })?;
                 let (byte, len) = (start + at as u64, next - at);

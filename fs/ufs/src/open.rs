@@ -50,6 +50,11 @@ fn read_only_reason(sb: &Superblock) -> Option<String> {
             "not unmounted cleanly, with a journal; run fsck_ffs of FreeBSD, which replays it".into(),
         );
     }
+    if sb.is_old {
+        return Some(
+            "UFS1 of a system before 4.4BSD, of SunOS, Solaris, HP-UX or NeXTSTEP, is only read".into(),
+        );
+    }
     if !sb.new_flags {
         return Some("UFS1 without FS_FLAGS_UPDATED, as 4.4BSD made it, is only read".into());
     }

@@ -494,6 +494,7 @@ impl Tx<'_> {
         }
         self.set_root(tree, TreeRoot { bytenr, generation: self.live.transid, level: level as u8 })
     }
+
     /// Drops the last block of a tree that is being dropped, and what it refers to. If other trees use the
     /// block, only this reference to it is dropped. Returns false when the tree has no block left.
     pub(super) fn drop_last_block(&mut self, tree: u64) -> Result<bool> {

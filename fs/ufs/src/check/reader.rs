@@ -102,7 +102,7 @@ impl Reader {
                 let mut at = 0;
                 while at < UNIT_BYTES {
                     let place = unit_at + at as u64;
-                    match entry(unit, at, self.sb.order) {
+                    match entry(unit, at, &self.sb) {
                         Ok((found, next)) => {
                             found.into_iter().for_each(|found| each(place, Ok(found)));
                             at = next;

@@ -91,6 +91,7 @@ impl Dinode {
             return Err("bad check hash; run fsck_ffs of FreeBSD".into());
         }
         let mut inode = match sb.version {
+            Version::Ufs1 if sb.is_old => Self::parse_old(&fields, ino),
             Version::Ufs1 => Self::parse_ufs1(&fields, ino),
             Version::Ufs2 => Self::parse_ufs2(&fields, ino),
         };
@@ -111,6 +112,21 @@ impl Dinode {
             return Err(format!("its extended attributes have {size} bytes, more than two blocks"));
         }
         Ok(Some(inode))
+    }
+
+    /// Decodes an inode of 4.2BSD. Solaris has the owner in 32 bits in another place, if 16 are too few:
+    /// `ic_suid`, `ic_sgid`, `ic_uid` and `ic_gid` of its `struct icommon`.
+    fn parse_old(fields: &Fields<'_>, ino: u32) -> Self {
+        let owner = |short: usize, wide: usize| match (fields.u16(short), fields.u32(wide)) {
+            (u16::MAX, wide) if wide > u16::MAX.into() => wide,
+            (short, _) => short.into(),
+        };
+        let mut inode = Self::parse_ufs1(fields, ino);
+        inode.owner = (owner(4, 116), owner(6, 120));
+        // The second half of a time is free, or counts microseconds. The flags have other meanings.
+        inode.times.iter_mut().for_each(|time| time.nsec = 0);
+        inode.flags = 0;
+        inode
     }
 
     /// Decodes a `struct ufs1_dinode`: mode, links, size, times, pointers, flags, di_blocks, generation,

@@ -1,6 +1,7 @@
 //! Entries of directories.
 
 use super::bytes::{ByteOrder, Fields, FieldsMut};
+use super::superblock::Superblock;
 use ivers_vfs::FileType;
 
 /// Directories consist of units of this size. No entry crosses the end of one, so that a unit is written as
@@ -31,20 +32,43 @@ impl Entry<'_> {
     }
 }
 
+/// Bytes of the units of some older systems. Entries are read in the same way from units of half the size.
+const OLD_UNIT_BYTES: u32 = 1024;
+
+/// How many bytes of a directory are read at once: no entry crosses the end of them, or of the directory.
+pub fn unit_bytes(sb: &Superblock) -> usize {
+    if sb.new_flags { UNIT_BYTES } else { OLD_UNIT_BYTES.min(sb.fragment_size) as usize }
+}
+
 /// Returns the entry at an offset of a unit, and the offset of the next one. `None` stands for free space.
-pub fn entry(unit: &[u8], at: usize, order: ByteOrder) -> Result<(Option<Entry<'_>>, usize), &'static str> {
+pub fn entry<'a>(
+    unit: &'a [u8],
+    at: usize,
+    sb: &Superblock,
+) -> Result<(Option<Entry<'a>>, usize), &'static str> {
+    parse_entry(unit, at, sb.order, sb.is_old)
+}
+
+/// In an old entry the length of the name has two bytes, and there is no type.
+fn parse_entry(
+    unit: &[u8],
+    at: usize,
+    order: ByteOrder,
+    is_old: bool,
+) -> Result<(Option<Entry<'_>>, usize), &'static str> {
     let fields = Fields::new(unit.get(at..).unwrap_or_default(), order);
     let len = usize::from(fields.u16(4));
     let space = unit.len().saturating_sub(at);
     if len < HEADER_BYTES || !len.is_multiple_of(4) || len > space {
         return Err("an entry of a directory has an impossible length");
     }
-    let (ino, kind) = (fields.u32(0), fields.u8(6));
+    let (kind, name_len) = if is_old { (0, fields.u16(6)) } else { (fields.u8(6), fields.u8(7).into()) };
+    let ino = fields.u32(0);
     if ino == 0 || kind == DT_WHT {
         return Ok((None, at + len));
     }
-    let name = fields.bytes().get(HEADER_BYTES..HEADER_BYTES + usize::from(fields.u8(7)));
-    let name = name.filter(|name| HEADER_BYTES + name.len() <= len);
+    let name = fields.bytes().get(HEADER_BYTES..HEADER_BYTES + usize::from(name_len));
+    let name = name.filter(|name| HEADER_BYTES + name.len() <= len && name.len() <= NAME_MAX);
     let name = name.ok_or("a name is longer than its entry")?;
     if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
         return Err("a name is empty, or contains a slash or a zero byte");
@@ -90,8 +114,8 @@ mod tests {
             let len = entry_bytes(NAME_MAX);
             put_entry(&mut unit, long, len, order);
             put_entry(&mut unit[len..], Entry { ino: 0, kind: 0, name: b"" }, UNIT_BYTES - len, order);
-            assert_eq!(entry(&unit, 0, order), Ok((Some(long), len)));
-            assert_eq!(entry(&unit, len, order), Ok((None, UNIT_BYTES)));
+            assert_eq!(parse_entry(&unit, 0, order, false), Ok((Some(long), len)));
+            assert_eq!(parse_entry(&unit, len, order, false), Ok((None, UNIT_BYTES)));
         }
         // The name ends with a zero byte.
         assert_eq!([1, 3, 4].map(entry_bytes), [12, 12, 16]);
@@ -113,7 +137,7 @@ mod tests {
     #[test]
     fn entries_are_decoded() {
         let bytes = unit(&[(2, 12, 4, b"."), (0, 12, 0, b""), (1, 12, 14, b"w"), (7, 476, 8, b"file")]);
-        let decoded = |at| entry(&bytes, at, ByteOrder::Big).unwrap();
+        let decoded = |at| parse_entry(&bytes, at, ByteOrder::Big, false).unwrap();
         let dot = Entry { ino: 2, kind: 4, name: b"." };
         assert_eq!((decoded(0), dot.file_type()), ((Some(dot), 12), Some(FileType::Directory)));
         assert_eq!((decoded(12), decoded(24)), ((None, 24), (None, 36)));
@@ -133,9 +157,9 @@ mod tests {
         ] {
             let mut bytes = unit(&[part]);
             bytes.resize(UNIT_BYTES, 0);
-            let error = entry(&bytes, 0, ByteOrder::Big).unwrap_err();
+            let error = parse_entry(&bytes, 0, ByteOrder::Big, false).unwrap_err();
             assert!(error.contains(word), "{part:?}: {error}");
         }
-        assert!(entry(&[0; 512], 512, ByteOrder::Big).is_err());
+        assert!(parse_entry(&[0; 512], 512, ByteOrder::Big, false).is_err());
     }
 }

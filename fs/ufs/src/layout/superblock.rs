@@ -123,7 +123,7 @@ mod hashed {
 
 /// `fs_old_inodefmt` of 4.4BSD and all later systems.
 pub(crate) const INODEFMT_44: u32 = 2;
-/// `fs_old_postblformat` of groups without fields for their maps.
+/// `fs_old_postblformat` of groups without fields for their maps, in 4.2BSD.
 const POSTBLFORMAT_42: u32 = u32::MAX;
 /// Snapshots that a filesystem can have.
 const SNAPSHOTS_MAX: usize = 20;
@@ -167,6 +167,9 @@ pub struct Counts {
 pub struct Superblock {
     /// The version of the format.
     pub version: Version,
+    /// UFS1 of a system before 4.4BSD, or of one that kept its inodes, such as Solaris: owners have 16 bits,
+    /// times have no nanoseconds, and entries of directories have no type.
+    pub is_old: bool,
     /// The byte order of all numbers.
     pub order: ByteOrder,
     /// The byte of the device at which it is.
@@ -269,8 +272,13 @@ impl Superblock {
         };
         let superblock_bytes = field(at::FS_SBSIZE);
         in_range("fs_sbsize", superblock_bytes.into(), SUPERBLOCK_BYTES as u64, SUPERBLOCK_MAX)?;
-        // UFS1 of 4.4BSD has its flags in a byte, like 4.2BSD.
-        let old_flags = u32::from(fields.u8(at::FS_OLD_FLAGS));
+        let is_old = is_ufs1 && field(at::FS_OLD_INODEFMT) != INODEFMT_44;
+        if is_ufs1 && !is_old && field(at::FS_OLD_POSTBLFORMAT) == POSTBLFORMAT_42 {
+            let what = "UFS1 with inodes of 4.4BSD and groups of 4.2BSD is not supported";
+            return Err(Error::Incompatible(format!("{}: {what} (fs_old_postblformat is -1)", where_())));
+        }
+        // UFS1 of 4.4BSD has its flags in a byte. In older systems the bits have other meanings.
+        let old_flags = if is_old { 0 } else { u32::from(fields.u8(at::FS_OLD_FLAGS)) };
         let moved = !is_ufs1 || old_flags & flags::FS_FLAGS_UPDATED != 0;
         let flags = if moved { field(at::FS_FLAGS) } else { old_flags };
         let metackhash = if flags & flags::FS_METACKHASH != 0 { field(at::FS_METACKHASH) } else { 0 };
@@ -279,18 +287,6 @@ impl Superblock {
             let covered = covered.ok_or_else(|| wrong("it is cut off by the end of the image".into()))?;
             if Fields::new(covered, order).check_hash(at::FS_CKHASH) != field(at::FS_CKHASH) {
                 return Err(wrong("bad check hash; run fsck_ffs of FreeBSD".into()));
-            }
-        }
-        if is_ufs1 {
-            let format = (field(at::FS_OLD_INODEFMT), field(at::FS_OLD_POSTBLFORMAT));
-            if format.0 != INODEFMT_44 || format.1 == POSTBLFORMAT_42 {
-                let what = "UFS1 of another system than 4.4BSD and its successors (4.2BSD, SunOS, Solaris, \
-                            HP-UX, NeXTSTEP) is not supported";
-                return Err(Error::Incompatible(format!(
-                    "{}: {what} (fs_old_inodefmt is {})",
-                    where_(),
-                    format.0 as i32
-                )));
             }
         }
         let block_size = power("fs_bsize", at::FS_BSIZE, 4096, 65536)?;
@@ -344,12 +340,13 @@ impl Superblock {
         in_range("fs_cssize", summary_bytes, least, least.next_multiple_of(block_size.into()))?;
         let summary_frags = summary_bytes.div_ceil(fragment_size.into());
         in_range("fs_csaddr", summary_start, 0, size.saturating_sub(summary_frags))?;
-        let short_link_max = field(at::FS_MAXSYMLINKLEN);
+        // Older systems have other fields in these places.
+        let short_link_max = if is_old { 0 } else { field(at::FS_MAXSYMLINKLEN) };
         in_range("fs_maxsymlinklen", short_link_max.into(), 0, if is_ufs1 { 60 } else { 120 })?;
-        let cluster_lengths = field(at::FS_CONTIGSUMSIZE);
+        let cluster_lengths = if is_old { 0 } else { field(at::FS_CONTIGSUMSIZE) };
         in_range("fs_contigsumsize", cluster_lengths.into(), 0, 16)?;
         // The wider fields of UFS1 are in use if this one has a value. fsck_ffs sets only them.
-        let is_wide = !is_ufs1 || field(at::FS_MAXBSIZE) == block_size;
+        let is_wide = !is_ufs1 || !is_old && field(at::FS_MAXBSIZE) == block_size;
         let total = if is_wide {
             let [dirs, free_blocks, free_inodes, free_frags] =
                 [0, 8, 16, 24].map(|offset| fields.u64(at::FS_CSTOTAL + offset));
@@ -357,7 +354,7 @@ impl Superblock {
         } else {
             Counts::parse(&fields, at::FS_OLD_CSTOTAL)
         };
-        let label = &bytes[at::FS_VOLNAME..at::FS_VOLNAME + 32];
+        let label = if is_old { &[] } else { &bytes[at::FS_VOLNAME..at::FS_VOLNAME + 32] };
         let snapshots = (0..SNAPSHOTS_MAX).map(|nth| field(at::FS_SNAPINUM + nth * 4));
         Ok(Self {
             version,
@@ -381,6 +378,7 @@ impl Superblock {
             cluster_lengths,
             short_link_max,
             total,
+            is_old,
             clean: fields.u8(at::FS_CLEAN) == 1 && flags & flags::FS_UNCLEAN == 0,
             mounted_here: bytes[at::FS_FSMNT..].starts_with(MOUNTED_HERE),
             flags,

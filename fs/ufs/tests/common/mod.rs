@@ -89,6 +89,13 @@ pub fn image_of(kind: &Kind<'_>) -> Vec<u8> {
     fs::read(dir.path().join("image")).unwrap()
 }
 
+/// As [`image_of`], with 10 MiB.
+pub fn small_image_of(kind: &Kind<'static>) -> Vec<u8> {
+    let smaller = |word: &&'static str| if word.ends_with('m') { "10m" } else { *word };
+    let options: Vec<_> = kind.1.iter().map(smaller).collect();
+    image_of(&(kind.0, &options))
+}
+
 /// An image with a small tree, for tests that damage it.
 pub fn small_image(options: &[&str]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();

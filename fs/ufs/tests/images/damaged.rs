@@ -1,6 +1,7 @@
 //! Damaged images: errors name the place, and nothing panics, loops, or takes memory without bound.
 
 use crate::common::*;
+use crate::old::{OLD, old_and_new};
 use ivers_block::{Budget, ByteOffset, CountedDevice, Device, IoCounts, MemDevice, OverlayDevice};
 use ivers_ufs::check::check;
 use ivers_ufs::{OpenOptions, Ufs};
@@ -66,21 +67,6 @@ fn a_wrong_superblock_is_refused_by_its_field() {
     let hash = !crc32c::crc32c(&hashed[SB..end]);
     set(&mut hashed, SB + 1304, 4, hash.into());
     open(memory(&hashed)).unwrap();
-}
-
-#[test]
-fn ufs1_of_other_systems_is_refused_by_name() {
-    if !have_makefs() {
-        return;
-    }
-    let image = small_image(&["-s", "16m", "-o", "version=1"]);
-    for (at, value) in [(1324, u64::from(u32::MAX)), (1324, 0), (1356, u64::from(u32::MAX))] {
-        let mut old = image.clone();
-        set(&mut old, SB + at, 4, value);
-        let error = refusal(&old);
-        assert!(matches!(error, Error::Incompatible(_)), "{error}");
-        assert!(error.to_string().contains("SunOS"), "{error}");
-    }
 }
 
 /// Damages an image, and expects that a call fails with words that name what and where.
@@ -194,8 +180,9 @@ fn damaged_images_never_panic_loop_or_grow() {
     if !have_makefs() {
         return;
     }
-    for (number, (name, options)) in (0u64..).zip(KINDS) {
-        let image = small_image(options);
+    let old = OLD.into_iter().map(|format| (format.0, old_and_new(format).0));
+    let images = KINDS.iter().map(|(name, options)| (*name, small_image(options))).chain(old);
+    for (number, (name, image)) in (0u64..).zip(images) {
         let (base, parts) = (memory(&image), parts(&image));
         let mut opened = 0;
         for round in 0..ROUNDS {

@@ -1,8 +1,10 @@
-//! The kernel's driver in an emulated machine, which only reads, sees what ivers wrote.
+//! The kernel's driver in an emulated machine, which only reads, sees what ivers wrote, and what ivers sees in
+//! images of older systems.
 //!
 //! It looks for the superblock of UFS2 at byte 65536, where makefs does not put it: so its images are UFS1.
 
 use crate::common::*;
+use crate::old::{OLD, old_and_new};
 use crate::sleuthkit::{changed, made};
 use anyhow::{Context, Result, ensure};
 use ivers_oracle::have_programs;
@@ -22,8 +24,8 @@ const MODULES: &[&str] = &["loop", "ufs"];
 const DIGESTS: &str = "export LC_ALL=C; { find . -type f | sort | tr '\\n' '\\0' | xargs -0 md5sum; \
                        find . -type l | sort | while read -r name; do \
                        echo \"$name $(readlink -n \"$name\" | md5sum)\"; done; } | md5sum";
-/// Prints type, permissions, links and size of each file.
-const ATTRIBUTES: &str = "find . | sort | tr '\\n' '\\0' | xargs -0 stat -c '%n %f %h %s'";
+/// Prints type, permissions, links, size and owner of each file.
+const ATTRIBUTES: &str = "find . | sort | tr '\\n' '\\0' | xargs -0 stat -c '%n %f %h %s %u %g'";
 
 /// Copies names and contents to a directory of the host, and returns what [`ATTRIBUTES`] must print.
 fn copy(vfs: &Arc<Vfs>, to: &Path) -> Result<String> {
@@ -60,30 +62,44 @@ fn copy(vfs: &Arc<Vfs>, to: &Path) -> Result<String> {
     lines.sort_by(|one, other| one.0.cmp(&other.0));
     let mut text = String::new();
     for (path, attr) in lines {
-        writeln!(text, "{path} {:x} {} {}", attr.mode(), attr.nlink, attr.size)?;
+        writeln!(text, "{path} {:x} {} {} {} {}", attr.mode(), attr.nlink, attr.size, attr.uid, attr.gid)?;
     }
     Ok(text)
 }
 
-#[test]
-fn the_kernel_reads_what_ivers_wrote() {
+fn can_compare() -> bool {
     let programs: Vec<&str> = machine::PROGRAMS.iter().map(|(program, _)| *program).collect();
     let others = ["makefs", "apt-get", "apt-cache", "dpkg", "md5sum", "sort"];
-    if have_programs(&[&programs[..], &others].concat()) {
-        compare_with_kernel().unwrap();
-    }
+    have_programs(&[&programs[..], &others].concat())
 }
 
-fn compare_with_kernel() -> Result<()> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("a target directory")?;
-    let kernel = Kernel::newest(&target.join("kernel"))?;
-    let root = Initramfs::new()?;
-    let mut expected = Vec::new();
+#[test]
+fn the_kernel_reads_what_ivers_wrote() {
+    if !can_compare() {
+        return;
+    }
     let of_makefs = KINDS.iter().filter(|kind| kind.0.starts_with("ufs1"));
     let of_makefs = of_makefs.map(|kind| (kind.0, "44bsd", changed(kind)));
     let ours =
         [("UFS1 of ivers", "44bsd", made(Version::Ufs1)), ("UFS2 of ivers", "ufs2", made(Version::Ufs2))];
-    for (nth, (name, kind, image)) in of_makefs.chain(ours).enumerate() {
+    compare_with_kernel(of_makefs.chain(ours)).unwrap();
+}
+
+#[test]
+fn the_kernel_sees_the_same_in_images_of_older_systems() {
+    if can_compare() {
+        let images = OLD.map(|format| (format.0, format.0, old_and_new(format).0));
+        compare_with_kernel(images.into_iter()).unwrap();
+    }
+}
+
+/// Compares what ivers and the kernel see in some images: their names, their `ufstype=`, and their bytes.
+fn compare_with_kernel(images: impl Iterator<Item = (&'static str, &'static str, Vec<u8>)>) -> Result<()> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("a target directory")?;
+    let kernel = Kernel::newest(&target.join("kernel"))?;
+    let root = Initramfs::new()?;
+    let mut expected = Vec::new();
+    for (nth, (name, kind, image)) in images.enumerate() {
         let host = tempfile::tempdir()?;
         let (tree, file) = (host.path().join("tree"), host.path().join("image"));
         fs::create_dir(&tree)?;

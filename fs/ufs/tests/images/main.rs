@@ -8,6 +8,7 @@ mod explore;
 mod freebsd;
 mod kernel;
 mod mkfs;
+mod old;
 mod read;
 mod scale;
 mod sleuthkit;

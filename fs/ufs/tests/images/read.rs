@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A tree without times, and without the link counts of directories, which some filesystems do not keep.
-fn comparable(tree: &Tree) -> Tree {
+pub fn comparable(tree: &Tree) -> Tree {
     let short = |line: &str| {
         let line = line.split(" times=").next().unwrap();
         let links = line.split_whitespace().find(|word| word.starts_with("links=")).unwrap();

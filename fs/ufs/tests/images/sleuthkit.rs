@@ -17,9 +17,7 @@ fn readable() -> impl Iterator<Item = &'static Kind<'static>> {
 
 /// Changes a small image at random.
 pub fn changed(kind: &Kind<'static>) -> Vec<u8> {
-    let smaller = |word: &&'static str| if word.ends_with('m') { "10m" } else { *word };
-    let options: Vec<_> = kind.1.iter().map(smaller).collect();
-    change(Arc::new(MemDevice::from_bytes(&image_of(&(kind.0, &options)))))
+    change(Arc::new(MemDevice::from_bytes(&small_image_of(kind))))
 }
 
 /// Makes a small filesystem, and changes it at random.
