@@ -17,8 +17,8 @@ use crate::output::{format, print};
 
 const HELP: &str = "\
 A label has at most 16 bytes on ext2, ext3 and ext4, 11 characters on FAT (stored in upper case), 30 \
-characters on Amiga volumes, and 12 bytes on XFS. An empty NEW removes the label, except on Amiga volumes, \
-which must have one. After a crash the image has the old label or the new one.
+characters on Amiga volumes, 12 bytes on XFS, and 31 bytes on UFS. An empty NEW removes the label, except on \
+Amiga volumes, which must have one. After a crash the image has the old label or the new one.
 
 JSON: path, label.
 

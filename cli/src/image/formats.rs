@@ -181,7 +181,7 @@ pub const FORMATS: &[Format] = &[
         check: |devices, _, memory, place| ivers_ufs::check::check(devices.first, memory, place),
         check_data: None,
         scrub: None,
-        set_label: None,
+        set_label: Some(ivers_ufs::set_label),
         device_id: None,
     },
 ];

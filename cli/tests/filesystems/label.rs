@@ -112,6 +112,39 @@ fn xfs_labels_are_those_of_xfs_admin() {
 }
 
 #[test]
+fn ufs_labels_are_those_of_blkid() {
+    if !ivers_oracle::have_programs(&["blkid", "makefs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, tree) = (dir.path().join("image"), dir.path().join("tree"));
+    std::fs::create_dir(&tree).unwrap();
+    std::fs::write(tree.join("file"), "contents").unwrap();
+    let path = image.to_str().unwrap();
+    let of_makefs = ["-t", "ffs", "-s", "16m", "-o", "version=2", path, tree.to_str().unwrap()];
+    ivers_oracle::run("makefs", of_makefs).unwrap();
+    for made_by_ivers in [false, true] {
+        if made_by_ivers {
+            // With check hashes.
+            let made = ivers(["mkfs", "-qF", "-t", "ufs2", "--size", "16M", path]);
+            assert!(made.status.success(), "{}", said(&made));
+        }
+        labels_are_set(&image, &["first", "a label of thirty-one bytes yes", "", "again"], || {
+            ivers_oracle::said(
+                &ivers_oracle::output("blkid", ["-p", "-s", "LABEL", "-o", "value", path]).unwrap(),
+            )
+            .trim_end()
+            .to_owned()
+        });
+        let checked = ivers(["check", path]);
+        assert!(checked.status.success(), "{}", said(&checked));
+        let (code, said) = label(&image, Some("a label with thirty-two bytes yes"));
+        assert!(code == Some(4) && said.contains("at most 31 bytes"), "{said}");
+        assert_eq!(label(&image, None), (Some(0), "again\n".into()));
+    }
+}
+
+#[test]
 fn amiga_labels_are_in_the_root_block() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");

@@ -14,6 +14,7 @@
 //! | `dir`, `xattr` | reading names; extended attributes |
 //! | `names`, `inode`, `rename` | changing names; making, linking and deleting inodes; renames |
 //! | `open`, `recover`, `driver` | opening; recovery after a crash; the interface to the VFS |
+//! | `label` | setting the label |
 //! | [`check`] | the checker |
 //!
 //! # Locks
@@ -42,6 +43,7 @@ mod driver;
 mod file;
 mod head;
 mod inode;
+mod label;
 pub mod layout;
 mod map;
 pub mod mkfs;
@@ -55,5 +57,6 @@ mod write;
 mod xattr;
 
 pub use head::{PROBE_BYTES, probe};
+pub use label::set_label;
 pub use open::OpenOptions;
 pub use volume::Ufs;

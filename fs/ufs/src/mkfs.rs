@@ -8,8 +8,8 @@ use crate::layout::directory::{DOT_BYTES, Entry, UNIT_BYTES, put_entry};
 use crate::layout::group::{MAGIC as GROUP_MAGIC, at as cg};
 use crate::layout::group_map::GroupMap;
 use crate::layout::superblock::{
-    Counts, GROUP_HEADER_BYTES, INODEFMT_44, MAGIC_UFS1, MAGIC_UFS2, PLACES, ROOT, SUMMARY_BYTES, Superblock,
-    Version, at, flags,
+    Counts, GROUP_HEADER_BYTES, INODEFMT_44, LABEL_MAX, MAGIC_UFS1, MAGIC_UFS2, PLACES, ROOT, SUMMARY_BYTES,
+    Superblock, Version, at, flags,
 };
 use crate::layout::{ByteOrder, FieldsMut};
 use ivers_block::{BlockNo, ByteOffset, Device, write_zeros};
@@ -23,8 +23,6 @@ const SUPERBLOCK_BYTES: u32 = 1376;
 const FRAGS: u32 = 8;
 /// The lengths of clusters of free blocks that groups count.
 const CLUSTER_LENGTHS: u32 = 16;
-/// Longest label in bytes: a zero byte follows it.
-const LABEL_MAX: usize = 31;
 /// Blocks of inodes that a group of UFS2 has from the start.
 const INODE_BLOCKS: u32 = 2;
 /// Sectors, in which old fields count.

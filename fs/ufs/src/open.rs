@@ -29,7 +29,7 @@ pub struct OpenOptions {
 }
 
 /// Returns why a filesystem can only be read, if so.
-fn read_only_reason(sb: &Superblock) -> Option<String> {
+pub(crate) fn read_only_reason(sb: &Superblock) -> Option<String> {
     let unknown = sb.flags & !WRITABLE_FLAGS & !flags::FS_NEEDSFSCK;
     if sb.flags & flags::FS_NEEDSFSCK != 0 {
         return Some("marked as damaged (FS_NEEDSFSCK); run fsck_ffs of FreeBSD".into());

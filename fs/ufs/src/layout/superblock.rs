@@ -14,6 +14,8 @@ const SUPERBLOCK_BYTES: usize = 1376;
 pub const SUMMARY_BYTES: u64 = 16;
 /// Bytes of the descriptor of a group before its bitmaps.
 pub const GROUP_HEADER_BYTES: usize = 168;
+/// Longest label in bytes: a zero byte follows it.
+pub const LABEL_MAX: usize = 31;
 /// Direct pointers of an inode.
 pub const DIRECT: u64 = 12;
 /// The root directory.
@@ -354,7 +356,7 @@ impl Superblock {
         } else {
             Counts::parse(&fields, at::FS_OLD_CSTOTAL)
         };
-        let label = if is_old { &[] } else { &bytes[at::FS_VOLNAME..at::FS_VOLNAME + 32] };
+        let label = if is_old { &[] } else { &bytes[at::FS_VOLNAME..=at::FS_VOLNAME + LABEL_MAX] };
         let snapshots = (0..SNAPSHOTS_MAX).map(|nth| field(at::FS_SNAPINUM + nth * 4));
         Ok(Self {
             version,
