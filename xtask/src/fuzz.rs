@@ -4,6 +4,9 @@ use crate::run;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The longest time of one input, unless the command gives another.
+pub const INPUT_SECONDS: u64 = 10;
+
 /// Returns the targets: the files of `fuzz/fuzz_targets`.
 pub fn targets() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(root().join("fuzz/fuzz_targets"))
@@ -43,9 +46,10 @@ fn nightly() -> bool {
     is_installed
 }
 
-/// Runs one target, or all in turn, for this number of minutes each. Failing inputs are written to
+/// Runs one target, or all in turn, for this number of minutes each. An input that takes longer than
+/// `input_seconds` is a failure. Failing inputs are written to
 /// `fuzz/artifacts/TARGET`: commit them to `testing/fuzz-targets/regressions/TARGET` together with the fix.
-pub fn fuzz(only: Option<&str>, minutes: u64) -> bool {
+pub fn fuzz(only: Option<&str>, minutes: u64, input_seconds: u64) -> bool {
     let targets = targets();
     if let Some(name) = only
         && !targets.iter().any(|target| target == name)
@@ -59,7 +63,7 @@ pub fn fuzz(only: Option<&str>, minutes: u64) -> bool {
         && targets
             .iter()
             .filter(|target| only.is_none_or(|name| *target == name))
-            .all(|target| one(&program, target, minutes))
+            .all(|target| one(&program, target, minutes, input_seconds))
 }
 
 /// Writes the generated inputs into a corpus: a directory for each target.
@@ -69,7 +73,8 @@ pub fn write_inputs(corpus: &Path) -> bool {
     run("fuzz inputs", "cargo", &args, &[])
 }
 
-fn one(program: &Path, target: &str, minutes: u64) -> bool {
+fn one(program: &Path, target: &str, minutes: u64, input_seconds: u64) -> bool {
+    let timeout = format!("-timeout={input_seconds}");
     let seconds = format!("-max_total_time={}", minutes * 60);
     let committed = format!("testing/fuzz-targets/corpus/{target}");
     let failed = format!("testing/fuzz-targets/regressions/{target}");
@@ -84,7 +89,7 @@ fn one(program: &Path, target: &str, minutes: u64) -> bool {
     );
     // Several requests need a longer input than one; damage to an image needs few bytes.
     let max_len = if target.starts_with("nfs_") { "-max_len=2000" } else { "-max_len=1200" };
-    args.extend(["--", "-timeout=10", "-rss_limit_mb=1024", max_len, "-print_final_stats=1", &seconds]);
+    args.extend(["--", &timeout, "-rss_limit_mb=1024", max_len, "-print_final_stats=1", &seconds]);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let tools = program.parent().map(Path::to_owned).unwrap_or_default();
     let path =

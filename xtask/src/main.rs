@@ -274,6 +274,9 @@ enum Task {
         /// Minutes per target
         #[arg(long, default_value_t = 10)]
         minutes: u64,
+        /// The longest time of one input in seconds; set it higher on a machine that stops processes
+        #[arg(long, default_value_t = fuzz::INPUT_SECONDS)]
+        input_seconds: u64,
         /// Only write the generated inputs of all targets into this directory
         #[arg(long, value_name = "DIR", alias = "seed-corpus", conflicts_with = "target")]
         write_corpus: Option<PathBuf>,
@@ -333,6 +336,8 @@ fn main() -> ExitCode {
                 && nfs_client::speed::nfs_client_speed(&options)
         }
         Task::Fuzz { write_corpus: Some(dir), .. } => fuzz::write_inputs(&dir),
-        Task::Fuzz { target, minutes, .. } => fuzz::fuzz(target.as_deref(), minutes),
+        Task::Fuzz { target, minutes, input_seconds, .. } => {
+            fuzz::fuzz(target.as_deref(), minutes, input_seconds)
+        },
     })
 }

@@ -28,7 +28,7 @@ pub(crate) const STEPS: [(&str, Step); 18] = [
     ("kmod", kmod::kmod),
     ("nfs", nfs::nfs),
     ("nfs_client", nfs_client::nfs_client),
-    ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
+    ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES, fuzz::INPUT_SECONDS)),
     ("release", release::release),
 ];
 

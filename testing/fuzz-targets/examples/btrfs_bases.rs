@@ -30,6 +30,7 @@ fallocate -l 64k prealloc; echo text | dd of=prealloc bs=4096 seek=3 conv=notrun
 touch nocow; chattr +C nocow; head -c 9000 /dev/urandom > nocow
 for how in zlib lzo zstd; do
     touch $how; btrfs property set $how compression $how; seq 40000 > $how
+    touch short-$how; btrfs property set short-$how compression $how; seq 800 > short-$how
 done
 truncate -s 8m fragments
 for i in $(seq 0 2 60); do echo text | dd of=fragments bs=4096 seek=$i conv=notrunc status=none; done

@@ -84,6 +84,7 @@ pub const TARGETS: &[Target] = &[
     btrfs("btrfs_trees", |input| btrfs::run(input, BTRFS_TREES), BTRFS_TREES),
     btrfs("btrfs_files", |input| btrfs::run(input, BTRFS_FILES), BTRFS_FILES),
     btrfs("btrfs_space", |input| btrfs::run(input, BTRFS_SPACE), BTRFS_SPACE),
+    btrfs("btrfs_compressed", |input| btrfs::run(input, BTRFS_COMPRESSED), BTRFS_COMPRESSED),
     btrfs("btrfs_log", |input| btrfs::run(input, btrfs::Class::OF_LOGS), btrfs::Class::OF_LOGS),
     other("partitions", 4096, partitions::run),
     other("saved_state", 4096, plain::saved_state),
@@ -137,6 +138,7 @@ const BTRFS_FILES: &[btrfs::Class] = &[
     btrfs::Class::FileExtent,
     btrfs::Class::Checksums,
 ];
+const BTRFS_COMPRESSED: &[btrfs::Class] = &[btrfs::Class::Compressed, btrfs::Class::FileExtent];
 const BTRFS_SPACE: &[btrfs::Class] =
     &[btrfs::Class::Extent, btrfs::Class::Group, btrfs::Class::FreeSpace, btrfs::Class::Chunk];
 

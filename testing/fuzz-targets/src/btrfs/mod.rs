@@ -12,7 +12,7 @@ use crate::work::{driver_options, mount_twice, on_vfs};
 use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_btrfs::{Btrfs, OpenOptions};
 use ivers_vfs::Vfs;
-use place::{SUPER, SUPER_BYTES};
+use place::{SECTOR_BYTES, SUPER, SUPER_BYTES, Sums};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
@@ -23,6 +23,7 @@ pub struct Base {
     /// The structures of the image.
     pub places: HashMap<Class, Vec<Place>>,
     node_size: usize,
+    sums: Sums,
 }
 
 /// The images of `examples/btrfs_bases.rs`: a tree with every kind of file and snapshots, and the same tree
@@ -48,7 +49,8 @@ pub fn bases(classes: &[Class]) -> &'static [Base] {
 fn load(packed: &[u8]) -> Base {
     let image = unpack(packed);
     let node_size = crate::place::le32(&image, SUPER + 0x94) as usize;
-    Base { device: Arc::new(MemDevice::from_bytes(&image)), places: place::places(&image), node_size }
+    let (places, sums) = place::places(&image);
+    Base { device: Arc::new(MemDevice::from_bytes(&image)), places, node_size, sums }
 }
 
 impl Sealed<Class> for Base {
@@ -60,12 +62,35 @@ impl Sealed<Class> for Base {
         &self.places
     }
 
-    fn seal(&self, device: &dyn Device, _class: Class, place: &Place) {
-        let size = if place.slot == SUPER as u64 { SUPER_BYTES } else { self.node_size };
+    fn seal(&self, device: &dyn Device, class: Class, place: &Place) {
+        if class == Class::Compressed {
+            self.seal_data(device, place);
+            return;
+        }
+        self.seal_block(device, place.slot);
+    }
+}
+
+impl Base {
+    /// Corrects the checksum of the superblock or of a block of a tree.
+    fn seal_block(&self, device: &dyn Device, at: u64) {
+        let size = if at == SUPER as u64 { SUPER_BYTES } else { self.node_size };
         let mut block = vec![0; size];
-        device.read_at(ByteOffset(place.slot), &mut block).expect("places lie in the image");
+        device.read_at(ByteOffset(at), &mut block).expect("places lie in the image");
         let sum = crc32c::crc32c(&block[32..]);
-        device.write_at(ByteOffset(place.slot), &sum.to_le_bytes()).expect("places lie in the image");
+        device.write_at(ByteOffset(at), &sum.to_le_bytes()).expect("places lie in the image");
+    }
+
+    /// Corrects the checksums of the sectors of an extent.
+    fn seal_data(&self, device: &dyn Device, place: &Place) {
+        for sector in (place.at..place.at + place.len as u64).step_by(SECTOR_BYTES) {
+            let (sum_at, leaf) = self.sums[&sector];
+            let mut bytes = [0; SECTOR_BYTES];
+            device.read_at(ByteOffset(sector), &mut bytes).expect("places lie in the image");
+            let sum = crc32c::crc32c(&bytes);
+            device.write_at(ByteOffset(sum_at), &sum.to_le_bytes()).expect("places lie in the image");
+            self.seal_block(device, leaf);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The positions of the structures of a valid btrfs image. The images are our own, so nothing is validated.
 
 use crate::place::{Place, le32};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The position of the superblock.
 pub(super) const SUPER: usize = 64 << 10;
@@ -13,6 +13,8 @@ const ITEM_BYTES: usize = 25;
 const POINTER_BYTES: usize = 33;
 const KEY_BYTES: usize = 17;
 
+const FILE_EXTENT: u8 = 108;
+const CHECKSUMS: u8 = 128;
 const ROOT_ITEM: u8 = 132;
 const CHUNK_ITEM: u8 = 228;
 
@@ -49,6 +51,8 @@ pub enum Class {
     FreeSpace,
     /// A chunk, or an extent of a device.
     Chunk,
+    /// The compressed bytes of an extent outside the trees.
+    Compressed,
     /// The header, pointers or item table of a block of a log tree.
     LogBlock,
     /// An item of a log tree.
@@ -76,6 +80,7 @@ impl Class {
         Class::Group,
         Class::FreeSpace,
         Class::Chunk,
+        Class::Compressed,
     ];
 
     /// Returns the class of an item's data, by the type in its key.
@@ -84,8 +89,8 @@ impl Class {
             1 => Class::Inode,
             12 | 13 | 72 | 84 | 96 => Class::Name,
             24 => Class::Attribute,
-            108 => Class::FileExtent,
-            128 => Class::Checksums,
+            FILE_EXTENT => Class::FileExtent,
+            CHECKSUMS => Class::Checksums,
             ROOT_ITEM | 144 | 156 => Class::Root,
             168..=184 => Class::Extent,
             192 => Class::Group,
@@ -100,6 +105,13 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from(le32(bytes, at)) | u64::from(le32(bytes, at + 4)) << 32
 }
 
+/// The bytes that a checksum of data covers, and the bytes of the checksum.
+pub(super) const SECTOR_BYTES: usize = 4096;
+const SUM_BYTES: usize = 4;
+
+/// Where the checksum of a sector is: its position, and the position of its leaf.
+pub(super) type Sums = HashMap<u64, (u64, u64)>;
+
 struct Finder<'a> {
     image: &'a [u8],
     node_size: usize,
@@ -109,14 +121,28 @@ struct Finder<'a> {
     /// The tree is a log tree.
     in_log: bool,
     found: HashMap<Class, Vec<Place>>,
+    /// By the position of the sector.
+    sums: Sums,
+    /// The address and length of each compressed extent outside the trees.
+    compressed: BTreeSet<(u64, usize)>,
 }
 
-/// Returns the structures of an image with one device and one copy of everything, by class.
-pub(super) fn places(image: &[u8]) -> HashMap<Class, Vec<Place>> {
+/// Returns the structures of an image with one device and one copy of everything, by class, and the checksums
+/// of its data.
+pub(super) fn places(image: &[u8]) -> (HashMap<Class, Vec<Place>>, Sums) {
     let superblock = &image[SUPER..SUPER + SUPER_BYTES];
     let node_size = le32(superblock, 0x94) as usize;
     let (chunks, seen) = (Vec::new(), HashSet::new());
-    let mut finder = Finder { image, node_size, chunks, seen, in_log: false, found: HashMap::new() };
+    let mut finder = Finder {
+        image,
+        node_size,
+        chunks,
+        seen,
+        in_log: false,
+        found: HashMap::new(),
+        sums: Sums::new(),
+        compressed: BTreeSet::new(),
+    };
     finder.add(Class::Superblock, SUPER, 0x32b, SUPER);
     let (array, len) = (SUPER + 0x32b, le32(superblock, 0xa0) as usize);
     finder.add(Class::ChunkArray, array, len, SUPER);
@@ -132,7 +158,14 @@ pub(super) fn places(image: &[u8]) -> HashMap<Class, Vec<Place>> {
         finder.in_log = true;
         finder.tree(log);
     }
-    finder.found
+    for (address, len) in std::mem::take(&mut finder.compressed) {
+        let at = finder.position(address);
+        // Data of a log tree has its checksums there.
+        let Some(&(_, leaf)) = finder.sums.get(&(at as u64)) else { continue };
+        let place = Place { at: at as u64, len, owner: 0, slot: leaf };
+        finder.found.entry(Class::Compressed).or_default().push(place);
+    }
+    (finder.found, finder.sums)
 }
 
 impl Finder<'_> {
@@ -155,14 +188,19 @@ impl Finder<'_> {
         stripes.into()
     }
 
+    /// Returns where on the device an address is.
+    fn position(&self, address: u64) -> usize {
+        let is_in = |(start, len, _): &&(u64, u64, usize)| (*start..start + len).contains(&address);
+        let (start, _, place) = *self.chunks.iter().find(is_in).expect("an address is in a chunk");
+        place + (address - start) as usize
+    }
+
     /// Adds the block at an address and all blocks below it.
     fn tree(&mut self, address: u64) {
         if !self.seen.insert(address) {
             return;
         }
-        let is_in = |(start, len, _): &&(u64, u64, usize)| (*start..start + len).contains(&address);
-        let (start, _, place) = *self.chunks.iter().find(is_in).expect("an address is in a chunk");
-        let block = place + (address - start) as usize;
+        let block = self.position(address);
         let image = self.image;
         let bytes = &image[block..block + self.node_size];
         let (count, level) = (le32(bytes, 0x60) as usize, bytes[0x64]);
@@ -188,6 +226,18 @@ impl Finder<'_> {
                     self.add_chunk(le64(bytes, item + 9), block + at);
                 }
                 ROOT_ITEM => self.tree(le64(bytes, at + 176)),
+                CHECKSUMS => {
+                    let first = self.position(le64(bytes, item + 9));
+                    for number in 0..len / SUM_BYTES {
+                        let sum = (block + at + number * SUM_BYTES) as u64;
+                        self.sums.insert((first + number * SECTOR_BYTES) as u64, (sum, block as u64));
+                    }
+                }
+                // Neither inline nor uncompressed.
+                FILE_EXTENT if bytes[at + 16] != 0 && bytes[at + 20] != 0 => {
+                    let (address, on_disk) = (le64(bytes, at + 21), le64(bytes, at + 29));
+                    self.compressed.insert((address, on_disk as usize));
+                }
                 _ => {}
             }
         }

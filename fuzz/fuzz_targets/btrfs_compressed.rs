@@ -1,0 +1,3 @@
+#![no_main]
+
+ivers_fuzz::target!("btrfs_compressed");
