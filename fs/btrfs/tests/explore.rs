@@ -8,11 +8,11 @@ use ivers_block::{Device, MemDevice};
 use ivers_btrfs::{Btrfs, CompressWith, OpenOptions};
 use ivers_crash::{Promises, Repaired, Target, Workload, explore_kinds};
 use ivers_oracle::LoopMount;
-use ivers_oracle::btrfs::{Loops, with_array};
+use ivers_oracle::btrfs::Loops;
 use ivers_oracle::kernel::{self, may_loop_mount};
 use ivers_vfs::{DriverOptions, FileSystem};
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A kind of image.
@@ -55,25 +55,14 @@ const KINDS: &[Kind] = &[
 static ONE_ARRAY: Mutex<()> = Mutex::new(());
 
 impl Kind {
-    /// Writes the devices, which lie one after the other in an image, to images of their own. Runs something
-    /// with them, and writes them back.
+    /// Runs something with loop devices for the devices, which lie one after the other in an image.
     fn with_array<T>(
         &self,
         image: &Path,
-        run: impl FnOnce(&[PathBuf]) -> anyhow::Result<T>,
+        run: impl FnOnce(&Loops) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let _alone = ONE_ARRAY.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = tempfile::tempdir()?;
-        let bytes = ivers_oracle::read_image(image)?;
-        let mut paths = Vec::new();
-        for (number, part) in bytes.chunks(self.mib << 20).enumerate() {
-            paths.push(dir.path().join(number.to_string()));
-            std::fs::write(&paths[number], part)?;
-        }
-        let result = run(&paths)?;
-        let parts = paths.iter().map(std::fs::read).collect::<std::io::Result<Vec<_>>>()?;
-        std::fs::write(image, parts.concat())?;
-        Ok(result)
+        run(&Loops::attach_parts(image, self.devices as u64)?)
     }
 }
 
@@ -87,8 +76,7 @@ impl Target for Kind {
         let image = dir.path().join("image");
         if self.devices > 1 {
             std::fs::write(&image, vec![0xa6; (self.devices * self.mib) << 20])?;
-            self.with_array(&image, |paths| {
-                let loops = Loops::attach(paths)?;
+            self.with_array(&image, |loops| {
                 let args = ["-q", "-f", "-K"].into_iter().chain(self.mkfs.iter().copied()).map(str::to_owned);
                 ivers_oracle::run("mkfs.btrfs", args.chain(loops.names())).map(drop)
             })?;
@@ -138,7 +126,7 @@ impl Target for Kind {
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
         if self.devices > 1 {
-            return self.with_array(image, ivers_oracle::btrfs::judge_array);
+            return self.with_array(image, Loops::judge);
         }
         // Without `--force` it checks what each loop device mounts, and fails if another test has just
         // detached one.
@@ -154,7 +142,7 @@ impl Target for Kind {
     fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
         match self.devices {
             1 => LoopMount::new(image, "")?.unmount()?,
-            _ => self.with_array(image, |paths| with_array(paths, "rw", |_| Ok(())))?,
+            _ => self.with_array(image, |loops| loops.mounted("rw", |_| Ok(())))?,
         }
         self.check(image)?;
         Ok(Repaired::Whole)
@@ -162,7 +150,7 @@ impl Target for Kind {
 
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
         if self.devices > 1 {
-            return Some(self.with_array(image, |paths| with_array(paths, "rw", |_| Ok(()))));
+            return Some(self.with_array(image, |loops| loops.mounted("rw", |_| Ok(()))));
         }
         kernel::recovers(image, "")
     }
@@ -173,7 +161,7 @@ impl Target for Kind {
         look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
     ) -> Option<anyhow::Result<()>> {
         if self.devices > 1 {
-            return Some(self.with_array(image, |paths| with_array(paths, "ro", look)));
+            return Some(self.with_array(image, |loops| loops.mounted("ro", look)));
         }
         kernel::shows(image, "ro", look)
     }

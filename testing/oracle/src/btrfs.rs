@@ -54,6 +54,14 @@ impl Loops {
         Ok(Self(images.iter().map(attach).collect::<Result<_>>()?))
     }
 
+    /// Attaches loop devices to the parts of an image that has so many devices of equal size, one after the
+    /// other.
+    pub fn attach_parts(image: &Path, devices: u64) -> Result<Self> {
+        let bytes = std::fs::metadata(image)?.len() / devices;
+        let attach = |number| LoopDevice::attach_part(image, number * bytes..(number + 1) * bytes);
+        Ok(Self((0..devices).map(attach).collect::<Result<_>>()?))
+    }
+
     /// Their names.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().map(|device| device.name().to_owned()).collect()
@@ -62,6 +70,35 @@ impl Loops {
     /// Makes the kernel and btrfs-progs know them as one array.
     pub fn scan(&self) -> Result<()> {
         self.0.iter().try_for_each(|device| crate::run("btrfs", ["device", "scan", device.name()]).map(drop))
+    }
+
+    /// As [`judge`], for the filesystem on them.
+    pub fn judge(&self) -> Result<()> {
+        // It looks at all devices, and misses some if loop devices of other tests come and go.
+        const TRIES: usize = 50;
+        self.scan()?;
+        let first = self.0[0].name();
+        let mut judged = judge(Path::new(first));
+        for _ in 1..TRIES {
+            match &judged {
+                Err(error) if format!("{error:#}").contains("is missing") => {}
+                _ => break,
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            judged = judge(Path::new(first));
+        }
+        judged
+    }
+
+    /// Runs something with the filesystem on them mounted by Linux.
+    pub fn mounted<T>(&self, options: &str, run: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        self.scan()?;
+        let dir = tempfile::tempdir()?;
+        let first = self.0[0].name();
+        crate::run("mount", [OsStr::new("-o"), options.as_ref(), first.as_ref(), dir.path().as_ref()])?;
+        let result = run(dir.path());
+        crate::run("umount", [dir.path()])?;
+        result
     }
 }
 
@@ -76,35 +113,12 @@ impl Drop for Loops {
 
 /// As [`judge`], for the images of a filesystem with several devices.
 pub fn judge_array(images: &[PathBuf]) -> Result<()> {
-    // It looks at all devices, and misses some if loop devices of other tests come and go.
-    const TRIES: usize = 50;
-    let loops = Loops::attach(images)?;
-    loops.scan()?;
-    let first = &loops.names()[0];
-    let mut judged = judge(Path::new(first));
-    for _ in 1..TRIES {
-        match &judged {
-            Err(error) if format!("{error:#}").contains("is missing") => {}
-            _ => break,
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        judged = judge(Path::new(first));
-    }
-    judged
+    Loops::attach(images)?.judge()
 }
 
 /// Runs something with a filesystem of several devices mounted by Linux.
 pub fn with_array<T>(images: &[PathBuf], options: &str, run: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-    let loops = Loops::attach(images)?;
-    loops.scan()?;
-    let dir = tempfile::tempdir()?;
-    crate::run(
-        "mount",
-        [OsStr::new("-o"), options.as_ref(), loops.names()[0].as_ref(), dir.path().as_ref()],
-    )?;
-    let result = run(dir.path());
-    crate::run("umount", [dir.path()])?;
-    result
+    Loops::attach(images)?.mounted(options, run)
 }
 
 /// What Linux does to a filesystem: new files of several sizes, names, attributes, a snapshot, removals.

@@ -1,6 +1,7 @@
 //! Loop mounts by the kernel's own driver.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
@@ -55,6 +56,17 @@ impl LoopDevice {
         let mut args = vec![OsStr::new("--find"), "--show".as_ref()];
         args.extend(read_only.then_some(OsStr::new("--read-only")));
         args.push(image.as_ref());
+        Self::attached(&args)
+    }
+
+    /// Attaches these bytes of an image to a free loop device.
+    pub fn attach_part(image: &Path, part: Range<u64>) -> Result<Self> {
+        let (offset, len) = (part.start.to_string(), (part.end - part.start).to_string());
+        let words = ["--find", "--show", "--offset", &offset, "--sizelimit", &len].map(OsStr::new);
+        Self::attached(&[&words[..], &[image.as_os_str()]].concat())
+    }
+
+    fn attached(args: &[&OsStr]) -> Result<Self> {
         let attached = crate::run("losetup", args)?;
         Ok(Self(String::from_utf8(attached.stdout)?.trim().to_owned()))
     }
