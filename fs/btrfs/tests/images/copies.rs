@@ -5,8 +5,11 @@ use crate::common::fill::fill;
 use crate::common::*;
 use ivers_block::{ByteOffset, Device, OverlayDevice};
 use ivers_btrfs::OpenOptions;
+use ivers_oracle::btrfs_fields::BtrfsImage;
 use ivers_vfs::*;
 use std::sync::Arc;
+
+const SECTOR: usize = 4096;
 
 fn filled(dir: &std::path::Path, name: &str) -> Images {
     let kind = KINDS.iter().find(|kind| kind.name == name).unwrap();
@@ -118,6 +121,61 @@ fn without_another_copy_an_error_names_the_block() {
         }
     }
     assert!(refused > 10, "{refused}");
+}
+
+/// Reads each sector of each file from a good and a bad image: equal bytes, or an error that names the place.
+/// Returns the number of errors and of equal sectors.
+fn compare_sectors(good: &Arc<Vfs>, bad: &Arc<Vfs>) -> (usize, usize) {
+    let cred = Cred::root();
+    let (mut errors, mut equal) = (0, 0);
+    for path in our_tree(good, false).unwrap().into_keys() {
+        let file = good.resolve(&cred, &path, false).unwrap();
+        let other = bad.resolve(&cred, &path, false).unwrap();
+        let content =
+            if file.kind == FileType::Regular { read_all(good, &file).unwrap() } else { Vec::new() };
+        for (number, right) in content.chunks(SECTOR).enumerate() {
+            let mut bytes = vec![0; right.len()];
+            match bad.read(&cred, &other, (number * SECTOR) as u64, &mut bytes) {
+                Ok(count) => {
+                    assert!(count == right.len() && bytes == right, "{path}, sector {number}: wrong bytes");
+                    equal += 1;
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    let is_named =
+                        ["bad checksum", "address", "inode"].iter().all(|word| said.contains(word));
+                    assert!(matches!(error, Error::FileData(_)) && is_named, "{path}: {error:?}: {said}");
+                    errors += 1;
+                }
+            }
+        }
+    }
+    (errors, equal)
+}
+
+#[test]
+fn with_one_copy_nothing_wrong_is_read_of_a_thousand_bad_sectors() {
+    const BAD: usize = 1000;
+    if !can_fill() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let good = filled(dir.path(), "all single").bytes().remove(0);
+    let image = BtrfsImage::parse(good.clone());
+    let sums = image.items.iter().filter(|item| item.tree == 7 && item.key.1 == 128);
+    let sectors: Vec<u64> = sums
+        .flat_map(|item| (0..item.data.len() as u64 / 4).map(|number| item.key.2 + number * SECTOR as u64))
+        .collect();
+    // Two of three, so that good sectors lie between them.
+    let bad: Vec<u64> = sectors.chunks(3).flat_map(|three| &three[..three.len().min(2)]).copied().collect();
+    assert!(bad.len() >= BAD, "{} of {} sectors", bad.len(), sectors.len());
+    let mut damaged = good.clone();
+    for (number, address) in bad.iter().take(BAD).enumerate() {
+        damaged[image.places(*address)[0] + number * 37 % SECTOR] ^= 1 << (number % 8);
+    }
+    let (errors, equal) = compare_sectors(&vfs_of(&good), &vfs_of(&damaged));
+    // Some extents are in several files, and parts of some in none.
+    assert!(errors >= BAD / 2 && equal >= BAD / 2, "{errors} errors, {equal} equal sectors");
 }
 
 fn vfs_of(bytes: &[u8]) -> Arc<Vfs> {
