@@ -338,6 +338,6 @@ fn main() -> ExitCode {
         Task::Fuzz { write_corpus: Some(dir), .. } => fuzz::write_inputs(&dir),
         Task::Fuzz { target, minutes, input_seconds, .. } => {
             fuzz::fuzz(target.as_deref(), minutes, input_seconds)
-        },
+        }
     })
 }

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// A part of the names of the crash explorer's tests.
+const OWN_TESTS: &str = "no_crash_point";
+
 /// A test that must detect mutants.
 struct Harness {
     /// The directory of the patches. The patches in a subdirectory are for the test of that name only.
@@ -37,7 +40,7 @@ struct Harness {
 const HARNESSES: [Harness; 5] = [
     Harness {
         patches: "testing/crash/mutants",
-        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", "no_crash_point"],
+        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", OWN_TESTS],
         flags: None,
         target: "target",
         effort: "IVERS_CRASH_STATES",
@@ -60,7 +63,7 @@ const HARNESSES: [Harness; 5] = [
             "explore",
             "--",
             "--nocapture",
-            "no_crash_point",
+            OWN_TESTS,
         ],
         flags: None,
         target: "target",
@@ -82,10 +85,12 @@ const HARNESSES: [Harness; 5] = [
             "--test",
             "explore",
             "--test",
+            "images",
+            "--test",
             "subvolumes",
             "--",
             "--nocapture",
-            "no_crash_point",
+            OWN_TESTS,
         ],
         flags: None,
         target: "target",
@@ -215,7 +220,9 @@ impl Harness {
     /// Runs the test in the scratch tree.
     fn look(&self, scratch: &Path, effort: u64, test: Option<&str>) -> Verdict {
         let mut command = crate::cargo();
-        command.args(self.args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
+        // The name of a test replaces that of the harness's own tests.
+        let args = self.args.iter().filter(|word| test.is_none() || **word != OWN_TESTS);
+        command.args(args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
         command.env(self.effort, effort.to_string()).envs(self.env.iter().copied());
         if let Some(flags) = self.flags {
             command.env("RUSTFLAGS", flags);

@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 const DEVICES: usize = 2;
 
+/// `cargo xtask mutants` looks for this text.
+const BROKEN: &str = "the contract was broken";
+
 /// Where the generation of the first superblock is.
 const GENERATION: u64 = SUPER as u64 + 0x48;
 
@@ -90,8 +93,10 @@ fn a_device_that_only_lacks_the_last_superblock_is_used_and_gets_it() {
         let next = Arc::new(FaultDevice::new(state));
         let vfs = mount_devices(parts(next.clone(), DEVICES), OpenOptions::default());
         assert_eq!(numbers(&vfs), before);
-        let made = generations(&next.image(1).unwrap());
-        assert_eq!(made, [newest, newest], "after the first write");
+        let made = Arc::new(next.image(1).unwrap());
+        assert_eq!(generations(&*made), [newest, newest], "{BROKEN}: after the first write");
+        let opened = open(parts(made, DEVICES), reading()).map(drop);
+        assert!(opened.is_ok(), "{BROKEN}: after the first write: {opened:?}");
         let root = vfs.root().unwrap();
         vfs.create(&Cred::root(), &root, b"more", &CreateSpec::file(0o600), false).unwrap();
         vfs.unmount().unwrap();
@@ -134,7 +139,9 @@ fn a_device_that_missed_the_last_commit_is_not_used() {
         }
         let found = generations(&*state);
         assert_eq!(found[0], found[1] + 1);
-        let refused = open(parts(state.clone(), DEVICES), reading()).err().unwrap().to_string();
+        let opened = open(parts(state.clone(), DEVICES), reading());
+        assert!(opened.is_err(), "{BROKEN}: a device without the last commit is used");
+        let refused = opened.err().unwrap().to_string();
         assert!(refused.contains("older than the others"), "{refused}");
         let degraded = OpenOptions { degraded: true, ..reading() };
         let vfs = open(parts(state, DEVICES), degraded).unwrap();
