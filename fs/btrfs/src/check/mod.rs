@@ -87,7 +87,8 @@ pub fn check(
         Err(found) => return Ok(found),
     };
     if checker.forest.volume.sb.has_log() {
-        let what = "the log tree, which fsync leaves before a crash, is not checked: the last commit is";
+        let what = "the log tree, which fsync leaves before a crash, is not checked but for its root block: \
+            the last commit is";
         checker.found.note(what);
     }
     checker.run(options)?;
@@ -149,8 +150,10 @@ impl Checker {
         self.check_root_tree(&first[0])?;
         let devices = self.check_chunk_tree(&first[1])?;
         self.check_device_tree(&devices)?;
-        if ro_compat.contains(RoCompat::BLOCK_GROUP_TREE) {
-            self.walk_by_id(object::BLOCK_GROUP_TREE, &mut GroupTree)?;
+        if ro_compat.contains(RoCompat::BLOCK_GROUP_TREE)
+            && self.walk_by_id(object::BLOCK_GROUP_TREE, &mut GroupTree)?.is_none()
+        {
+            self.bad("tree-missing", Place::filesystem(), "there is no block-group tree");
         }
         self.check_groups();
         self.check_free_space()?;
@@ -159,6 +162,7 @@ impl Checker {
         self.check_trees(incompat)?;
         self.check_subvolume_names();
         self.check_superblocks(&devices)?;
+        self.check_log_root()?;
         self.compare_references(first)?;
         if self.orphans > 0 {
             self.found.note(format!("{} inodes without a name: the next mount removes them", self.orphans));

@@ -155,6 +155,7 @@ pub(super) fn tree_name(tree: u64) -> String {
         object::UUID_TREE => "the UUID tree".into(),
         object::FREE_SPACE_TREE => "the free-space tree".into(),
         object::BLOCK_GROUP_TREE => "the block-group tree".into(),
+        object::TREE_LOG => "the log tree".into(),
         object::DATA_RELOCATION => "the tree of data relocation".into(),
         other => format!("subvolume {other}"),
     }

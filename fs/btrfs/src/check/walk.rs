@@ -1,8 +1,9 @@
 //! Walks of trees. A walk reads all copies of every block, and checks them against the pointer to the block.
 
 use super::state::{Checker, Root, tree_name};
-use crate::layout::key::Key;
+use crate::layout::key::{Key, object};
 use crate::layout::node::{Expected, Node};
+use crate::layout::superblock::TreeRoot;
 use crate::tree::Tree;
 use crate::volume::BadCopy;
 use ivers_vfs::check::Place;
@@ -105,6 +106,20 @@ impl Checker {
             }
         }
         Ok(right)
+    }
+
+    /// Reads the root block of the log tree. The other blocks of logs are not checked.
+    pub(super) fn check_log_root(&mut self) -> Result<()> {
+        let sb = &self.forest.volume.sb;
+        if !sb.has_log() {
+            return Ok(());
+        }
+        let TreeRoot { bytenr, level, .. } = sb.log_root;
+        // An fsync writes it before the commit that it belongs to.
+        let generation = sb.generation.saturating_add(1);
+        let tree = object::TREE_LOG;
+        let expected = Expected { bytenr, generation, level, tree, first: None, below: None };
+        self.read_block(&expected, true).map(drop)
     }
 
     /// Walks a tree. Returns whether all of it could be read.

@@ -131,6 +131,8 @@ const PLANTED: &[(&str, &[&str], Plant)] = &[
     }),
     ("bytes_used of the superblock", &["superblock-field-wrong"], |image| super_field(image, 0x78, 0x10)),
     ("more devices in the superblock", &["superblock-field-wrong"], |image| super_field(image, 0x88, 2)),
+    ("a feature without its tree", &["tree-missing"], |image| super_field(image, 0xb4, 8)),
+    ("a log tree that is not there", &["block-invalid"], |image| super_field(image, 0x61, 0x10)),
     ("a copy of the superblock", &["superblock-copy-wrong"], |image| image.bytes[(64 << 20) + 300] ^= 1),
     ("link count", &["link-count-wrong"], |image| {
         let found = item(image, FS, 1, is_file);
