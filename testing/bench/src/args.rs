@@ -86,9 +86,9 @@ const HELP: &str = "\
 In-process rows compare eager (old), lazy (new) and off (none), and as root the kernel's driver on an equal \
 image. With --fuse: `ivers mount`, fuse2fs and, as root, \
 the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: the cost of \
-FUSE itself) on equal images; also `ivers mount` and the kernel on images of XFS. All contenders take turns. \
-Contenders that are missing are listed with the reason. The passthrough is compiled from libfuse3-dev and \
-kept in ivers/peers under $XDG_CACHE_HOME or ~/.cache.
+FUSE itself) on equal images; also `ivers mount` and the kernel on images of XFS and btrfs. All contenders \
+take turns. Contenders that are missing are listed with the reason. The passthrough is compiled from \
+libfuse3-dev and kept in ivers/peers under $XDG_CACHE_HOME or ~/.cache.
 
 --report measures all of this and writes index.html (tables and plots in one file), main.svg (the main \
 plot) and rows.json. --from makes the page again \

@@ -289,12 +289,20 @@ fn latencies_and_device_writes_are_measured() {
     }
 }
 
-const PEERS_THROUGH_FUSE: [&str; 6] =
-    ["fuse2fs", "null_passthrough", "null_passthrough_no_xattr", "kernel_ext4", "ivers_xfs", "kernel_xfs"];
+const PEERS_THROUGH_FUSE: [&str; 8] = [
+    "fuse2fs",
+    "null_passthrough",
+    "null_passthrough_no_xattr",
+    "kernel_ext4",
+    "ivers_xfs",
+    "kernel_xfs",
+    "ivers_btrfs",
+    "kernel_btrfs",
+];
 
 #[test]
 fn mounts_are_measured_beside_their_peers() {
-    if !ivers_oracle::can_mount(&["mkfs.ext4", "mkfs.xfs", "tar"]) {
+    if !ivers_oracle::can_mount(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "tar"]) {
         return;
     }
     build_ivers();

@@ -1,5 +1,5 @@
 //! Rows through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images, and
-//! `ivers mount` and the kernel on equal images of XFS.
+//! `ivers mount` and the kernel on equal images of XFS and of btrfs.
 //!
 //! | module | contents |
 //! |---|---|

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 /// Names, servers and formats, in the order of a round.
-pub(crate) const CONTENDERS: [(&str, Kind, Format); 9] = [
+pub(crate) const CONTENDERS: [(&str, Kind, Format); 11] = [
     ("ivers", Kind::Ivers("lazy"), Format::Ext4),
     ("ivers_eager", Kind::Ivers("eager"), Format::Ext4),
     ("ivers_off", Kind::Ivers("off"), Format::Ext4),
@@ -44,6 +44,8 @@ pub(crate) const CONTENDERS: [(&str, Kind, Format); 9] = [
     ("kernel_ext4", Kind::Kernel, Format::Ext4),
     ("ivers_xfs", Kind::Ivers("lazy"), Format::Xfs),
     ("kernel_xfs", Kind::Kernel, Format::Xfs),
+    ("ivers_btrfs", Kind::Ivers("lazy"), Format::Btrfs),
+    ("kernel_btrfs", Kind::Kernel, Format::Btrfs),
 ];
 
 impl Kind {

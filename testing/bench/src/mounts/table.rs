@@ -6,13 +6,15 @@ use crate::statistics::{notes, number, text};
 use crate::tables::{ratio, three};
 
 /// Headings of columns, and the names in a row.
-const PEERS: [(&str, &str); 6] = [
+const PEERS: [(&str, &str); 8] = [
     ("null", "null_passthrough"),
     ("no xattr", "null_passthrough_no_xattr"),
     ("fuse2fs", "fuse2fs"),
     ("kernel", "kernel_ext4"),
     ("XFS", "ivers_xfs"),
     ("kernel XFS", "kernel_xfs"),
+    ("btrfs", "ivers_btrfs"),
+    ("kernel btrfs", "kernel_btrfs"),
 ];
 
 fn over_peer(row: &Value, peer: &str) -> String {

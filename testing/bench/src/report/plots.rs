@@ -10,18 +10,20 @@ use crate::tables::kernel;
 
 /// Keys, names and colours of the contenders. The colours are distinguishable with red-green colour
 /// blindness.
-const CONTENDERS: [(&str, &str, RGBColor); 13] = [
+const CONTENDERS: [(&str, &str, RGBColor); 15] = [
     ("old", "old (eager)", RGBColor(213, 94, 0)),
     ("new", "ivers (new)", RGBColor(0, 114, 178)),
     ("none", "noivers (none)", RGBColor(86, 180, 233)),
     ("ivers", "ivers", RGBColor(0, 114, 178)),
     ("ivers_xfs", "ivers, XFS", RGBColor(120, 94, 240)),
+    ("ivers_btrfs", "ivers, btrfs", RGBColor(148, 103, 189)),
     ("null_passthrough", "null FUSE passthrough", RGBColor(0, 158, 115)),
     ("null_passthrough_no_xattr", "the same without xattrs", RGBColor(146, 208, 187)),
     ("fuse2fs", "fuse2fs", RGBColor(230, 159, 0)),
     ("kernel", "kernel", RGBColor(130, 130, 130)),
     ("kernel_ext4", "kernel ext4", RGBColor(130, 130, 130)),
     ("kernel_xfs", "kernel XFS", RGBColor(180, 180, 180)),
+    ("kernel_btrfs", "kernel btrfs", RGBColor(205, 205, 205)),
     ("ganesha", "nfs-ganesha", RGBColor(204, 121, 167)),
     ("ganesha_dirsync", "nfs-ganesha, dirsync", RGBColor(228, 180, 206)),
 ];
