@@ -74,6 +74,7 @@ fn crash() -> bool {
     let amiga = ["-p", "ivers-affs", "--test", "explore"];
     let fat = ["-p", "ivers-fat", "--test", "explore"];
     let ufs = ["-p", "ivers-ufs", "--test", "images"];
+    let ocfs2 = ["-p", "ivers-ocfs2", "--test", "images"];
     let xfs = ["-p", "ivers-xfs", "--test", "explore"];
     let btrfs = ["-p", "ivers-btrfs", "--test", "explore"];
     // Checks by other tools would take most of the time. Few states get them.
@@ -82,6 +83,12 @@ fn crash() -> bool {
         & test("120,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
         & test("80,000 crash states of FAT", &fat, &[], &[("IVERS_CRASH_STATES", "20000")])
         & test("60,000 crash states of UFS", &ufs, &["crash_leaves"], &[("IVERS_CRASH_STATES", "30000")])
+        & test(
+            "100,000 crash states of OCFS2",
+            &ocfs2,
+            &["crashes_leave"],
+            &[("IVERS_CRASH_STATES", "34000")],
+        )
         & test("100,000 crash states of XFS", &xfs, &["no_crash_point"], &rarely("5600"))
         & test("100,000 crash states of btrfs", &btrfs, &["no_crash_point"], &rarely("7200"))
 }

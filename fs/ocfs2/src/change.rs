@@ -57,11 +57,22 @@ impl Ocfs2 {
         credits: u32,
         make: impl FnOnce(&mut Change<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.planned_change(|| Ok((credits, ())), |change, ()| make(change))
+    }
+
+    /// As [`change`](Self::change). `plan` finds the credits, and what `make` needs, under the lock of
+    /// changes: nothing that it looks at changes before `make`.
+    pub(crate) fn planned_change<P, R>(
+        &self,
+        plan: impl FnOnce() -> Result<(u32, P)>,
+        make: impl FnOnce(&mut Change<'_>, P) -> Result<R>,
+    ) -> Result<R> {
         let (writer, space) = (self.writer()?, self.space()?);
+        let (credits, plan) = plan()?;
         let journal = writer.commits.journal();
         let handle = journal.begin(credits).map_err(journal_error)?;
         let mut change = Change { fs: self, writer, handle, space, changed: false };
-        let made = make(&mut change);
+        let made = make(&mut change, plan);
         let made = match made {
             Err(error) if change.changed => {
                 journal.abort(&error);

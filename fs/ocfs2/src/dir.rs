@@ -1,13 +1,26 @@
-//! Directories: blocks with entries of any length, in no order, or entries in the inode. A lookup does not
-//! use the index, which some directories have.
+//! Directories: blocks with entries of any length, in no order, or entries in the inode. Some have an index
+//! on the device. The other large ones get one in memory.
 
+use crate::index::entries_of;
 use crate::layout::dinode::{Dinode, INLINE_AT};
-use crate::layout::directory::{Entry, TRAILER_BYTES, TRAILER_CHECK_AT, entry};
-use crate::layout::superblock::SUPERBLOCK;
+use crate::layout::directory::{self, Entry, TRAILER_BYTES, TRAILER_CHECK_AT, entry};
+use crate::layout::superblock::{SUPERBLOCK, incompat};
 use crate::volume::{Ocfs2, Private};
 use ivers_block::BufferRead;
-use ivers_vfs::{DirEntry, Ino, Result};
+use ivers_vfs::{DirEntry, Error, Ino, Result};
 use std::ops::{ControlFlow, Range};
+
+/// Directories of at least so many bytes get an index in memory if they have none on the device: a search
+/// through smaller ones is cheap.
+const INDEXED_BYTES: u64 = 8192;
+
+/// Where an entry is.
+pub(crate) struct Found {
+    /// `None`: in the inode.
+    pub block: Option<u64>,
+    pub at: usize,
+    pub ino: u64,
+}
 
 impl Ocfs2 {
     /// Reads a block of a directory that is not inline. Returns its number, too.
@@ -21,13 +34,13 @@ impl Ocfs2 {
         Ok((number, self.block(number, check_at)?))
     }
 
-    /// Calls `each` with the entries that begin in a range of bytes, and with the byte after each, until it
+    /// Calls `each` with the entries that begin in a range of bytes, and with the bytes of each, until it
     /// breaks. The start may be anywhere: entries are found from the start of their block.
     pub(crate) fn for_each_entry(
         &self,
         dir: &Dinode,
         range: Range<u64>,
-        mut each: impl FnMut(Entry<'_>, u64) -> ControlFlow<()>,
+        mut each: impl FnMut(Entry<'_>, Range<u64>) -> ControlFlow<()>,
     ) -> Result<()> {
         let size = u64::from(self.sb.block_size);
         let mut start = if dir.is_inline() { 0 } else { range.start / size * size };
@@ -47,7 +60,7 @@ impl Ocfs2 {
                 })?;
                 if let Some(found) = found
                     && range.contains(&(start + at as u64))
-                    && each(found, start + next as u64).is_break()
+                    && each(found, start + at as u64..start + next as u64).is_break()
                 {
                     return Ok(());
                 }
@@ -73,11 +86,11 @@ impl Ocfs2 {
 
     fn find_in(&self, dir: &Dinode, range: Range<u64>, name: &[u8]) -> Result<Option<(u64, u64)>> {
         let mut found = None;
-        self.for_each_entry(dir, range, |entry, next| {
+        self.for_each_entry(dir, range, |entry, bytes| {
             if entry.name != name {
                 return ControlFlow::Continue(());
             }
-            found = Some((entry.ino, next));
+            found = Some((entry.ino, bytes.end));
             ControlFlow::Break(())
         })?;
         Ok(found)
@@ -88,11 +101,116 @@ impl Ocfs2 {
         (SUPERBLOCK + 1..self.sb.blocks()).contains(&ino)
     }
 
+    pub(crate) fn has_trailer(&self, dir: &Dinode) -> bool {
+        !dir.is_inline() && (self.sb.has(incompat::META_ECC) || self.is_indexed(dir))
+    }
+
+    pub(crate) fn trailer_at(&self) -> usize {
+        self.sb.block_size as usize - TRAILER_BYTES
+    }
+
+    /// The place of an entry in an index in memory: its byte on the device.
+    pub(crate) fn place_of(&self, block: u64, at: usize) -> u64 {
+        block * u64::from(self.sb.block_size) + at as u64
+    }
+
+    /// Returns the blocks in which a name may be, by the index in memory. Makes the index of a large
+    /// directory. The caller holds the lock of the directory.
+    fn remembered_blocks(&self, dir: &Dinode, name: &[u8]) -> Option<Vec<u64>> {
+        if dir.size < INDEXED_BYTES {
+            return None;
+        }
+        let (key, size) = (Ino(dir.ino), u64::from(self.sb.block_size));
+        let places = self.names.places(key, name).or_else(|| {
+            // Damage anywhere prevents the index. A search finds what is before it.
+            let made = self.names.make(key, |new| {
+                let mut is_whole = true;
+                for nth in 0..dir.size / size {
+                    let number = self.directory_block(dir, nth)?.0;
+                    self.for_each_entry(dir, nth * size..(nth + 1) * size, |entry, bytes| {
+                        let at = (bytes.start % size) as usize;
+                        is_whole = new.add(entry.name, self.place_of(number, at));
+                        if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                    })?;
+                    if !is_whole {
+                        break;
+                    }
+                }
+                Ok(is_whole)
+            });
+            made.is_ok_and(|made| made).then(|| self.names.places(key, name))?
+        });
+        places.map(|places| places.into_iter().map(|place| place / size).collect())
+    }
+
+    /// Returns the blocks in which a name may be. `None`: it can be anywhere.
+    fn blocks_of_name(&self, dir: &Dinode, name: &[u8]) -> Result<Option<Vec<u64>>> {
+        if self.is_indexed(dir) {
+            self.indexed_blocks(dir, name).map(Some)
+        } else if dir.is_inline() {
+            Ok(None)
+        } else {
+            Ok(self.remembered_blocks(dir, name))
+        }
+    }
+
+    /// Finds a name in one of these blocks.
+    fn find_in_blocks(&self, dir: &Dinode, blocks: &[u64], name: &[u8]) -> Result<Option<Found>> {
+        for &number in blocks {
+            let block = self.block(number, self.trailer_at() + TRAILER_CHECK_AT)?;
+            if let Some(found) = self.find_in_block(dir, number, &block, name)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_in_block(&self, dir: &Dinode, number: u64, block: &[u8], name: &[u8]) -> Result<Option<Found>> {
+        let damaged = |what| self.corrupt(dir.ino, what);
+        let has_trailer = self.has_trailer(dir);
+        if has_trailer {
+            directory::check_trailer(block, number, dir.ino).map_err(damaged)?;
+        }
+        let found = directory::find(&block[entries_of(block, has_trailer)], name).map_err(damaged)?;
+        Ok(found.map(|(at, ino)| Found { block: Some(number), at, ino }))
+    }
+
+    /// Finds the entry of a name. The caller holds the lock of the directory.
+    pub(crate) fn find_entry(&self, dir: &Dinode, name: &[u8]) -> Result<Option<Found>> {
+        if dir.is_inline() {
+            let block = self.block_of(dir)?;
+            let found = directory::find(&block[INLINE_AT..INLINE_AT + dir.size as usize], name);
+            let found = found.map_err(|what| self.corrupt(dir.ino, what))?;
+            return Ok(found.map(|(at, ino)| Found { block: None, at, ino }));
+        }
+        if let Some(blocks) = self.blocks_of_name(dir, name)? {
+            return self.find_in_blocks(dir, &blocks, name);
+        }
+        for nth in 0..dir.size / u64::from(self.sb.block_size) {
+            let (number, block) = self.directory_block(dir, nth)?;
+            if let Some(found) = self.find_in_block(dir, number, &block, name)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
     /// Finds a name.
     pub(crate) fn find_name(&self, private: &Private, name: &[u8]) -> Result<Option<Ino>> {
         let dir = &*private.state.read();
-        let find = |range| self.find_in(dir, range, name);
-        let Some(ino) = private.search_start.search(dir.size, find)? else { return Ok(None) };
+        let by_index = self.blocks_of_name(dir, name).and_then(|blocks| match blocks {
+            Some(blocks) => Ok(Some(self.find_in_blocks(dir, &blocks, name)?.map(|found| found.ino))),
+            None => Ok(None),
+        });
+        let found = match by_index {
+            Ok(Some(found)) => found,
+            // If the index is damaged, the names can still be read.
+            Ok(None) | Err(Error::Corrupt { .. }) => {
+                private.search_start.search(dir.size, |range| self.find_in(dir, range, name))?
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(ino) = found else { return Ok(None) };
         if !self.is_ino(ino) {
             let what = format!("an entry refers to inode {ino}, which does not exist");
             return Err(self.corrupt(dir.ino, what));
@@ -116,9 +234,9 @@ impl Ocfs2 {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.for_each_entry(dir, cursor.min(dir.size)..dir.size, |entry, next| {
+        self.for_each_entry(dir, cursor.min(dir.size)..dir.size, |entry, bytes| {
             let kind = entry.file_type();
-            emit(&DirEntry { ino: Ino(entry.ino), name: entry.name, kind, next })
+            emit(&DirEntry { ino: Ino(entry.ino), name: entry.name, kind, next: bytes.end })
         })
     }
 }

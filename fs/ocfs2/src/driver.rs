@@ -120,6 +120,9 @@ impl FileSystem for Ocfs2 {
 
     fn evict_blocks(&self, bytes: u64) {
         self.cache.evict(bytes);
+        if self.cache.budget().over() {
+            self.names.evict(bytes);
+        }
     }
 
     fn unmount(&self) -> Result<()> {
@@ -171,6 +174,7 @@ impl InodeOps for Ocfs2 {
     }
 
     fn evict_inode(&self, inode: &Inode) {
+        self.names.forget(inode.ino);
         if self.writer.is_some() {
             // It fails only after writing was stopped.
             let _ = self.release(private_of(inode), 0..u32::MAX);

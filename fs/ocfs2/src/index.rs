@@ -57,19 +57,29 @@ impl Ocfs2 {
         dir.dyn_features & dyn_features::INDEXED_DIR != 0 && !dir.is_inline()
     }
 
-    fn leaf_of(&self, extent: &Extent, [major, minor]: [u32; 2]) -> u64 {
+    pub(crate) fn leaf_of(&self, extent: &Extent, [major, minor]: [u32; 2]) -> u64 {
         let per_cluster = u64::from(self.sb.blocks_per_cluster);
         let nth = u64::from(major.saturating_sub(extent.cpos).min(extent.clusters.saturating_sub(1)));
         extent.start + nth * per_cluster + u64::from(minor) % per_cluster
     }
 
-    fn index_list(&self, dir: &Dinode, block: u64) -> Result<(Vec<IndexEntry>, usize)> {
+    /// Calls `with` with the entries in the root of an index or in a leaf, and with how many there may be.
+    fn with_index_list<R>(
+        &self,
+        dir: &Dinode,
+        block: u64,
+        with: impl FnOnce(&mut dyn Iterator<Item = IndexEntry>, usize) -> R,
+    ) -> Result<R> {
         let is_root = block == dir.dx_root;
         let shape = if is_root { &DX_ROOT } else { &DX_LEAF };
         let bytes = self.structure(block, shape)?;
         let list = &bytes[if is_root { ROOT_LIST_AT } else { LEAF_LIST_AT }..];
-        let entries = index_entries(list).map_err(|what| self.corrupt_block(block, what))?;
-        Ok((entries.collect(), index_room(list)))
+        let mut entries = index_entries(list).map_err(|what| self.corrupt_block(block, what))?;
+        Ok(with(&mut entries, index_room(list)))
+    }
+
+    fn index_list(&self, dir: &Dinode, block: u64) -> Result<(Vec<IndexEntry>, usize)> {
+        self.with_index_list(dir, block, |entries, room| (entries.collect(), room))
     }
 
     /// Returns the block of the index that has entries of a hash, and the extent that it is in.
@@ -90,25 +100,27 @@ impl Ocfs2 {
     pub(crate) fn indexed_blocks(&self, dir: &Dinode, name: &[u8]) -> Result<Vec<u64>> {
         let hash = name_hash::of_name(name, self.sb.dx_seed);
         let (block, _) = self.index_block(dir, hash)?;
-        let entries = self.index_list(dir, block)?.0;
-        Ok(entries.iter().filter(|(other, _)| *other == hash).map(|(_, block)| *block).collect())
+        self.with_index_list(dir, block, |entries, _| {
+            entries.filter(|(other, _)| *other == hash).map(|(_, block)| block).collect()
+        })
     }
 
     /// Finds a place for the entry of a name.
     pub(crate) fn index_place(&self, dir: &Dinode, name: &[u8]) -> Result<Place> {
         let hash = name_hash::of_name(name, self.sb.dx_seed);
         let (block, extent) = self.index_block(dir, hash)?;
-        let (mut entries, room) = self.index_list(dir, block)?;
-        if entries.len() < room {
+        if self.with_index_list(dir, block, |entries, room| entries.count() < room)? {
             return Ok(Place::List(block));
         }
+        let mut entries = Vec::new();
         if let Some(extent) = &extent {
             let per_cluster = u64::from(self.sb.blocks_per_cluster);
             let blocks = u64::from(extent.clusters) * per_cluster;
-            entries.clear();
             for block in extent.start..extent.start + blocks {
                 entries.extend(self.index_list(dir, block)?.0);
             }
+        } else {
+            entries = self.index_list(dir, block)?.0;
         }
         entries.push((hash, 0));
         entries.sort_by_key(|(hash, _)| hash[0]);
@@ -155,12 +167,9 @@ impl Ocfs2 {
 }
 
 impl Ocfs2 {
-    /// Credits for the index of a directory that gets a name, beside those of one leaf.
-    pub(crate) fn index_credits(&self, dir: &Dinode, name: &[u8]) -> Result<u32> {
-        if !self.is_indexed(dir) {
-            return Ok(0);
-        }
-        match self.index_place(dir, name)? {
+    /// Credits for the index of a directory that gets a name there, beside those of one leaf.
+    pub(crate) fn index_credits(&self, dir: &Dinode, place: &Place) -> Result<u32> {
+        match place {
             Place::Split(Some(old), _) => self.leaf_credits(&Root::of_index(dir.dx_root, dir.ino), old.cpos),
             _ => Ok(0),
         }

@@ -10,7 +10,7 @@ use crate::layout::dinode::{
 };
 use crate::layout::extents::{Extent, ExtentList};
 use crate::layout::shape::DINODE;
-use crate::names::{ADD_CREDITS, REMOVE_CREDITS, check_name};
+use crate::names::{ADD_CREDITS, NamePlace, REMOVE_CREDITS, check_name};
 use crate::volume::{Ocfs2, Private, private_of};
 use ivers_block::BlockNo;
 use ivers_vfs::sync::RankedWriteGuard;
@@ -60,7 +60,6 @@ impl Ocfs2 {
         if is_dir && dir.with_attr(|attr| attr.nlink) >= self.links_max() {
             return Err(NameError::TooManyLinks.into());
         }
-        let index_credits = self.name_credits(dir, name)?;
         let fast_max = self.sb.block_size as usize - ID2_AT;
         let target = match new.target.len() >= fast_max {
             true => Some(self.write_target(&new.target)?),
@@ -73,10 +72,14 @@ impl Ocfs2 {
                 return Err(error);
             }
         };
-        let made = self.change(2 * ADD_CREDITS + INODE_CREDITS + index_credits, |change| {
+        let plan = || {
+            let place = self.name_place(&private_of(dir).state.read(), name)?;
+            Ok((2 * ADD_CREDITS + INODE_CREDITS + place.credits, place))
+        };
+        let made = self.planned_change(plan, |change, place| {
             change.ensure(Sub::Inodes, 1, 0)?;
             let mut parent = private_of(dir).state.write();
-            change.prepare_add(&parent, name, is_dir)?;
+            change.prepare_add(&place, is_dir)?;
             self.check_attributes_fit(None, &values.attributes)?;
             values.claimed.iter().try_for_each(|range| change.take_claimed(range.clone()))?;
             let mut dinode = change.new_inode(new)?;
@@ -92,7 +95,7 @@ impl Ocfs2 {
             if !values.attributes.is_empty() {
                 change.put_attributes(&mut dinode, &values.attributes)?;
             }
-            change.add_name(&mut parent, name, dinode.ino, new.kind)?;
+            change.add_name(&mut parent, place, name, dinode.ino, new.kind)?;
             change.names_changed(dir, parent, is_dir.into())?;
             Ok(dinode)
         });
@@ -107,11 +110,14 @@ impl Ocfs2 {
         if inode.with_attr(|attr| attr.nlink) >= self.links_max() {
             return Err(NameError::TooManyLinks.into());
         }
-        let credits = ADD_CREDITS + REMOVE_CREDITS + INODE_CREDITS + self.name_credits(dir, name)?;
-        self.change(credits, |change| {
+        let plan = || {
+            let place = self.name_place(&private_of(dir).state.read(), name)?;
+            Ok((ADD_CREDITS + REMOVE_CREDITS + INODE_CREDITS + place.credits, place))
+        };
+        self.planned_change(plan, |change, place| {
             let mut parent = private_of(dir).state.write();
-            change.prepare_add(&parent, name, false)?;
-            change.add_name(&mut parent, name, inode.ino.0, inode.kind)?;
+            change.prepare_add(&place, false)?;
+            change.add_name(&mut parent, place, name, inode.ino.0, inode.kind)?;
             change.names_changed(dir, parent, 0)?;
             inode.with_attr(|attr| attr.nlink += 1);
             inode.changed(Touch::Metadata, Logged::Anyway);
@@ -119,14 +125,9 @@ impl Ocfs2 {
         })
     }
 
-    /// Credits for the index of a directory that gets a name.
-    fn name_credits(&self, dir: &Inode, name: &[u8]) -> Result<u32> {
-        self.index_credits(&private_of(dir).state.read(), name)
-    }
-
-    /// Credits for the index of the directory of orphans.
-    fn orphan_credits(&self, inode: &Inode) -> Result<u32> {
-        self.index_credits(&self.dinode(self.orphan_dir()?)?.0, orphan_name(inode.ino.0).as_bytes())
+    /// Finds where an inode goes in the directory of orphans.
+    fn orphan_place(&self, inode: &Inode) -> Result<NamePlace> {
+        self.name_place(&self.dinode(self.orphan_dir()?)?.0, orphan_name(inode.ino.0).as_bytes())
     }
 
     /// Refuses to remove the last name of an inode that could not be deleted.
@@ -144,13 +145,16 @@ impl Ocfs2 {
     pub(crate) fn fs_unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         self.check_removable(inode)?;
         let is_dir = inode.kind == FileType::Directory;
-        let credits = ADD_CREDITS + 2 * REMOVE_CREDITS + INODE_CREDITS + self.orphan_credits(inode)?;
-        self.change(credits, |change| {
+        let plan = || {
+            let place = self.orphan_place(inode)?;
+            Ok((ADD_CREDITS + 2 * REMOVE_CREDITS + INODE_CREDITS + place.credits, place))
+        };
+        self.planned_change(plan, |change, place| {
             let mut parent = private_of(dir).state.write();
-            change.prepare_forget(inode)?;
+            change.prepare_add(&place, false)?;
             change.remove_name(&mut parent, name, inode.ino.0)?;
             change.names_changed(dir, parent, if is_dir { -1 } else { 0 })?;
-            change.forget_name(inode)
+            change.forget_name(inode, place)
         })
     }
 
@@ -176,26 +180,24 @@ impl Ocfs2 {
         if links[1] > 0 && new_dir.with_attr(|attr| attr.nlink) >= self.links_max() {
             return Err(NameError::TooManyLinks.into());
         }
-        let index_credits = match target {
-            None => self.name_credits(new_dir, new_name)?,
-            Some(_) if exchange => 0,
-            Some(target) => self.orphan_credits(target)?,
+        // A new name, or one of the target among the orphans.
+        let plan = || {
+            let place = match target {
+                None => Some(self.name_place(&private_of(new_dir).state.read(), new_name)?),
+                Some(_) if exchange => None,
+                Some(target) => Some(self.orphan_place(target)?),
+            };
+            let more = place.as_ref().map_or(0, |place| place.credits);
+            Ok((2 * ADD_CREDITS + 4 * REMOVE_CREDITS + INODE_CREDITS + more, place))
         };
-        let credits = 2 * ADD_CREDITS + 4 * REMOVE_CREDITS + INODE_CREDITS + index_credits;
-        self.change(credits, |change| {
-            if let Some(target) = target.filter(|_| !exchange) {
-                change.prepare_forget(target)?;
-            }
+        self.planned_change(plan, |change, mut place| {
+            place.iter().try_for_each(|place| change.prepare_add(place, false))?;
             let ino = inode.ino.0;
-            match target {
-                None => {
-                    let mut state = private_of(new_dir).state.write();
-                    change.prepare_add(&state, new_name, false)?;
-                    change.add_name(&mut state, new_name, ino, inode.kind)?;
-                }
-                Some(_) => {
-                    let mut state = private_of(new_dir).state.write();
-                    change.redirect(&mut state, new_name, ino, inode.kind)?;
+            {
+                let mut state = private_of(new_dir).state.write();
+                match place.take_if(|_| target.is_none()) {
+                    Some(place) => change.add_name(&mut state, place, new_name, ino, inode.kind)?,
+                    None => change.redirect(&mut state, new_name, ino, inode.kind)?,
                 }
             }
             {
@@ -220,9 +222,9 @@ impl Ocfs2 {
                 let state = private_of(child).state.write();
                 change.log_changed(child, state, Touch::Metadata, Logged::IfNeeded)?;
             }
-            match target.filter(|_| !exchange) {
-                Some(target) => change.forget_name(target),
-                None => Ok(()),
+            match (target, place) {
+                (Some(target), Some(place)) => change.forget_name(target, place),
+                _ => Ok(()),
             }
         })
     }
@@ -316,14 +318,8 @@ impl Change<'_> {
         self.log_changed(dir, state, Touch::Data, logged)
     }
 
-    /// Makes sure that [`forget_name`](Self::forget_name) has space.
-    fn prepare_forget(&mut self, inode: &Inode) -> Result<()> {
-        let orphans = self.fs.dinode(self.fs.orphan_dir()?)?.0;
-        self.prepare_add(&orphans, orphan_name(inode.ino.0).as_bytes(), false)
-    }
-
-    /// Lowers the link count of an inode that lost a name. Without a name it becomes an orphan.
-    fn forget_name(&mut self, inode: &Inode) -> Result<()> {
+    /// Lowers the link count of an inode that lost a name. Without a name it becomes an orphan, at `place`.
+    fn forget_name(&mut self, inode: &Inode, place: NamePlace) -> Result<()> {
         let is_dir = inode.kind == FileType::Directory;
         let links = inode.with_attr(|attr| {
             attr.nlink = if is_dir { 0 } else { attr.nlink.saturating_sub(1) };
@@ -333,7 +329,8 @@ impl Change<'_> {
         let private: &Private = private_of(inode);
         if links == 0 {
             let mut orphans = self.fs.dinode(self.fs.orphan_dir()?)?.0;
-            self.add_name(&mut orphans, orphan_name(inode.ino.0).as_bytes(), inode.ino.0, inode.kind)?;
+            let name = orphan_name(inode.ino.0);
+            self.add_name(&mut orphans, place, name.as_bytes(), inode.ino.0, inode.kind)?;
             if is_dir {
                 let links = orphans.links + 1;
                 self.put_inode(&mut orphans, |bytes| put_links(bytes, links))?;

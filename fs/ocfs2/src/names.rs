@@ -6,14 +6,14 @@ use crate::index::{FREE_AT, Place, entries_of};
 use crate::layout::bytes::{put_u16, put_u64, u16_at, u64_at};
 use crate::layout::dinode::{Dinode, ID2_AT, INLINE_AT, SIZE_AT, dyn_features, put_features};
 use crate::layout::directory::{
-    self, Entry, NAME_MAX, TRAILER_BYTES, TRAILER_CHECK_AT, TRAILER_FREE_AT, TRAILER_NEXT_AT, number_of,
+    self, Entry, NAME_MAX, TRAILER_CHECK_AT, TRAILER_FREE_AT, TRAILER_NEXT_AT, number_of,
 };
 use crate::layout::extents::{Extent, ExtentList};
 use crate::layout::shape::DX_ROOT;
 use crate::layout::superblock::incompat;
 use crate::tree::{TREE_BLOCKS, TREE_CREDITS};
 use crate::volume::Ocfs2;
-use ivers_vfs::{FileType, NameError, Result};
+use ivers_vfs::{FileType, Ino, NameError, Result};
 use std::ops::ControlFlow;
 
 /// Most blocks that adding a name changes: trees of the directory and of its index, clusters and groups.
@@ -21,12 +21,23 @@ pub(crate) const ADD_CREDITS: u32 = 2 * TREE_CREDITS + 24;
 /// Most blocks that removing a name changes.
 pub(crate) const REMOVE_CREDITS: u32 = 8;
 
-/// Where an entry is.
-pub(crate) struct Found {
-    /// `None`: in the inode.
-    pub block: Option<u64>,
-    pub at: usize,
-    pub ino: u64,
+/// Where a name goes: found before the change begins.
+pub(crate) struct NamePlace {
+    room: Room,
+    index: Option<Place>,
+    /// Credits for the index beside those of one leaf.
+    pub credits: u32,
+}
+
+/// Where an entry goes.
+#[derive(Clone, Copy)]
+enum Room {
+    Inode,
+    /// The inode is full: its entries move to a block first.
+    FullInode,
+    Block(u64),
+    /// A new block.
+    None,
 }
 
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
@@ -34,14 +45,6 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 }
 
 impl Ocfs2 {
-    pub(crate) fn has_trailer(&self, dir: &Dinode) -> bool {
-        !dir.is_inline() && (self.sb.has(incompat::META_ECC) || self.is_indexed(dir))
-    }
-
-    fn trailer_at(&self) -> usize {
-        self.sb.block_size as usize - TRAILER_BYTES
-    }
-
     /// The bytes of the inode that have the entries of a directory.
     fn inline_area(dir: &Dinode) -> std::ops::Range<usize> {
         INLINE_AT..INLINE_AT + dir.size as usize
@@ -51,35 +54,23 @@ impl Ocfs2 {
         self.corrupt(dir.ino, what)
     }
 
-    /// Finds the entry of a name.
-    pub(crate) fn find_entry(&self, dir: &Dinode, name: &[u8]) -> Result<Found> {
-        let look = |area: &[u8]| directory::find(area, name).map_err(|what| self.damaged(dir, what));
+    /// Finds where a name goes. The caller holds the lock of changes.
+    pub(crate) fn name_place(&self, dir: &Dinode, name: &[u8]) -> Result<NamePlace> {
+        let need = directory::entry_bytes(name);
         if dir.is_inline() {
             let block = self.block_of(dir)?;
-            let found = look(&block[Self::inline_area(dir)])?;
-            let (at, ino) = found.ok_or(NameError::NotFound)?;
-            return Ok(Found { block: None, at, ino });
+            let found = directory::find_space(&block[Self::inline_area(dir)], need);
+            let has_room = found.map_err(|what| self.damaged(dir, what))?.0.is_some();
+            let room = if has_room { Room::Inode } else { Room::FullInode };
+            return Ok(NamePlace { room, index: None, credits: 0 });
         }
-        let blocks: Vec<u64> = match self.is_indexed(dir) {
-            true => self.indexed_blocks(dir, name)?,
-            false => Vec::new(),
-        };
-        let count = dir.size / u64::from(self.sb.block_size);
-        let check_at = self.trailer_at() + TRAILER_CHECK_AT;
-        let has_trailer = self.has_trailer(dir);
-        for nth in 0..if blocks.is_empty() { count } else { blocks.len() as u64 } {
-            let (number, block) = match blocks.get(nth as usize) {
-                Some(&number) => (number, self.block(number, check_at)?),
-                None => self.directory_block(dir, nth)?,
-            };
-            if has_trailer {
-                directory::check_trailer(&block, number, dir.ino).map_err(|what| self.damaged(dir, what))?;
-            }
-            if let Some((at, ino)) = look(&block[entries_of(&block, has_trailer)])? {
-                return Ok(Found { block: Some(number), at, ino });
-            }
+        let room = self.find_room(dir, need)?.map_or(Room::None, Room::Block);
+        if !self.is_indexed(dir) {
+            return Ok(NamePlace { room, index: None, credits: 0 });
         }
-        Err(NameError::NotFound.into())
+        let index = self.index_place(dir, name)?;
+        let credits = self.index_credits(dir, &index)?;
+        Ok(NamePlace { room, index: Some(index), credits })
     }
 
     /// Finds a block of a directory with room for an entry.
@@ -132,24 +123,14 @@ impl Ocfs2 {
 impl Change<'_> {
     /// Makes sure that there is space for adding a name. Call it before the first change. `makes`: also for a
     /// new directory.
-    pub fn prepare_add(&mut self, dir: &Dinode, name: &[u8], makes: bool) -> Result<()> {
-        let need = directory::entry_bytes(name);
-        let (mut blocks, mut clusters) = (0, 0);
-        let has_room = match dir.is_inline() {
-            true => {
-                let block = self.fs.block_of(dir)?;
-                let found = directory::find_space(&block[Ocfs2::inline_area(dir)], need);
-                found.map_err(|what| self.fs.damaged(dir, what))?.0.is_some()
-            }
-            false => self.fs.find_room(dir, need)?.is_some(),
+    pub fn prepare_add(&mut self, place: &NamePlace, makes: bool) -> Result<()> {
+        let (mut blocks, mut clusters) = match place.room {
+            Room::Inode | Room::Block(_) => (0, 0),
+            Room::FullInode | Room::None => (2 * TREE_BLOCKS + 1, 2),
         };
-        if !has_room {
-            (blocks, clusters) = (2 * TREE_BLOCKS + 1, 2);
-        }
-        if self.fs.is_indexed(dir) {
-            let more = self.fs.index_place(dir, name)?.clusters();
-            clusters += more;
-            blocks += if more > 0 { TREE_BLOCKS } else { 0 };
+        if let Some(index) = &place.index {
+            clusters += index.clusters();
+            blocks += if index.clusters() > 0 { TREE_BLOCKS } else { 0 };
         }
         if makes {
             (blocks, clusters) = (blocks + TREE_BLOCKS + 1, clusters + 1);
@@ -227,38 +208,44 @@ impl Change<'_> {
     }
 
     /// Adds a name. [`prepare_add`](Self::prepare_add) made sure that there is space.
-    pub fn add_name(&mut self, dir: &mut Dinode, name: &[u8], ino: u64, kind: FileType) -> Result<()> {
-        let need = directory::entry_bytes(name);
+    pub fn add_name(
+        &mut self,
+        dir: &mut Dinode,
+        place: NamePlace,
+        name: &[u8],
+        ino: u64,
+        kind: FileType,
+    ) -> Result<()> {
         let new = Entry { ino, kind: number_of(kind), name };
-        if dir.is_inline() {
-            let at = {
-                let block = self.fs.block_of(dir)?;
-                let found = directory::find_space(&block[Ocfs2::inline_area(dir)], need);
-                found.map_err(|what| self.fs.damaged(dir, what))?.0
-            };
-            if let Some(at) = at {
-                return self.put_entries(dir, None, |area| directory::add(area, at, new));
-            }
+        let NamePlace { mut room, mut index, .. } = place;
+        if let Room::FullInode = room {
             self.expand(dir)?;
+            NamePlace { room, index, .. } = self.fs.name_place(dir, name)?;
         }
-        let place: Option<Place> = match self.fs.is_indexed(dir) {
-            true => Some(self.fs.index_place(dir, name)?),
-            false => None,
+        let block = match room {
+            Room::Inode => None,
+            Room::Block(number) => Some(number),
+            Room::FullInode | Room::None => Some(self.extend(dir)?),
         };
-        let number = match self.fs.find_room(dir, need)? {
-            Some(number) => number,
-            None => self.extend(dir)?,
-        };
-        self.put_entries(dir, Some(number), |area| {
-            let at = directory::find_space(area, need)?.0.ok_or("free space vanished")?;
-            directory::add(area, at, new)
+        let mut added_at = 0;
+        self.put_entries(dir, block, |area| {
+            let at = directory::find_space(area, directory::entry_bytes(name))?.0;
+            added_at = directory::add(area, at.ok_or("free space vanished")?, new)?;
+            Ok(())
         })?;
-        place.map_or(Ok(()), |place| self.index_add(dir, place, name, number))
+        let Some(number) = block else { return Ok(()) };
+        match index {
+            Some(index) => self.index_add(dir, index, name, number),
+            None => {
+                self.fs.names.add(Ino(dir.ino), name, self.fs.place_of(number, added_at));
+                Ok(())
+            }
+        }
     }
 
     /// Removes a name that refers to an inode.
     pub fn remove_name(&mut self, dir: &mut Dinode, name: &[u8], ino: u64) -> Result<()> {
-        let found = self.fs.find_entry(dir, name)?;
+        let found = self.fs.find_entry(dir, name)?.ok_or(NameError::NotFound)?;
         if found.ino != ino {
             let what = format!("{} refers to inode {}, not to {ino}", name.escape_ascii(), found.ino);
             return Err(self.fs.corrupt(dir.ino, what));
@@ -268,12 +255,16 @@ impl Change<'_> {
         {
             self.index_remove(dir, name, block)?;
         }
-        self.put_entries(dir, found.block, |area| directory::remove(area, found.at))
+        self.put_entries(dir, found.block, |area| directory::remove(area, found.at))?;
+        if let Some(block) = found.block {
+            self.fs.names.remove(Ino(dir.ino), name, self.fs.place_of(block, found.at));
+        }
+        Ok(())
     }
 
     /// Makes a name refer to another inode.
     pub fn redirect(&mut self, dir: &mut Dinode, name: &[u8], ino: u64, kind: FileType) -> Result<()> {
-        let found = self.fs.find_entry(dir, name)?;
+        let found = self.fs.find_entry(dir, name)?.ok_or(NameError::NotFound)?;
         self.put_entries(dir, found.block, |area| {
             directory::put_target(area, found.at, ino, kind);
             Ok(())
@@ -282,6 +273,8 @@ impl Change<'_> {
 
     /// Writes the entries of a new directory. An inode that can have data has its entries there.
     pub fn make_directory(&mut self, dir: &mut Dinode, parent: u64) -> Result<()> {
+        // An inode that had this number may have left an index.
+        self.fs.names.forget(Ino(dir.ino));
         let kind = number_of(FileType::Directory);
         let own = dir.ino;
         let room = self.fs.inline_room(dir);

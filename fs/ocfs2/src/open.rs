@@ -14,7 +14,7 @@ use ivers_block::{BlockNo, BufferCache, ByteOffset, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
 use ivers_journal::{Commits, Journal, JournalOptions};
 use ivers_vfs::sync::RankedMutex;
-use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result};
+use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, NameIndexes, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -205,11 +205,13 @@ impl Ocfs2 {
             (_, true) => Some("the image is read-only".to_owned()),
             _ => sb.only_read(),
         };
-        let cache = BufferCache::new(device, sb.block_size, options.common.budget.clone());
+        let budget = &options.common.budget;
+        let cache = BufferCache::new(device, sb.block_size, budget.clone());
         Self {
             sb: sb.clone(),
             place: options.common.place.clone(),
             cache: Arc::new(cache),
+            names: NameIndexes::new(budget.clone()),
             read_only,
             writer: None,
             state: String::new(),

@@ -149,6 +149,23 @@ impl Ocfs2 {
         Ok(credits)
     }
 
+    /// Checks that a change at a position of a file fits a transaction, as [`leaf_credits`](Self::leaf_credits)
+    /// does. The leaves are read only of a file with very many clusters.
+    pub(crate) fn check_leaf_credits(&self, inode: &Dinode, cpos: u32) -> Result<()> {
+        let most = self.writer()?.commits.journal().max_credits() / 2;
+        // All leaves but the last one are full.
+        let leaves = inode.clusters / self.node_room() as u32 + 1;
+        if leaves.saturating_mul(LEAF_CREDITS) <= most {
+            return Ok(());
+        }
+        self.leaf_credits(&Root::of_inode(inode), cpos).map(drop)
+    }
+
+    /// Records that fit into a node below the root.
+    fn node_room(&self) -> usize {
+        (self.sb.block_size as usize - BLOCK_LIST_AT - 16) / 16
+    }
+
     /// Returns the last extent of a tree that starts at or before a position.
     pub(crate) fn extent_before(&self, root: &Root, cpos: u32) -> Result<Option<Extent>> {
         let way = self.way(root, cpos)?;
@@ -318,7 +335,7 @@ impl Change<'_> {
             let right = Node {
                 block: self.new_node()?,
                 list: ExtentList { depth: node.list.depth, records },
-                room: self.node_room(),
+                room: self.fs.node_room(),
                 at: 0,
                 next: node.next,
             };
@@ -341,7 +358,7 @@ impl Change<'_> {
         if node.list.records.len() > node.room {
             let records = std::mem::take(&mut node.list.records);
             let list = ExtentList { depth: node.list.depth, records };
-            let child = Node { block: self.new_node()?, list, room: self.node_room(), at: 0, next: 0 };
+            let child = Node { block: self.new_node()?, list, room: self.fs.node_room(), at: 0, next: 0 };
             if child.list.records.len() > child.room {
                 return Err(self.fs.corrupt(root.owner.ino, "a block has less room than the inode"));
             }
@@ -379,10 +396,6 @@ impl Change<'_> {
             depth -= 1;
         }
         Ok(Some(block))
-    }
-
-    fn node_room(&self) -> usize {
-        (self.fs.sb.block_size as usize - BLOCK_LIST_AT - 16) / 16
     }
 
     /// Takes a block for a node, and writes an empty node.

@@ -9,7 +9,9 @@ use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Contents};
 use ivers_journal::{Commits, LastChange};
 use ivers_vfs::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result, SearchStart};
+use ivers_vfs::{
+    Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, NameIndexes, Result, SearchStart,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ pub struct Ocfs2 {
     /// The image's name in errors.
     pub(crate) place: String,
     pub(crate) cache: Arc<BufferCache>,
+    /// Indexes of large directories that have none on the device.
+    pub(crate) names: NameIndexes,
     /// Why nothing can be changed, if so.
     pub(crate) read_only: Option<String>,
     /// The state of writing; `None` if nothing can be changed.

@@ -116,7 +116,7 @@ impl Ocfs2 {
             self.check_not_shared(&dinode)?;
             let mut new = self.missing(&dinode, offset, end)?;
             if let Some(&first) = new.first().filter(|_| !dinode.is_inline()) {
-                self.leaf_credits(&Root::of_inode(&dinode), first)?;
+                self.check_leaf_credits(&dinode, first)?;
             }
             let count = {
                 let reserved = private.reserved.lock();

@@ -5,6 +5,7 @@ use crate::layout::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::layout::dinode::{Dinode, dyn_features, flags};
 use crate::layout::directory::index_entries;
 use crate::layout::extents::{BLOCK_LIST_AT, Extent, ExtentList, Keys, REFCOUNTED};
+use crate::layout::name_hash;
 use crate::layout::shape::{DX_LEAF, DX_ROOT, EXTENT_BLOCK};
 use crate::map::Owner;
 use ivers_vfs::check::Place;
@@ -189,9 +190,9 @@ impl Checker {
         self.claim_shared(inode.ino, cluster, clusters.into())
     }
 
-    /// Claims the index of a directory, and compares it with the entries: `names` has how many are in each
-    /// block, if they can be read.
-    pub(super) fn check_index(&mut self, inode: &Dinode, names: Option<&BTreeMap<u64, u32>>) -> Result<()> {
+    /// Claims the index of a directory, and compares it with the entries: `names` has those of each block, if
+    /// they can be read.
+    pub(super) fn check_index(&mut self, inode: &Dinode, names: Option<&NamesByBlock>) -> Result<()> {
         let place = Place::inode(inode.ino).at(inode.dx_root);
         if inode.dx_root == 0 || !self.claim_block(inode.ino, inode.dx_root) {
             self.bad("index-invalid", place, "the directory has no index of its own");
@@ -199,7 +200,7 @@ impl Checker {
         }
         let read = self.fs.structure(inode.dx_root, &DX_ROOT);
         let Some(root) = self.caught("index-invalid", place.clone(), read)? else { return Ok(()) };
-        let mut indexed = BTreeMap::new();
+        let mut indexed = NamesByBlock::new();
         if u64_at(&root, 0x30) != inode.ino {
             let what = format!("the index is of directory {}", u64_at(&root, 0x30));
             self.bad("index-invalid", place.clone(), what);
@@ -219,14 +220,15 @@ impl Checker {
                 let what = format!("dr_clusters is {}, the index has {clusters}", u32_at(&root, 0x28));
                 self.bad("index-invalid", place.clone(), what);
             }
-            for extent in extents {
-                self.check_index_leaves(&extent, inode.ino, &mut indexed)?;
+            for (nth, extent) in extents.iter().enumerate() {
+                let end = extents.get(nth + 1).map_or(1 << 32, |next| next.cpos.into());
+                self.check_index_leaves(extent, end, inode.ino, &mut indexed)?;
             }
         }
         let Some(names) = names else { return Ok(()) };
-        let (counted, found) = (u32_at(&root, 0x38), indexed.values().sum::<u32>());
+        let count = |names: &NamesByBlock| names.values().map(|(count, _)| count).sum::<u32>();
+        let (counted, found, all) = (u32_at(&root, 0x38), count(&indexed), count(names));
         if indexed != *names || counted != found {
-            let all: u32 = names.values().sum();
             let what = format!(
                 "the index counts {counted} entries and has {found} of the {all} names, or other ones"
             );
@@ -235,19 +237,30 @@ impl Checker {
         Ok(())
     }
 
+    /// Checks the leaves in an extent of an index, which has the hashes up to `end`.
     fn check_index_leaves(
         &mut self,
         extent: &Extent,
+        end: u64,
         ino: u64,
-        indexed: &mut BTreeMap<u64, u32>,
+        indexed: &mut NamesByBlock,
     ) -> Result<()> {
         let blocks = u64::from(extent.clusters) * u64::from(self.fs.sb.blocks_per_cluster);
         for number in extent.start..extent.start + blocks {
             let place = Place::inode(ino).at(number);
             let read = self.fs.structure(number, &DX_LEAF);
             let Some(leaf) = self.caught("index-invalid", place.clone(), read)? else { continue };
-            if let Err(what) = add_entries(&leaf[DX_LEAF_LIST_AT..], indexed) {
+            let list = &leaf[DX_LEAF_LIST_AT..];
+            if let Err(what) = add_entries(list, indexed) {
                 self.bad("index-invalid", place, what);
+                continue;
+            }
+            let is_here = |hash: [u32; 2]| {
+                (extent.cpos.into()..end).contains(&u64::from(hash[0]))
+                    && self.fs.leaf_of(extent, hash) == number
+            };
+            if index_entries(list).is_ok_and(|mut entries| entries.any(|(hash, _)| !is_here(hash))) {
+                self.bad("index-wrong", place, "a leaf of the index has a hash of another leaf");
             }
         }
         Ok(())
@@ -290,14 +303,14 @@ impl Checker {
         }
     }
 
-    /// Returns how many names are in each block of a directory.
-    pub(super) fn names_by_block(&self, dir: &Dinode) -> Result<BTreeMap<u64, u32>> {
-        let size = u64::from(self.fs.sb.block_size);
-        let mut names = BTreeMap::new();
+    /// Returns the names of each block of a directory.
+    pub(super) fn names_by_block(&self, dir: &Dinode) -> Result<NamesByBlock> {
+        let (size, seed) = (u64::from(self.fs.sb.block_size), self.fs.sb.dx_seed);
+        let mut names = NamesByBlock::new();
         for block in 0..dir.size / size {
             let (number, _) = self.fs.directory_block(dir, block)?;
-            self.fs.for_each_entry(dir, block * size..(block + 1) * size, |_, _| {
-                *names.entry(number).or_default() += 1;
+            self.fs.for_each_entry(dir, block * size..(block + 1) * size, |entry, _| {
+                add_name(&mut names, number, name_hash::of_name(entry.name, seed));
                 ControlFlow::Continue(())
             })?;
         }
@@ -305,10 +318,16 @@ impl Checker {
     }
 }
 
-fn add_entries(list: &[u8], indexed: &mut BTreeMap<u64, u32>) -> std::result::Result<(), String> {
-    for (_, block) in index_entries(list)? {
-        let count = indexed.entry(block).or_default();
-        *count = u32::saturating_add(*count, 1);
-    }
+/// The names of each block of a directory: their number, and the sum of their hashes.
+pub(super) type NamesByBlock = BTreeMap<u64, (u32, u64)>;
+
+fn add_name(names: &mut NamesByBlock, block: u64, [major, minor]: [u32; 2]) {
+    let (count, sum) = names.entry(block).or_default();
+    *count = count.saturating_add(1);
+    *sum = sum.wrapping_add(u64::from(major) << 32 | u64::from(minor));
+}
+
+fn add_entries(list: &[u8], indexed: &mut NamesByBlock) -> std::result::Result<(), String> {
+    index_entries(list)?.for_each(|(hash, block)| add_name(indexed, block, hash));
     Ok(())
 }

@@ -138,8 +138,8 @@ pub fn find_space(area: &[u8], need: usize) -> Result<(Option<usize>, usize), &'
     Ok((found, longest))
 }
 
-/// Adds an entry in the free space of another one, which [`find_space`] returned.
-pub fn add(area: &mut [u8], at: usize, new: Entry<'_>) -> Result<(), &'static str> {
+/// Adds an entry in the free space of another one, which [`find_space`] returned. Returns where it begins.
+pub fn add(area: &mut [u8], at: usize, new: Entry<'_>) -> Result<usize, &'static str> {
     let (has, next) = entry(area, at)?;
     let used = has.map_or(0, |entry| entry_bytes(entry.name));
     if next - at < used + entry_bytes(new.name) {
@@ -149,7 +149,7 @@ pub fn add(area: &mut [u8], at: usize, new: Entry<'_>) -> Result<(), &'static st
         put_length(area, at, used);
     }
     put_entry(area, at + used, next - at - used, new);
-    Ok(())
+    Ok(at + used)
 }
 
 /// Returns where an entry is.

@@ -215,6 +215,11 @@ pub fn first_extent(image: &[u8], inode: usize) -> usize {
     byte_of(image, get(image, inode + 0xC0 + 16 + 8, 8))
 }
 
+/// The byte of the first group of an allocator.
+pub fn first_group(image: &[u8], name: &str) -> usize {
+    byte_of(image, get(image, slot(image, name) + 0xC0 + 16 + 8, 8))
+}
+
 /// The byte at which the entry of a name starts, in the directory whose inode is at a byte.
 pub fn entry_in(image: &[u8], dir: usize, name: &str) -> usize {
     let is_inline = get(image, dir + 0x76, 2) & 1 != 0;

@@ -32,9 +32,15 @@ fn images_of_linux_are_clean() {
     }
 }
 
-/// The first group of an allocator.
-fn group(image: &[u8], name: &str) -> usize {
-    byte_of(image, get(image, slot(image, name) + 0xC0 + 16 + 8, 8))
+/// The byte of the first list with entries of the index of `/many`.
+fn index_list(image: &[u8]) -> usize {
+    let root = byte_of(image, get(image, slot(image, "/many") + 0x88, 8));
+    if image[root + 0x2C] & 1 != 0 {
+        return root + 0xC0;
+    }
+    let first = byte_of(image, get(image, root + 0xC0 + 24, 8));
+    let mut leaves = (0..4).map(|nth| first + nth * 1024 + 0x28);
+    leaves.find(|&list| get(image, list + 6, 2) > 0).expect("a leaf has entries")
 }
 
 fn set_in(image: &mut [u8], path: &str, at: usize, len: usize, value: u64) {
@@ -49,7 +55,7 @@ fn add_in(image: &mut [u8], path: &str, at: usize, len: usize, more: i64) {
 
 /// Inverts a bit of the first group of an allocator, and counts it.
 fn flip(image: &mut [u8], name: &str, bit: u64, used: i64) {
-    let (at, inode) = (group(image, name), slot(image, name));
+    let (at, inode) = (first_group(image, name), slot(image, name));
     image[at + 0x40 + (bit / 8) as usize] ^= 1 << (bit % 8);
     add(image, at + 0x0C, 2, -used);
     add(image, inode + 0xC0 + 16, 4, -used);
@@ -95,7 +101,7 @@ const PLANTED: &[Planted] = &[
         &["chain-counts-wrong", "allocator-counts-wrong", "group-free-wrong"],
         true,
         |i| {
-            let at = group(i, "//global_bitmap");
+            let at = first_group(i, "//global_bitmap");
             add(i, at + 0x0C, 2, 1);
         },
     ),
@@ -118,17 +124,17 @@ const PLANTED: &[Planted] = &[
         ],
         true,
         |i| {
-            let at = group(i, "//extent_alloc:0000");
+            let at = first_group(i, "//extent_alloc:0000");
             add(i, at + 0x0E, 2, 1);
         },
     ),
     ("a loop of groups", &["group-claimed-twice"], true, |i| {
-        let at = group(i, "//extent_alloc:0000");
+        let at = first_group(i, "//extent_alloc:0000");
         let own = get(i, at + 0x28, 8);
         set(i, at + 0x18, 8, own);
     }),
     ("a lost block of extents", &["block-lost"], false, |i| {
-        let at = group(i, "//extent_alloc:0000");
+        let at = first_group(i, "//extent_alloc:0000");
         let last = get(i, at + 0x0A, 2) - 1;
         flip(i, "//extent_alloc:0000", last, 1);
     }),
@@ -191,6 +197,16 @@ const PLANTED: &[Planted] = &[
     ("a trailer", &["directory-trailer-wrong"], true, |i| {
         let at = first_extent(i, slot(i, "/many")) + 1024 - 64;
         add(i, at + 0x30, 8, 1);
+    }),
+    ("a hash of an index", &["index-wrong"], false, |i| {
+        let list = index_list(i);
+        add(i, list + 8, 4, 1);
+    }),
+    ("a hash in another leaf", &["index-wrong"], true, |i| {
+        let list = index_list(i);
+        let last = list + 8 + 16 * (get(i, list + 6, 2) as usize - 1);
+        // The second half of a hash selects the block of a cluster.
+        add(i, last + 4, 4, 1);
     }),
     ("an entry of an index", &["index-wrong"], false, |i| {
         let root = byte_of(i, get(i, slot(i, "/many") + 0x88, 8));

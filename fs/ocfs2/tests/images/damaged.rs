@@ -47,7 +47,7 @@ fn damaged_structures_are_errors_that_name_the_place() {
     fails(field("/small", 0x20, 8, 5000), |vfs| find(vfs, "/small"), &["5000 bytes are inline", "inode "]);
     fails(field("/small", 0x12, 2, 900), |vfs| find(vfs, "/small"), &["i_xattr_inline_size", "inode "]);
     fails(field("/many", 0x20, 8, 100), |vfs| find(vfs, "/many"), &["100 bytes", "inode "]);
-    fails(field("/many", 0xC4, 2, 0), |vfs| find(vfs, "/many/none"), &["a hole", "inode "]);
+    fails(field("/many", 0xC4, 2, 0), |vfs| names(vfs, &find(vfs, "/many")?), &["a hole", "inode "]);
     let none = |vfs: &Arc<Vfs>| find(vfs, "/few/none");
     let entry_field = |at: usize, len: usize, value: u64| {
         move |image: &mut Vec<u8>| {
@@ -73,6 +73,28 @@ fn damaged_structures_are_errors_that_name_the_place() {
     set(&mut image, root + 0x28, 2, 0x81A4);
     let error = open(memory(&image)).err().unwrap().to_string();
     assert!(error.contains("the root is no directory"), "{error}");
+}
+
+#[test]
+fn a_damaged_index_hides_no_name() {
+    let many = mount(&unpack(PLAIN));
+    let expected = names(&many, &find(&many, "/many").unwrap()).unwrap();
+    let root = |image: &[u8]| byte_of(image, get(image, slot(image, "/many") + 0x88, 8));
+    let damages: [fn(&mut Vec<u8>, usize); 3] = [
+        |image, root| set(image, root, 1, 0),
+        |image, root| set(image, root + 0xC4, 2, 999),
+        |image, root| add(image, root + 0x30, 8, 1),
+    ];
+    for damage in damages {
+        let mut image = unpack(PLAIN);
+        let root = root(&image);
+        damage(&mut image, root);
+        let vfs = mount(&image);
+        for name in &expected {
+            find(&vfs, &format!("/many/{}", name.escape_ascii())).unwrap();
+        }
+        assert!(matches!(find(&vfs, "/many/none"), Err(Error::Name(NameError::NotFound))));
+    }
 }
 
 #[test]

@@ -8,4 +8,5 @@ mod explore;
 mod kernel;
 mod open;
 mod read;
+mod scale;
 mod write;
