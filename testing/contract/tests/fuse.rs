@@ -1,5 +1,5 @@
-//! The contract through FUSE, with write-back cache: `mem`, ext4, XFS, FAT, OFS, FFS and UFS as programs see
-//! them. The claims are read from the mount.
+//! The contract through FUSE, with write-back cache: `mem`, ext4, XFS, FAT, OFS, FFS, UFS and OCFS2 as
+//! programs see them. The claims are read from the mount.
 
 mod common;
 
@@ -99,6 +99,18 @@ fn ofs_and_ffs_keep_the_contract() {
     for (low, name) in AMIGAS {
         let base = Arc::new(amiga(low));
         keeps_what_a_mount_can(|hows| affs_mounted(name, &base, hows));
+    }
+}
+
+#[test]
+fn ocfs2_keeps_the_contract() {
+    if !can_mount() || !ivers_oracle::have_programs(ivers_oracle::OCFS2_PROGRAMS) {
+        return;
+    }
+    for (name, args) in OCFS2S {
+        let base = Arc::new(new_ocfs2(args));
+        let make = |hows| image_through_fuse(name, &base, hows, open_ocfs2);
+        keeps_what_a_mount_can(|hows| make(hows) as Box<dyn Subject>);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS, FAT and UFS in this process. `IVERS_SEED`
+//! The contract on `mem`, examplefs, ext4, XFS, btrfs, AFFS, FAT, UFS and OCFS2 in this process. `IVERS_SEED`
 //! replays a run, `IVERS_STEPS` sets its length.
 
 mod common;
@@ -114,6 +114,26 @@ fn fat_keeps_the_contract() {
             for hold_inodes in [true, false] {
                 let report =
                     hold(&mut || fat(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
+                let checked = |promise| report.tallies.of(promise).checked;
+                assert!(checked(Promise::Data) > 100, "{report:?}");
+                assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ocfs2_keeps_the_contract() {
+    if !ivers_oracle::have_programs(ivers_oracle::OCFS2_PROGRAMS) {
+        return;
+    }
+    for (name, args) in OCFS2S {
+        let base = Arc::new(new_ocfs2(args));
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT, LAZYVERSION].into_iter().enumerate() {
+            for hold_inodes in [true, false] {
+                let report =
+                    hold(&mut || ocfs2(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
                 let checked = |promise| report.tallies.of(promise).checked;
                 assert!(checked(Promise::Data) > 100, "{report:?}");
                 assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
@@ -282,6 +302,17 @@ fn concurrent_actors_on_fat_keep_the_contract() {
     for (name, args) in FATS {
         let base = Arc::new(vfat(args));
         hold_each_way(|how| fat(name, &base, how, true));
+    }
+}
+
+#[test]
+fn concurrent_actors_on_ocfs2_keep_the_contract() {
+    if !ivers_oracle::have_programs(ivers_oracle::OCFS2_PROGRAMS) {
+        return;
+    }
+    for (name, args) in OCFS2S {
+        let base = Arc::new(new_ocfs2(args));
+        hold_each_way(|how| ocfs2(name, &base, how, true));
     }
 }
 

@@ -311,6 +311,38 @@ pub fn ufs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProce
     }))
 }
 
+/// Kinds of OCFS2: options of mkfs.ocfs2.
+pub const OCFS2S: [(&str, &[&str]); 3] = [
+    ("OCFS2", &["-b", "4K", "-C", "4K"]),
+    ("OCFS2, checksums, 1 KiB blocks", &["-b", "1K", "-C", "4K", "--fs-features=metaecc"]),
+    (
+        "OCFS2, no indexes, 8 KiB clusters",
+        &["-b", "2K", "-C", "8K", "--fs-feature-level=max-compat", "--fs-features=sparse,xattr,unwritten"],
+    ),
+];
+
+/// Returns an empty OCFS2, made by mkfs.ocfs2.
+pub fn new_ocfs2(args: &[&str]) -> Vec<u8> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = dir.path().join("image");
+    ivers_oracle::mkfs_ocfs2(&image, 128 << 20, &[&["-J", "size=8M"], args].concat()).expect("mkfs.ocfs2");
+    std::fs::read(image).expect("the image")
+}
+
+pub fn open_ocfs2(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
+    let common = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
+    ivers_ocfs2::Ocfs2::open(device, ivers_ocfs2::OpenOptions { common, no_replay: false }).expect("it opens")
+}
+
+/// Mounts OCFS2 on a device in memory.
+pub fn ocfs2(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    Box::new(InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
+        let budget = how.budget();
+        how.mount(open_ocfs2(how.device(&device), budget.clone()), budget)
+    }))
+}
+
 /// Returns whether FUSE tests can run. Under CI a missing FUSE is a failure, otherwise a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
