@@ -37,7 +37,7 @@ struct Harness {
     env: &'static [(&'static str, &'static str)],
 }
 
-const HARNESSES: [Harness; 5] = [
+const HARNESSES: [Harness; 6] = [
     Harness {
         patches: "testing/crash/mutants",
         args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", OWN_TESTS],
@@ -112,6 +112,30 @@ const HARNESSES: [Harness; 5] = [
         thorough: 6000,
         caught: "a crash state violated a promise",
         noticed: Some("run ivers check"),
+        counted: Some(" distinct crash states"),
+        env: &[("IVERS_CRASH_VIOLATIONS", "1")],
+    },
+    Harness {
+        patches: "testing/crash/ocfs2-mutants",
+        args: &[
+            "test",
+            "-q",
+            "-p",
+            "ivers-ocfs2",
+            "--test",
+            "images",
+            "--",
+            "--nocapture",
+            "crashes_leave",
+            "what_other_mounts_left",
+        ],
+        flags: None,
+        target: "target",
+        effort: "IVERS_CRASH_STATES",
+        brief: 100,
+        thorough: 1500,
+        caught: "a crash state violated a promise",
+        noticed: Some("panicked at"),
         counted: Some(" distinct crash states"),
         env: &[("IVERS_CRASH_VIOLATIONS", "1")],
     },
@@ -372,6 +396,7 @@ mod tests {
     fn the_text_of_a_detection_is_in_the_test() {
         for (harness, source) in HARNESSES.iter().zip([
             "fs/ext4/tests/explore.rs",
+            "testing/crash/src/kinds.rs",
             "testing/crash/src/kinds.rs",
             "testing/crash/src/kinds.rs",
             "testing/crash/src/kinds.rs",

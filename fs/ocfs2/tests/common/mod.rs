@@ -4,6 +4,8 @@
 mod listing;
 #[path = "../../../ufs/tests/common/numbers.rs"]
 mod numbers;
+#[path = "../../../ufs/tests/common/rounds.rs"]
+pub mod rounds;
 #[path = "../../../xfs/tests/common/storm.rs"]
 pub mod storm;
 
@@ -15,7 +17,7 @@ use ivers_vfs::*;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-pub use {listing::*, numbers::*};
+pub use {listing::*, numbers::*, rounds::*};
 
 /// Images of the fuzz target, made by `testing/fuzz-targets/examples/ocfs2_bases.rs`: blocks of 1 KiB in
 /// clusters of 4 KiB; blocks of 512 bytes with checksums; one that was not unmounted.
@@ -218,6 +220,15 @@ pub fn first_extent(image: &[u8], inode: usize) -> usize {
 /// The byte of the first group of an allocator.
 pub fn first_group(image: &[u8], name: &str) -> usize {
     byte_of(image, get(image, slot(image, name) + 0xC0 + 16 + 8, 8))
+}
+
+/// Inverts a bit of the first group of an allocator, and counts it.
+pub fn flip(image: &mut [u8], name: &str, bit: u64, used: i64) {
+    let (at, inode) = (first_group(image, name), slot(image, name));
+    image[at + 0x40 + (bit / 8) as usize] ^= 1 << (bit % 8);
+    add(image, at + 0x0C, 2, -used);
+    add(image, inode + 0xC0 + 16, 4, -used);
+    add(image, inode + 0xB8, 4, used);
 }
 
 /// The byte at which the entry of a name starts, in the directory whose inode is at a byte.

@@ -53,15 +53,6 @@ fn add_in(image: &mut [u8], path: &str, at: usize, len: usize, more: i64) {
     add(image, slot + at, len, more);
 }
 
-/// Inverts a bit of the first group of an allocator, and counts it.
-fn flip(image: &mut [u8], name: &str, bit: u64, used: i64) {
-    let (at, inode) = (first_group(image, name), slot(image, name));
-    image[at + 0x40 + (bit / 8) as usize] ^= 1 << (bit % 8);
-    add(image, at + 0x0C, 2, -used);
-    add(image, inode + 0xC0 + 16, 4, -used);
-    add(image, inode + 0xB8, 4, used);
-}
-
 /// A defect, the findings that it gives, whether fsck.ocfs2 finds it, and how to plant it.
 type Planted = (&'static str, &'static [&'static str], bool, fn(&mut Vec<u8>));
 

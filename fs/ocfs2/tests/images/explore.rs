@@ -3,10 +3,10 @@
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of filesystem. `IVERS_CRASH_SEED` chooses
 //! the sample. `IVERS_CRASH_WORKLOAD` runs the workload that a report names. `IVERS_CRASH_VIOLATIONS` is the
-//! number of violations that ends a run.
+//! number of violations that ends a run. fsck.ocfs2 checks one in `IVERS_CRASH_CHECK_EVERY` states.
 
 use crate::common::*;
-use ivers_block::{Device, MemDevice};
+use ivers_block::{Device, FileDevice, MemDevice, OpenMode};
 use ivers_crash::{Promises, Repaired, Target, explore_alone};
 use ivers_ocfs2::check::check;
 use ivers_ocfs2::layout::group::Group;
@@ -23,12 +23,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Kind {
     name: &'static str,
     image: Arc<Vec<u8>>,
-    /// How many states were checked.
+    /// How many states were checked. fsck.ocfs2 checks one in so many.
     checked: Arc<AtomicU64>,
+    fsck_every: u64,
 }
-
-/// fsck.ocfs2 checks one in this many states.
-const FSCK_EVERY: u64 = 16;
 
 /// Names, bytes of an image, options of mkfs.ocfs2. The last kind has no indexed directories and no inline
 /// data.
@@ -92,11 +90,12 @@ impl Target for Kind {
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
-        let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image)?));
-        let found = check(device, Memory::unlimited(), "image").map_err(anyhow::Error::msg)?;
+        let found =
+            check(Arc::new(FileDevice::open(image, OpenMode::ReadOnly)?), Memory::unlimited(), "image")
+                .map_err(anyhow::Error::msg)?;
         anyhow::ensure!(found.is_clean() && found.notes().is_empty(), "the checker: {found:?}");
         // A process for each state would take most of the time.
-        if !self.checked.fetch_add(1, Ordering::Relaxed).is_multiple_of(FSCK_EVERY) {
+        if !self.checked.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.fsck_every) {
             return Ok(());
         }
         let mut theirs = fsck_ocfs2(image)?;
@@ -124,6 +123,7 @@ fn crashes_leave_whole_changes() {
         name,
         image: Arc::new(empty(bytes, options)),
         checked: Arc::default(),
+        fsck_every: ivers_crash::env("IVERS_CRASH_CHECK_EVERY").unwrap_or(16),
     };
     explore_alone(OPTIONS.map(kind), 400);
 }

@@ -6,6 +6,7 @@ mod common;
 mod damaged;
 mod explore;
 mod kernel;
+mod leftovers;
 mod open;
 mod read;
 mod scale;

@@ -2,6 +2,7 @@
 
 pub mod listing;
 pub mod numbers;
+pub mod rounds;
 #[path = "../../../xfs/tests/common/storm.rs"]
 pub mod storm;
 #[path = "../../../xfs/tests/common/trees.rs"]
@@ -14,6 +15,7 @@ use ivers_ufs::{OpenOptions, Ufs};
 use ivers_vfs::*;
 pub use listing::*;
 pub use numbers::*;
+pub use rounds::*;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -2,44 +2,15 @@
 //! `IVERS_STEPS` replay and lengthen a run, `IVERS_KIND` selects a kind, `IVERS_CHECK_EACH` compares the
 //! model after each so many steps.
 
-use crate::common::storm::Storm;
 use crate::common::*;
 use ivers_block::MemDevice;
 use ivers_vfs::{CreateSpec, Cred, SetAttr, WriteFlags};
 use std::sync::Arc;
 
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
-}
-
 fn storm(name: &str, image: &[u8], steps: u64) -> usize {
-    let (seed, check_each) = (number("IVERS_SEED", 1), number("IVERS_CHECK_EACH", 0));
-    println!("{name}: IVERS_SEED={seed} IVERS_STEPS={steps}");
     let device = Arc::new(MemDevice::from_bytes(image));
-    let mut storm = Storm::of(mount_writable(device.clone()), seed);
-    for round in 0..3 {
-        let what = format!("{name}, seed {seed}, round {round}");
-        for step in 0..steps {
-            if step % 5 == 0 {
-                storm.step_in_file()
-            } else {
-                storm.step()
-            }
-            if check_each > 0 && step % check_each == 0 {
-                storm.check(&format!("{what}, step {step}"));
-            }
-        }
-        storm.check(&what);
-        let before = storm.values();
-        storm.vfs().sync().unwrap();
-        assert_eq!(storm.values(), before, "{what}: C3");
-        storm.unmount();
-        assert_clean(device.clone(), &what);
-        storm.mount(mount_writable(device.clone()));
-        storm.check(&format!("{what}, mounted again"));
-    }
-    storm.unmount();
-    storm.full
+    let closed = |what: &str| assert_clean(device.clone(), what);
+    storm_rounds(name, steps, || mount_writable(device.clone()), |_, _| (), closed)
 }
 
 #[test]
