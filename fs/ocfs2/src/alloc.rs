@@ -82,6 +82,18 @@ impl Ocfs2 {
         Ok(found)
     }
 
+    /// Returns the chain of a group, which the allocator must have.
+    fn chain_of(&self, ino: u64, group: &Group<'_>) -> Result<u16> {
+        let (_, block) = self.dinode(ino)?;
+        let room = (block.len() - ID2_AT - 16) / 16;
+        let chains = u16_at(&block, ID2_AT + 6);
+        if usize::from(chains) > room || group.chain >= chains {
+            let what = format!("the group is in chain {}, and the allocator has {chains}", group.chain);
+            return Err(self.corrupt_block(group.number, what));
+        }
+        Ok(group.chain)
+    }
+
     /// The descriptor of a group of clusters.
     fn cluster_group(&self, group: u64, per_group: u64) -> u64 {
         match group {
@@ -176,7 +188,7 @@ impl Change<'_> {
                 let bytes = fs.structure(number, &GROUP)?;
                 let group = Group::parse(&bytes, &fs.sb).map_err(|what| fs.corrupt_block(number, what))?;
                 let is_own = bits.contains(&0) && !used;
-                (group.chain, group.are_all(bits.clone(), !used) && !is_own)
+                (fs.chain_of(fs.global_bitmap, &group)?, group.are_all(bits.clone(), !used) && !is_own)
             };
             if !is_right {
                 let (act, state) = if used { ("allocate", "in use") } else { ("free", "free") };
@@ -190,7 +202,8 @@ impl Change<'_> {
             self.put_shape(fs.global_bitmap, &DINODE, |bytes| add_to_chain(bytes, chain, more, 0))?;
             let known = &mut self.space.groups[nth as usize];
             *known = if *known == UNKNOWN { UNKNOWN } else { known.saturating_add_signed(more as i16) };
-            self.space.free = if used { self.space.free - free } else { self.space.free + free };
+            self.space.free =
+                if used { self.space.free.saturating_sub(free) } else { self.space.free + free };
             range.start = end;
         }
         Ok(())
@@ -286,25 +299,31 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Takes a block of an allocator. [`ensure`](Self::ensure) made sure that there is one.
-    pub fn block(&mut self, sub: Sub) -> Result<Taken> {
+    /// Returns the block that [`block`](Self::block) takes next, the group of it by its place among the groups,
+    /// and the chain of the group.
+    pub fn next_block(&mut self, sub: Sub) -> Result<(Taken, usize, u16)> {
         let fs = self.fs;
         let ino = self.sub(sub).ino;
         let Some(nth) = self.sub(sub).groups.iter().position(|group| group.free > 0) else {
             return Err(NameError::NoSpace.into());
         };
         let number = self.sub(sub).groups[nth].block;
-        let (bit, chain) = {
-            let bytes = fs.structure(number, &GROUP)?;
-            let group = Group::parse(&bytes, &fs.sb).map_err(|what| fs.corrupt_block(number, what))?;
-            let found = group.find_free(1, 1).filter(|_| group.parent == ino && group.is_contiguous());
-            let wrong = || fs.corrupt_block(number, "the group has fewer free bits than it counts");
-            (found.ok_or_else(wrong)?.start, group.chain)
-        };
+        let bytes = fs.structure(number, &GROUP)?;
+        let group = Group::parse(&bytes, &fs.sb).map_err(|what| fs.corrupt_block(number, what))?;
+        let found = group.find_free(1, 1).filter(|_| group.parent == ino && group.is_contiguous());
+        let wrong = || fs.corrupt_block(number, "the group has fewer free bits than it counts");
+        let bit = found.ok_or_else(wrong)?.start;
+        Ok((Taken { block: number + u64::from(bit), bit }, nth, fs.chain_of(ino, &group)?))
+    }
+
+    /// Takes a block of an allocator. [`ensure`](Self::ensure) made sure that there is one.
+    pub fn block(&mut self, sub: Sub) -> Result<Taken> {
+        let (taken, nth, chain) = self.next_block(sub)?;
+        let (ino, number, bit) = (self.sub(sub).ino, self.sub(sub).groups[nth].block, taken.bit);
         self.put_shape(number, &GROUP, |bytes| set_bits(bytes, bit..bit + 1, true))?;
         self.put_shape(ino, &DINODE, |bytes| add_to_chain(bytes, chain, -1, 0))?;
         self.sub(sub).groups[nth].free -= 1;
-        Ok(Taken { block: number + u64::from(bit), bit })
+        Ok(taken)
     }
 
     /// Frees a block of an allocator of any slot.
@@ -326,12 +345,12 @@ impl Change<'_> {
                 let what = format!("bit {bit} of the group is freed, and not that of block {block}");
                 return Err(fs.corrupt_block(number, what));
             }
-            (group.chain, group.is_contiguous())
+            (fs.chain_of(ino, &group)?, group.is_contiguous())
         };
         self.put_shape(number, &GROUP, |bytes| set_bits(bytes, bit..bit + 1, false))?;
         self.put_shape(ino, &DINODE, |bytes| add_to_chain(bytes, chain, 1, 0))?;
         if let Some(group) = self.sub(sub).groups.iter_mut().find(|group| group.block == number) {
-            group.free += u16::from(is_contiguous);
+            group.free = group.free.saturating_add(is_contiguous.into());
         }
         Ok(())
     }

@@ -60,7 +60,11 @@ impl FileSystem for Ocfs2 {
         let free = total.saturating_sub(bitmap.id1 & u64::from(u32::MAX));
         let per_cluster = u64::from(self.sb.blocks_per_cluster);
         let available = match self.writer {
-            Some(_) => self.space()?.available(0),
+            // What was freed and is not durable yet, too: a caller that needs it waits for the commit.
+            Some(_) => {
+                let space = self.space()?;
+                space.free.saturating_sub(space.reserved)
+            }
             None => free,
         };
         Ok(StatFs {
@@ -141,8 +145,18 @@ impl FileSystem for Ocfs2 {
         Some(self)
     }
 
+    fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
+        self.writer.as_ref().map(|_| self as &dyn UnnamedFileOps)
+    }
+
     fn journal(&self) -> Option<&dyn JournalOps> {
         self.writer.as_ref().map(|_| self as &dyn JournalOps)
+    }
+}
+
+impl UnnamedFileOps for Ocfs2 {
+    fn create_unnamed(&self, _caller: &Cred, _dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
+        self.fs_create_unnamed(new)
     }
 }
 

@@ -176,6 +176,16 @@ impl Ocfs2 {
     }
 }
 
+impl Ocfs2 {
+    /// As [`index_credits`](Self::index_credits), for a name that is not known.
+    pub(crate) fn index_credits_max(&self, dir: &Dinode) -> Result<u32> {
+        if !self.is_indexed(dir) || u8_at(&self.structure(dir.dx_root, &DX_ROOT)?, FLAGS_AT) & INLINE != 0 {
+            return Ok(0);
+        }
+        self.leaf_credits(&Root::of_index(dir.dx_root, dir.ino), 0)
+    }
+}
+
 impl Change<'_> {
     /// Changes the entries in the root of an index or in a leaf, and their number.
     fn put_index_list(&mut self, dir: &Dinode, block: u64, entries: &[IndexEntry], more: i32) -> Result<()> {
@@ -223,7 +233,7 @@ impl Change<'_> {
             self.free_leaves(&old)?;
         }
         self.put_shape(dir.dx_root, &DX_ROOT, |bytes| {
-            put_u32(bytes, COUNT_AT, u32_at(bytes, COUNT_AT) + 1);
+            put_u32(bytes, COUNT_AT, u32_at(bytes, COUNT_AT).saturating_add(1));
             let clusters = u32_at(bytes, CLUSTERS_AT).saturating_sub(lost).saturating_add_signed(added);
             put_u32(bytes, CLUSTERS_AT, clusters);
         })

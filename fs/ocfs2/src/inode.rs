@@ -53,12 +53,21 @@ impl Ocfs2 {
 
     pub(crate) fn fs_create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         check_name(name)?;
+        if new.kind == FileType::Directory && dir.with_attr(|attr| attr.nlink) >= self.links_max() {
+            return Err(NameError::TooManyLinks.into());
+        }
+        self.make(Some((dir, name)), new)
+    }
+
+    /// Makes an inode without a name: an orphan.
+    pub(crate) fn fs_create_unnamed(&self, new: &NewInode) -> Result<LoadedInode> {
+        self.make(None, new)
+    }
+
+    fn make(&self, named: Option<(&Inode, &[u8])>, new: &NewInode) -> Result<LoadedInode> {
         let is_dir = new.kind == FileType::Directory;
         if new.target.len() > LINK_TARGET_MAX {
             return Err(NameError::NameTooLong.into());
-        }
-        if is_dir && dir.with_attr(|attr| attr.nlink) >= self.links_max() {
-            return Err(NameError::TooManyLinks.into());
         }
         let fast_max = self.sb.block_size as usize - ID2_AT;
         let target = match new.target.len() >= fast_max {
@@ -73,17 +82,24 @@ impl Ocfs2 {
             }
         };
         let plan = || {
+            let credits = 2 * ADD_CREDITS + INODE_CREDITS;
+            let Some((dir, name)) = named else {
+                return Ok((credits + self.index_credits_max(&self.dinode(self.orphan_dir()?)?.0)?, None));
+            };
             let place = self.name_place(&private_of(dir).state.read(), name)?;
-            Ok((2 * ADD_CREDITS + INODE_CREDITS + place.credits, place))
+            Ok((credits + place.credits, Some(place)))
         };
         let made = self.planned_change(plan, |change, place| {
             change.ensure(Sub::Inodes, 1, 0)?;
-            let mut parent = private_of(dir).state.write();
+            let place = match place {
+                Some(place) => place,
+                None => self.orphan_place(change.next_block(Sub::Inodes)?.0.block)?,
+            };
             change.prepare_add(&place, is_dir)?;
             self.check_attributes_fit(None, &values.attributes)?;
             values.claimed.iter().try_for_each(|range| change.take_claimed(range.clone()))?;
-            let mut dinode = change.new_inode(new)?;
-            if is_dir {
+            let mut dinode = change.new_inode(new, named.is_some())?;
+            if let Some((dir, _)) = named.filter(|_| is_dir) {
                 change.make_directory(&mut dinode, dir.ino.0)?;
             }
             if let Some(range) = target.clone() {
@@ -95,8 +111,18 @@ impl Ocfs2 {
             if !values.attributes.is_empty() {
                 change.put_attributes(&mut dinode, &values.attributes)?;
             }
-            change.add_name(&mut parent, place, name, dinode.ino, new.kind)?;
-            change.names_changed(dir, parent, is_dir.into())?;
+            match named {
+                Some((dir, name)) => {
+                    let mut parent = private_of(dir).state.write();
+                    change.add_name(&mut parent, place, name, dinode.ino, new.kind)?;
+                    change.names_changed(dir, parent, is_dir.into())?;
+                }
+                None => {
+                    let mut orphans = self.dinode(self.orphan_dir()?)?.0;
+                    let name = orphan_name(dinode.ino);
+                    change.add_name(&mut orphans, place, name.as_bytes(), dinode.ino, new.kind)?;
+                }
+            }
             Ok(dinode)
         });
         if made.is_err() {
@@ -112,13 +138,16 @@ impl Ocfs2 {
         }
         let plan = || {
             let place = self.name_place(&private_of(dir).state.read(), name)?;
-            Ok((ADD_CREDITS + REMOVE_CREDITS + INODE_CREDITS + place.credits, place))
+            Ok((ADD_CREDITS + 2 * REMOVE_CREDITS + INODE_CREDITS + place.credits, place))
         };
         self.planned_change(plan, |change, place| {
             let mut parent = private_of(dir).state.write();
             change.prepare_add(&place, false)?;
             change.add_name(&mut parent, place, name, inode.ino.0, inode.kind)?;
             change.names_changed(dir, parent, 0)?;
+            if inode.with_attr(|attr| attr.nlink) == 0 {
+                change.leave_orphans(inode)?;
+            }
             inode.with_attr(|attr| attr.nlink += 1);
             inode.changed(Touch::Metadata, Logged::Anyway);
             change.log(inode, &mut private_of(inode).state.write())
@@ -126,8 +155,8 @@ impl Ocfs2 {
     }
 
     /// Finds where an inode goes in the directory of orphans.
-    fn orphan_place(&self, inode: &Inode) -> Result<NamePlace> {
-        self.name_place(&self.dinode(self.orphan_dir()?)?.0, orphan_name(inode.ino.0).as_bytes())
+    fn orphan_place(&self, ino: u64) -> Result<NamePlace> {
+        self.name_place(&self.dinode(self.orphan_dir()?)?.0, orphan_name(ino).as_bytes())
     }
 
     /// Refuses to remove the last name of an inode that could not be deleted.
@@ -146,7 +175,7 @@ impl Ocfs2 {
         self.check_removable(inode)?;
         let is_dir = inode.kind == FileType::Directory;
         let plan = || {
-            let place = self.orphan_place(inode)?;
+            let place = self.orphan_place(inode.ino.0)?;
             Ok((ADD_CREDITS + 2 * REMOVE_CREDITS + INODE_CREDITS + place.credits, place))
         };
         self.planned_change(plan, |change, place| {
@@ -185,7 +214,7 @@ impl Ocfs2 {
             let place = match target {
                 None => Some(self.name_place(&private_of(new_dir).state.read(), new_name)?),
                 Some(_) if exchange => None,
-                Some(target) => Some(self.orphan_place(target)?),
+                Some(target) => Some(self.orphan_place(target.ino.0)?),
             };
             let more = place.as_ref().map_or(0, |place| place.credits);
             Ok((2 * ADD_CREDITS + 4 * REMOVE_CREDITS + INODE_CREDITS + more, place))
@@ -268,8 +297,8 @@ impl Ocfs2 {
 }
 
 impl Change<'_> {
-    /// Takes an inode and writes it.
-    fn new_inode(&mut self, new: &NewInode) -> Result<Dinode> {
+    /// Takes an inode and writes it. Without a name it is an orphan.
+    fn new_inode(&mut self, new: &NewInode, is_named: bool) -> Result<Dinode> {
         let fs = self.fs;
         let taken = self.block(Sub::Inodes)?;
         let ino = taken.block;
@@ -284,13 +313,19 @@ impl Change<'_> {
         let generation = old.map_or(self.space.generation, |old| old.wrapping_add(1));
         let is_fast = new.kind == FileType::Symlink && new.target.len() < fs.sb.block_size as usize - ID2_AT;
         let size = if new.kind == FileType::Symlink { new.target.len() as u64 } else { new.size };
-        let attr = new.attr(if new.kind == FileType::Directory { 2 } else { 1 });
+        let attr = new.attr(match new.kind {
+            FileType::Directory => 2,
+            _ => is_named.into(),
+        });
         self.put_new(ino, DINODE.check_at, |bytes| {
             DINODE.put(bytes, ino, fs.sb.generation);
             put_u32(bytes, 0x08, generation);
             put_u16(bytes, 0x0C, SLOT);
             put_u16(bytes, 0x0E, taken.bit);
-            put_u32(bytes, FLAGS_AT, flags::VALID);
+            put_u32(bytes, FLAGS_AT, flags::VALID | if is_named { 0 } else { flags::ORPHANED });
+            if !is_named {
+                put_u16(bytes, ORPHANED_SLOT_AT, SLOT);
+            }
             put_attr(bytes, &attr);
             put_u64(bytes, SIZE_AT, size);
             match new.kind {
@@ -318,6 +353,16 @@ impl Change<'_> {
         self.log_changed(dir, state, Touch::Data, logged)
     }
 
+    /// Removes an inode that gets its first name from the directory of orphans.
+    fn leave_orphans(&mut self, inode: &Inode) -> Result<()> {
+        let mut orphans = self.fs.dinode(self.fs.orphan_dir()?)?.0;
+        self.remove_name(&mut orphans, orphan_name(inode.ino.0).as_bytes(), inode.ino.0)?;
+        self.put_inode(&mut private_of(inode).state.write(), |bytes| {
+            put_u32(bytes, FLAGS_AT, u32_at(bytes, FLAGS_AT) & !flags::ORPHANED);
+            put_u16(bytes, ORPHANED_SLOT_AT, 0);
+        })
+    }
+
     /// Lowers the link count of an inode that lost a name. Without a name it becomes an orphan, at `place`.
     fn forget_name(&mut self, inode: &Inode, place: NamePlace) -> Result<()> {
         let is_dir = inode.kind == FileType::Directory;
@@ -332,7 +377,7 @@ impl Change<'_> {
             let name = orphan_name(inode.ino.0);
             self.add_name(&mut orphans, place, name.as_bytes(), inode.ino.0, inode.kind)?;
             if is_dir {
-                let links = orphans.links + 1;
+                let links = orphans.links.saturating_add(1);
                 self.put_inode(&mut orphans, |bytes| put_links(bytes, links))?;
             }
             self.put_inode(&mut private.state.write(), |bytes| {

@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(short, long, visible_alias = "ro")]
     pub read_only: bool,
     /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga),
-    /// xfs, btrfs, ocfs2 (only read), ufs (UFS1 and UFS2), or mem (in memory)
+    /// xfs, btrfs, ocfs2, ufs (UFS1 and UFS2), or mem (in memory)
     #[arg(
         short = 't',
         long = "type",

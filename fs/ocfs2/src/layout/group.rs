@@ -61,10 +61,10 @@ pub fn add_to_chain(inode: &mut [u8], chain: u16, free: i32, total: u32) {
     let at = ID2_AT + 16 + usize::from(chain) * 16;
     let (old_free, old_total) = (u32_at(inode, at), u32_at(inode, at + 4));
     put_u32(inode, at, old_free.saturating_add_signed(free));
-    put_u32(inode, at + 4, old_total + total);
+    put_u32(inode, at + 4, old_total.saturating_add(total));
     let (used, all) = (u32_at(inode, USED_AT), u32_at(inode, USED_AT + 4));
     put_u32(inode, USED_AT, used.saturating_add(total).saturating_add_signed(-free));
-    put_u32(inode, USED_AT + 4, all + total);
+    put_u32(inode, USED_AT + 4, all.saturating_add(total));
 }
 
 /// Changes the bits of a range in a group, and its count.
@@ -75,7 +75,7 @@ pub fn set_bits(group: &mut [u8], bits: Range<u16>, used: bool) {
         *byte = *byte & !(1 << (bit % 8)) | u8::from(used) << (bit % 8);
     }
     let free = u16_at(group, 0x0C);
-    put_u16(group, 0x0C, if used { free.saturating_sub(len) } else { free + len });
+    put_u16(group, 0x0C, if used { free.saturating_sub(len) } else { free.saturating_add(len) });
     // The longest free run is not known.
     put_u16(group, 0x14, 0);
 }

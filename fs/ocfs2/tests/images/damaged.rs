@@ -76,6 +76,29 @@ fn damaged_structures_are_errors_that_name_the_place() {
 }
 
 #[test]
+fn a_group_in_a_chain_that_does_not_exist_is_damage() {
+    for name in ["//global_bitmap", "//inode_alloc:0000", "//extent_alloc:0000"] {
+        let mut image = unpack(PLAIN);
+        let group = first_group(&image, name);
+        set(&mut image, group + 0x0E, 2, 255);
+        let vfs = mount_writable(memory(&image));
+        let (cred, root) = (Cred::root(), vfs.root().unwrap());
+        let work = || -> Result<()> {
+            for nth in 0..40 {
+                let name = format!("new {nth}");
+                let file = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false)?.0;
+                vfs.write(&cred, &file, 0, &[1; 5000], WriteFlags::default())?;
+                vfs.set_xattr(&cred, &file, "user.a", &[2; 600], XattrMode::Any)?;
+                vfs.fsync(&file, false)?;
+            }
+            Ok(())
+        };
+        let error = work().unwrap_err().to_string();
+        assert!(error.contains("chain 255") && error.contains("block "), "{name}: {error}");
+    }
+}
+
+#[test]
 fn a_damaged_index_hides_no_name() {
     let many = mount(&unpack(PLAIN));
     let expected = names(&many, &find(&many, "/many").unwrap()).unwrap();

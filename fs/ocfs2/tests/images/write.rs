@@ -172,3 +172,53 @@ fn orphans_of_a_crash_are_deleted() {
         assert_clean(&device, kind.name);
     }
 }
+
+#[test]
+fn unnamed_files_get_a_name_or_vanish() {
+    if !have_programs(OCFS2_PROGRAMS) {
+        return;
+    }
+    let cred = Cred::root();
+    for kind in kinds() {
+        let device = Arc::new(MemDevice::from_bytes(&kind.image(kind.bytes)));
+        let vfs = mount_writable(device.clone());
+        let root = vfs.root().unwrap();
+        let files: Vec<InodeRef> = (0..300)
+            .map(|nth: u32| {
+                let file = vfs.create_unnamed(&cred, &root, &CreateSpec::file(0o640)).unwrap();
+                vfs.write(&cred, &file, 0, &nth.to_le_bytes(), WriteFlags::default()).unwrap();
+                assert_eq!(vfs.stat(&file).nlink, 0);
+                file
+            })
+            .collect();
+        let name = |nth: usize| format!("file {nth}");
+        for (nth, file) in files.iter().enumerate().filter(|(nth, _)| nth % 3 == 0) {
+            vfs.link(&cred, file, &root, name(nth).as_bytes(), false).unwrap();
+            assert_eq!(vfs.stat(file).nlink, 1);
+        }
+        let check_names = |vfs: &Arc<Vfs>, what: &str| {
+            let mut found = names(vfs, &vfs.root().unwrap()).unwrap();
+            found.retain(|name| name != b"lost+found");
+            assert_eq!(found.len(), 100, "{}: {what}", kind.name);
+            for nth in (0..300).step_by(3) {
+                let file = find(vfs, &format!("/{}", name(nth))).unwrap();
+                assert_eq!(read_all(vfs, &file).unwrap(), (nth as u32).to_le_bytes());
+            }
+        };
+        // fsck.ocfs2 would delete the orphans, and leave their names in the index of their directory.
+        vfs.sync().unwrap();
+        let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+        let again = mount_writable(copy.clone());
+        check_names(&again, "after a crash");
+        again.unmount().unwrap();
+        drop(again);
+        assert_clean(&copy, kind.name);
+        drop((files, root));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        assert_clean(&device, kind.name);
+        let vfs = mount_writable(device.clone());
+        check_names(&vfs, "mounted again");
+        vfs.unmount().unwrap();
+    }
+}
