@@ -1,4 +1,5 @@
-//! Damages an OCFS2 image, checks it, mounts and walks it, and makes the calls of the input.
+//! Damages an OCFS2 image, checks it, mounts it, which replays its journals and deletes orphans, walks it, and
+//! makes the calls of the input, which write to all images but that with blocks of 512 bytes.
 //!
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a piece of it. With
 //! the highest bit of the class, the checksum of the structure is made right after the patch.
@@ -8,6 +9,7 @@ use crate::input::{Flags, Input, Patch};
 use crate::work::{driver_options, memory, mount_twice, on_vfs};
 use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_ocfs2::layout::blockcheck;
+use ivers_ocfs2::layout::directory::{TRAILER_BYTES, TRAILER_CHECK_AT};
 use ivers_ocfs2::layout::shape::Shape;
 use ivers_ocfs2::layout::superblock::{Superblock, find};
 use ivers_ocfs2::{Ocfs2, OpenOptions};
@@ -21,7 +23,7 @@ const SUPER_CHECK_AT: usize = 0x80;
 /// The bit of a class for a right checksum.
 const RIGHT_SUM: u8 = 0x80;
 
-/// An image, and the bytes at which the pieces of its regions start: the superblock, structures, all else
+/// An image, and the bytes at which the pieces of its regions start: the superblock, structures, the rest
 /// that is not zeros.
 struct Base {
     device: Arc<dyn Device>,
@@ -29,12 +31,14 @@ struct Base {
     regions: [Vec<u64>; 3],
 }
 
-/// Made by `examples/ocfs2_bases.rs`.
+/// Made by `examples/ocfs2_bases.rs` and `examples/ocfs2_written_bases.rs`.
 static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
-    let packed: [&[u8]; 3] = [
+    let packed: [&[u8]; 5] = [
         include_bytes!("../bases/ocfs2.z"),
         include_bytes!("../bases/ocfs2_sums.z"),
         include_bytes!("../bases/ocfs2_dirty.z"),
+        include_bytes!("../bases/ocfs2_written_sums.z"),
+        include_bytes!("../bases/ocfs2_written_linear.z"),
     ];
     packed.into_iter().map(load).collect()
 });
@@ -48,7 +52,7 @@ fn load(packed: &[u8]) -> Base {
     for (nth, block) in image.chunks(size).enumerate() {
         let region = match nth {
             2 => 0,
-            _ if Shape::of(block).is_some() => 1,
+            _ if Shape::of(block).is_some() || is_directory(block) => 1,
             _ => 2,
         };
         for (at, piece) in (0..).step_by(PIECE as usize).zip(block.chunks(PIECE as usize)) {
@@ -58,6 +62,11 @@ fn load(packed: &[u8]) -> Base {
         }
     }
     Base { device: Arc::new(MemDevice::from_bytes(&image)), block_size: size as u64, regions }
+}
+
+/// Whether a block ends with the trailer of a directory, whatever its place.
+fn is_directory(block: &[u8]) -> bool {
+    block[block.len() - TRAILER_BYTES + 0x10..].starts_with(b"DIRTRL1")
 }
 
 /// Overwrites a part of an image.
@@ -72,7 +81,11 @@ fn patch(device: &dyn Device, base: &Base, patch: &Patch<'_>) {
     let len = patch.bytes.len().min(bytes.len() - start);
     bytes[start..start + len].copy_from_slice(&patch.bytes[..len]);
     if patch.class & RIGHT_SUM != 0 {
-        let check_at = Shape::of(&bytes).map_or(SUPER_CHECK_AT, |shape| shape.check_at);
+        let check_at = match Shape::of(&bytes) {
+            Some(shape) => shape.check_at,
+            None if is_directory(&bytes) => bytes.len() - TRAILER_BYTES + TRAILER_CHECK_AT,
+            None => SUPER_CHECK_AT,
+        };
         let check = blockcheck::compute(&bytes, check_at);
         bytes[check_at..check_at + check.len()].copy_from_slice(&check);
     }
