@@ -179,7 +179,8 @@ fn unnamed_files_get_a_name_or_vanish() {
         return;
     }
     let cred = Cred::root();
-    for kind in kinds() {
+    // With clusters of 1 MiB the files need more than the image has.
+    for kind in kinds().filter(|kind| kind.name != "1M") {
         let device = Arc::new(MemDevice::from_bytes(&kind.image(kind.bytes)));
         let vfs = mount_writable(device.clone());
         let root = vfs.root().unwrap();
