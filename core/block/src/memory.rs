@@ -87,6 +87,16 @@ impl Chunks {
         })
     }
 
+    /// Copies all chunks as they are at one moment.
+    fn copy_to(&self, all: &mut [u8]) {
+        let shards: Vec<_> = self.shards.iter().map(RwLock::read).collect();
+        for (chunk, bytes) in shards.iter().flat_map(|shard| shard.iter()) {
+            let part = &mut all[*chunk as usize * self.chunk_bytes..];
+            let len = part.len().min(bytes.len());
+            part[..len].copy_from_slice(&bytes[..len]);
+        }
+    }
+
     fn memory_bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.read().len() as u64).sum::<u64>() * self.chunk_bytes as u64
     }
@@ -117,10 +127,11 @@ impl MemDevice {
         dev
     }
 
-    /// Returns a copy of all bytes of the device.
+    /// Returns a copy of all bytes of the device as they are at one moment. While other threads write, it is
+    /// what a crash could leave.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![0; self.size_bytes as usize];
-        self.read_at(ByteOffset(0), &mut all).expect("memory does not fail");
+        self.chunks.copy_to(&mut all);
         all
     }
 }
@@ -264,6 +275,26 @@ mod tests {
         assert!(over.write_at(ByteOffset(9991), &[3; 10]).is_err());
         over.write_to_base().unwrap();
         assert_eq!(base.to_bytes(), all);
+    }
+
+    #[test]
+    fn a_copy_has_no_write_without_those_before_it() {
+        let device = MemDevice::new(8 << 20);
+        let (first, last) = (ByteOffset(0), ByteOffset((8 << 20) - 4));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..20_000u32 {
+                    device.write_at(first, &number.to_le_bytes()).unwrap();
+                    device.write_at(last, &number.to_le_bytes()).unwrap();
+                }
+            });
+            for _ in 0..50 {
+                let copy = device.to_bytes();
+                let [before, after] = [&copy[..4], &copy[copy.len() - 4..]]
+                    .map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap()));
+                assert!(before == after || before == after + 1, "{before}, then {after}");
+            }
+        });
     }
 
     #[test]
