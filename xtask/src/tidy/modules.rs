@@ -244,7 +244,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 13] = [
             (
                 "",
                 "layout mkfs head alloc volume map file dir xattr reserve write allocate names inode rename \
-                 check recover open driver",
+                 check recover open label driver",
             ),
             ("layout", "bytes superblock group group_map dinode directory"),
             ("check", "reader state inodes directories groups"),
@@ -255,7 +255,7 @@ const ORDERS: [(&str, &[(&str, &str)]); 13] = [
         &[
             (
                 "",
-                "layout space volume change map file dir xattr alloc tree write fallocate index names \
+                "layout space volume change map file alloc tree index dir xattr write fallocate names \
                  attributes inode system recover open driver check",
             ),
             ("layout", "bytes blockcheck shape superblock dinode extents group directory name_hash xattr"),
@@ -293,9 +293,9 @@ const ORDERS: [(&str, &[(&str, &str)]); 13] = [
             ),
             (
                 "write",
-                "tx tree extents checksums free_space chunks commit load change inodes contents packing \
-                 names attributes file allocation clones log_tree replay replay_names removal dropping \
-                 subvolumes epoch",
+                "tx tree extents checksums free_space chunks commit load change unshare inodes contents \
+                 packing names attributes file allocation clones log_tree replay replay_names removal \
+                 dropping subvolumes epoch",
             ),
         ],
     ),

@@ -87,8 +87,8 @@ pub fn check(
         Err(found) => return Ok(found),
     };
     if checker.forest.volume.sb.has_log() {
-        let what = "the log tree, which fsync leaves before a crash, is not checked but for its root block: \
-            the last commit is";
+        let what = "there is a log tree, from an fsync before a crash: only its root block is checked, \
+            and the last commit";
         checker.found.note(what);
     }
     checker.run(options)?;

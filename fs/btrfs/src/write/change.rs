@@ -169,8 +169,8 @@ impl Tx<'_> {
         refs_need(self.live.refs.len()) * 2 > self.free_blocks()
     }
 
-    /// Returns whether space for blocks is short: commits are more frequent then, and
-    /// [`Tx::unshare_paths`] divides changes.
+    /// Returns whether few blocks are free. Then changes commit sooner, and [`Tx::unshare_paths`] copies
+    /// shared blocks in changes of their own.
     pub(super) fn is_short(&self) -> bool {
         self.free_blocks() < 2 * self.kept_blocks()
     }

@@ -24,7 +24,7 @@ const REFS_ENOUGH: usize = 128;
 impl Btrfs {
     /// Returns the deleted subvolumes that still have trees. Leaves out a tree that Linux has begun to drop:
     /// it points to blocks that no longer exist, and only Linux can continue.
-    fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
+    pub(super) fn deleted_subvolumes(&self) -> Result<Vec<(Key, Root)>> {
         let _trees = self.live.read();
         let mut found = Vec::new();
         let Some(tree) = self.tree(object::ROOT_TREE)? else { return Ok(found) };
@@ -100,12 +100,14 @@ impl Tx<'_> {
     /// Drops the last blocks of the tree of a deleted subvolume.
     pub(super) fn drop_some(&mut self, tree: u64) -> Result<Dropped> {
         for count in 0..BLOCKS_A_CHANGE {
-            if count > 0 && (self.live.refs.len() > REFS_ENOUGH || self.has_many_refs()) {
-                break;
-            }
             // An error after the first change of a block would end the session.
             if let Err(error) = self.read_last_blocks(tree) {
                 return Ok(Dropped::Unreadable(error));
+            }
+            if count == 0 {
+                self.unshare_last_path(tree)?;
+            } else if self.live.refs.len() > REFS_ENOUGH || self.has_many_refs() || self.is_short() {
+                break;
             }
             if !self.drop_last_block(tree)? {
                 self.forget_tree(tree)?;

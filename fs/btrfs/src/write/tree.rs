@@ -125,7 +125,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns whether a block of a tree may have references of other trees, or references that name a block.
+    /// Returns whether other trees may refer to a block, or references from it may name it instead of a tree.
     fn may_share(&self, tree: u64, root: &Root, node: &Node, bytenr: u64) -> bool {
         is_subvolume(tree)
             && !self.live.fresh.contains(&bytenr)
@@ -495,6 +495,17 @@ impl Tx<'_> {
         self.set_root(tree, TreeRoot { bytenr, generation: self.live.transid, level: level as u8 })
     }
 
+    /// Returns whether other trees use a block, and nothing below it names this tree. If the tree made the
+    /// block, the references to what the block points to name the tree. Copying the block makes them name
+    /// the block instead. The other trees that use the block need that.
+    pub(super) fn is_of_others(&self, tree: u64, node: &Node, bytenr: u64) -> Result<bool> {
+        if self.live.fresh.contains(&bytenr) {
+            return Ok(false);
+        }
+        let (refs, is_full) = self.block_refs(bytenr, node.level)?;
+        Ok(refs > 1 && (is_full || node.owner != tree))
+    }
+
     /// Drops the last block of a tree that is being dropped, and what it refers to. If other trees use the
     /// block, only this reference to it is dropped. Returns false when the tree has no block left.
     pub(super) fn drop_last_block(&mut self, tree: u64) -> Result<bool> {
@@ -508,14 +519,8 @@ impl Tx<'_> {
                 break;
             }
             let (child, below) = (node.pointer(slot).bytenr, node.level - 1);
-            // If the tree made the block, the references to what the block points to name the tree. Copying
-            // the block makes them name the block instead. The other trees that use the block need that.
-            let is_others = !self.live.fresh.contains(&child) && {
-                let (refs, is_full) = self.block_refs(child, below)?;
-                let expected = self.expected_child(tree, at, slot)?;
-                refs > 1 && (is_full || self.fs.forest.node(&expected)?.owner != tree)
-            };
-            if is_others {
+            let expected = self.expected_child(tree, at, slot)?;
+            if self.is_of_others(tree, &*self.fs.forest.node(&expected)?, child)? {
                 self.drop_block(tree, child, below);
                 path.extend((0..node.level).map(|_| (0, 0)));
                 path.reverse();

@@ -1,8 +1,8 @@
 //! Copying shared blocks before a change, while space is short.
 //!
 //! When a change copies a block that a snapshot shares, each block or extent that it points to gets one more
-//! reference. A node has up to 493 pointers, and storing each reference may copy another block of the extent
-//! tree. One change can copy several such blocks, which takes more than [`Need::Removal`] keeps free.
+//! reference. A node of 16 KiB has up to 493 pointers. Storing each reference may copy another block of the
+//! extent tree. One change can copy several such blocks, which takes more than [`Need::Removal`] keeps free.
 //! Therefore, while space is short, each shared block is copied in a change of its own, and a commit can come
 //! between two of them.
 
@@ -22,6 +22,15 @@ struct Shared {
     below: Vec<u64>,
 }
 
+/// What happens to the path afterwards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Later {
+    /// A leaf is changed: all blocks of the path are copied.
+    Changed,
+    /// A block of other trees is dropped as a whole, and not copied.
+    Dropped,
+}
+
 impl Tx<'_> {
     /// Copies the shared blocks on the paths to some keys if space is short, and finds space for the change
     /// itself. Call it before the first step of the change.
@@ -30,19 +39,35 @@ impl Tx<'_> {
             return Ok(());
         }
         for &key in keys {
-            while let Some(Shared { level, below }) = self.first_shared(tree, key)? {
-                let leaves = self.extent_leaves(below)?;
-                // Each leaf of the extent tree is copied. An item that grows divides a full leaf; if more
-                // than half of the leaves are full, the blocks that the change must leave serve for that.
-                self.make_room(need, leaves + leaves / 2 + u64::from(MAX_LEVEL))?;
-                self.copy_path(tree, key, level)?;
-                self.end_change()?;
+            while let Some(shared) = self.first_shared(tree, key, Later::Changed)? {
+                self.unshare(need, tree, key, shared)?;
             }
         }
         self.make_room(need, 0)
     }
 
-    /// [`Tx::unshare_paths`] for the item of an inode and one more key.
+    /// As [`Tx::unshare_paths`], for the last block of a tree that is being dropped.
+    pub(super) fn unshare_last_path(&mut self, tree: u64) -> Result<()> {
+        let last = Key::new(u64::MAX, u8::MAX, u64::MAX);
+        while self.is_short()
+            && let Some(shared) = self.first_shared(tree, last, Later::Dropped)?
+        {
+            self.unshare(Need::Removal, tree, last, shared)?;
+        }
+        self.make_room(Need::Removal, 0)
+    }
+
+    /// Copies a shared block on the path to a key, in a change of its own.
+    fn unshare(&mut self, need: Need, tree: u64, key: Key, shared: Shared) -> Result<()> {
+        let leaves = self.extent_leaves(shared.below)?;
+        // Each of these leaves of the extent tree is copied. A full leaf is also divided when an item grows.
+        // Half of the leaves are counted for that. If more are full, they use the blocks that `need` keeps.
+        self.make_room(need, leaves + leaves / 2 + u64::from(MAX_LEVEL))?;
+        self.copy_path(tree, key, shared.level)?;
+        self.end_change()
+    }
+
+    /// Calls [`Tx::unshare_paths`] for a key, the item of an inode, and its orphan item.
     pub(crate) fn unshare_for(&mut self, need: Need, vnode: &Vnode, key: Key) -> Result<()> {
         let orphan = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid);
         self.unshare_paths(need, vnode.subvolume, &[key, vnode.item_key(), orphan])
@@ -50,11 +75,11 @@ impl Tx<'_> {
 
     /// Returns whether a change of this key must first copy shared blocks in a change of their own.
     pub(super) fn must_unshare(&self, tree: u64, key: Key) -> Result<bool> {
-        Ok(self.is_short() && self.first_shared(tree, key)?.is_some())
+        Ok(self.is_short() && self.first_shared(tree, key, Later::Changed)?.is_some())
     }
 
     /// The highest block on the path to a key whose copy adds references.
-    fn first_shared(&self, tree: u64, key: Key) -> Result<Option<Shared>> {
+    fn first_shared(&self, tree: u64, key: Key, later: Later) -> Result<Option<Shared>> {
         if !is_subvolume(tree) {
             return Ok(None);
         }
@@ -62,6 +87,10 @@ impl Tx<'_> {
         let mut expected = whole(tree, root.root);
         loop {
             let node = self.fs.forest.node(&expected)?;
+            let is_root = expected.bytenr == root.root.bytenr;
+            if later == Later::Dropped && !is_root && self.is_of_others(tree, &node, expected.bytenr)? {
+                return Ok(None);
+            }
             if self.adds_references(tree, &root, &node, expected.bytenr)? {
                 let below: Vec<u64> = match node.level {
                     0 => {

@@ -1,6 +1,7 @@
 //! Tests of changes inside a transaction: trees against a model, and commits between the parts of a change.
 
 mod contradictions;
+mod short_of_space;
 
 use super::change::Need;
 use super::dropping::Dropped;
@@ -217,14 +218,14 @@ fn mount(device: Arc<dyn Device>) -> (Arc<Btrfs>, Arc<Vfs>) {
 
 /// Makes a file with an extent for each sector.
 fn fragmented(vfs: &Arc<Vfs>, name: &[u8], sectors: u64) -> InodeRef {
-    scattered(vfs, name, sectors, 2)
+    scattered(vfs, &vfs.root().unwrap(), name, sectors, 2)
 }
 
 /// Makes a file with an extent for each sector. Extents that follow each other on the device are `parts`
 /// sectors apart in the file.
-fn scattered(vfs: &Arc<Vfs>, name: &[u8], sectors: u64, parts: usize) -> InodeRef {
-    let (cred, root) = (Cred::root(), vfs.root().unwrap());
-    let (file, _) = vfs.create(&cred, &root, name, &CreateSpec::file(0o644), false).unwrap();
+fn scattered(vfs: &Arc<Vfs>, dir: &InodeRef, name: &[u8], sectors: u64, parts: usize) -> InodeRef {
+    let cred = Cred::root();
+    let (file, _) = vfs.create(&cred, dir, name, &CreateSpec::file(0o644), false).unwrap();
     for first in 0..parts as u64 {
         for sector in (first..sectors).step_by(parts) {
             let data = [sector as u8 | 1; 4096];
@@ -641,84 +642,4 @@ fn an_address_that_is_used_again_has_its_new_contents() {
     addresses.sort_unstable();
     addresses.dedup();
     assert!(addresses.len() < count, "no address was used again");
-}
-
-/// Takes all free space for trees but for some blocks. Returns what it took.
-fn leave_free(fs: &Btrfs, blocks: usize, random: &mut SmallRng) -> Vec<u64> {
-    fs.with_tx(|tx| {
-        let size = u64::from(tx.sb().node_size);
-        let mut taken = Vec::new();
-        loop {
-            match tx.live.groups.take_block(Use::Metadata, size) {
-                Some(bytenr) => taken.push(bytenr),
-                None if tx.add_chunk(Use::Metadata)? => {}
-                None => break,
-            }
-        }
-        for _ in 0..blocks {
-            let bytenr = taken.swap_remove(random.random_range(0..taken.len()));
-            tx.live.groups.give_back(bytenr, size);
-        }
-        Ok(taken)
-    })
-    .unwrap()
-}
-
-/// A removal copies nodes that a snapshot shares, which adds a reference for each block below them. With
-/// little free space it must be refused, or divided by commits. It must not end the session.
-#[test]
-fn removals_from_shared_trees_end_no_session() {
-    let Some(device) = new_image() else { return };
-    let (_, vfs) = mount(device.clone());
-    let (cred, root) = (Cred::root(), vfs.root().unwrap());
-    let names: Vec<String> = (0..2000).map(|number| format!("{number:05}{}", "n".repeat(100))).collect();
-    for name in &names {
-        vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap();
-    }
-    // The extents of a leaf of this file have their items in as many leaves of the extent tree.
-    for part in 0..3 {
-        scattered(&vfs, format!("fragments-{part}").as_bytes(), 2500, 60);
-    }
-    vfs.snapshot_subvolume(&cred, &root, &root, b"snapshot", true).unwrap();
-    vfs.sync().unwrap();
-    let image = device.to_bytes();
-    drop(root);
-    vfs.unmount().unwrap();
-    for (seed, blocks) in (60..400).step_by(20).enumerate() {
-        let (mut removed, mut refused) = (0, 0);
-        let mut random = SmallRng::seed_from_u64(seed as u64);
-        let device = Arc::new(MemDevice::from_bytes(&image));
-        let (fs, vfs) = mount(device.clone());
-        let root = vfs.root().unwrap();
-        let taken = leave_free(&fs, blocks, &mut random);
-        for step in 0..40 {
-            let name = if step % 8 == 0 {
-                format!("fragments-{}", step / 8)
-            } else {
-                names[random.random_range(0..names.len())].clone()
-            };
-            match vfs.unlink(&cred, &root, name.as_bytes(), false) {
-                Ok(_) => removed += 1,
-                Err(Error::Name(NameError::NoSpace)) => refused += 1,
-                Err(Error::Name(NameError::NotFound)) => {}
-                Err(error) => panic!("{blocks} blocks, step {step}: {error}"),
-            }
-            assert_eq!(fs.health().read_only, None, "{blocks} blocks, step {step}, {name}");
-        }
-        // What a full filesystem keeps is enough for all removals.
-        assert!(removed > 30 || blocks < 300, "{blocks} blocks: {removed} removed, {refused} refused");
-        assert!(refused > 30 || blocks > 60, "{blocks} blocks: {removed} removed, {refused} refused");
-        let size = u64::from(fs.forest.volume.sb.node_size);
-        fs.with_tx(|tx| {
-            taken.into_iter().for_each(|bytenr| tx.live.groups.give_back(bytenr, size));
-            Ok(())
-        })
-        .unwrap();
-        drop(root);
-        vfs.unmount().unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
-        std::fs::write(&path, device.to_bytes()).unwrap();
-        ivers_oracle::btrfs::judge(&path).unwrap_or_else(|error| panic!("{blocks} blocks: {error}"));
-    }
 }
