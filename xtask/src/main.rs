@@ -274,7 +274,7 @@ enum Task {
         /// Minutes per target
         #[arg(long, default_value_t = 10)]
         minutes: u64,
-        /// The longest time of one input in seconds; set it higher on a machine that stops processes
+        /// The time limit of one input in seconds; raise it on a busy machine
         #[arg(long, default_value_t = fuzz::INPUT_SECONDS)]
         input_seconds: u64,
         /// Only write the generated inputs of all targets into this directory

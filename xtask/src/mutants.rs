@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A part of the names of the crash explorer's tests.
-const OWN_TESTS: &str = "no_crash_point";
+/// Selects the tests of the crash explorer: a part of their names.
+const EXPLORER_TESTS: &str = "no_crash_point";
 
 /// A test that must detect mutants.
 struct Harness {
@@ -40,7 +40,7 @@ struct Harness {
 const HARNESSES: [Harness; 6] = [
     Harness {
         patches: "testing/crash/mutants",
-        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", OWN_TESTS],
+        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture", EXPLORER_TESTS],
         flags: None,
         target: "target",
         effort: "IVERS_CRASH_STATES",
@@ -63,7 +63,7 @@ const HARNESSES: [Harness; 6] = [
             "explore",
             "--",
             "--nocapture",
-            OWN_TESTS,
+            EXPLORER_TESTS,
         ],
         flags: None,
         target: "target",
@@ -90,7 +90,7 @@ const HARNESSES: [Harness; 6] = [
             "subvolumes",
             "--",
             "--nocapture",
-            OWN_TESTS,
+            EXPLORER_TESTS,
         ],
         flags: None,
         target: "target",
@@ -245,7 +245,7 @@ impl Harness {
     fn look(&self, scratch: &Path, effort: u64, test: Option<&str>) -> Verdict {
         let mut command = crate::cargo();
         // The name of a test replaces that of the harness's own tests.
-        let args = self.args.iter().filter(|word| test.is_none() || **word != OWN_TESTS);
+        let args = self.args.iter().filter(|word| test.is_none() || **word != EXPLORER_TESTS);
         command.args(args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
         command.env(self.effort, effort.to_string()).envs(self.env.iter().copied());
         if let Some(flags) = self.flags {

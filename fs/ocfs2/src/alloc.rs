@@ -82,13 +82,14 @@ impl Ocfs2 {
         Ok(found)
     }
 
-    /// Returns the chain of a group, which the allocator must have.
+    /// Returns the chain of a group. Fails if the allocator has no such chain.
     fn chain_of(&self, ino: u64, group: &Group<'_>) -> Result<u16> {
         let (_, block) = self.dinode(ino)?;
         let room = (block.len() - ID2_AT - 16) / 16;
         let chains = u16_at(&block, ID2_AT + 6);
         if usize::from(chains) > room || group.chain >= chains {
-            let what = format!("the group is in chain {}, and the allocator has {chains}", group.chain);
+            let has = format!("{chains} chains, and room for {room}");
+            let what = format!("the group is in chain {}, and its allocator has {has}", group.chain);
             return Err(self.corrupt_block(group.number, what));
         }
         Ok(group.chain)
@@ -299,8 +300,8 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Returns the block that [`block`](Self::block) takes next, the group of it by its place among the groups,
-    /// and the chain of the group.
+    /// Returns the block that [`block`](Self::block) takes next, the index of its group in `groups`, and the
+    /// chain of the group.
     pub fn next_block(&mut self, sub: Sub) -> Result<(Taken, usize, u16)> {
         let fs = self.fs;
         let ino = self.sub(sub).ino;

@@ -60,8 +60,8 @@ impl Ocfs2 {
         self.planned_change(|| Ok((credits, ())), |change, ()| make(change))
     }
 
-    /// As [`change`](Self::change). `plan` finds the credits, and what `make` needs, under the lock of
-    /// changes: nothing that it looks at changes before `make`.
+    /// As [`change`](Self::change). `plan` returns the credits, and what `make` needs. It runs under
+    /// the lock of `Space`, so what it reads does not change before `make`.
     pub(crate) fn planned_change<P, R>(
         &self,
         plan: impl FnOnce() -> Result<(u32, P)>,

@@ -34,8 +34,8 @@ impl Ocfs2 {
         Ok((number, self.block(number, check_at)?))
     }
 
-    /// Calls `each` with the entries that begin in a range of bytes, and with the bytes of each, until it
-    /// breaks. The start may be anywhere: entries are found from the start of their block.
+    /// Calls `each` with every entry that begins in a range of bytes, and with the range of the entry, until
+    /// `each` breaks. The start may be anywhere: entries are found from the start of their block.
     pub(crate) fn for_each_entry(
         &self,
         dir: &Dinode,
@@ -114,15 +114,15 @@ impl Ocfs2 {
         block * u64::from(self.sb.block_size) + at as u64
     }
 
-    /// Returns the blocks in which a name may be, by the index in memory. Makes the index of a large
-    /// directory. The caller holds the lock of the directory.
+    /// Returns the blocks that may have a name, from the index in memory. Makes the index if a large
+    /// directory has none. `None`: there is no index. The caller holds the lock of the directory.
     fn remembered_blocks(&self, dir: &Dinode, name: &[u8]) -> Option<Vec<u64>> {
         if dir.size < INDEXED_BYTES {
             return None;
         }
         let (key, size) = (Ino(dir.ino), u64::from(self.sb.block_size));
         let places = self.names.places(key, name).or_else(|| {
-            // Damage anywhere prevents the index. A search finds what is before it.
+            // A damaged block prevents the index. A search still finds names before the damage.
             let made = self.names.make(key, |new| {
                 let mut is_whole = true;
                 for nth in 0..dir.size / size {

@@ -60,7 +60,7 @@ impl FileSystem for Ocfs2 {
         let free = total.saturating_sub(bitmap.id1 & u64::from(u32::MAX));
         let per_cluster = u64::from(self.sb.blocks_per_cluster);
         let available = match self.writer {
-            // What was freed and is not durable yet, too: a caller that needs it waits for the commit.
+            // With clusters whose freeing is not durable yet: a caller that needs them waits for the commit.
             Some(_) => {
                 let space = self.space()?;
                 space.free.saturating_sub(space.reserved)

@@ -59,7 +59,7 @@ impl Ocfs2 {
         self.make(Some((dir, name)), new)
     }
 
-    /// Makes an inode without a name: an orphan.
+    /// Makes an unnamed file. It is in the directory of orphans until it gets a name.
     pub(crate) fn fs_create_unnamed(&self, new: &NewInode) -> Result<LoadedInode> {
         self.make(None, new)
     }
@@ -297,7 +297,7 @@ impl Ocfs2 {
 }
 
 impl Change<'_> {
-    /// Takes an inode and writes it. Without a name it is an orphan.
+    /// Takes an inode and writes it. If it has no name, it is marked as an orphan.
     fn new_inode(&mut self, new: &NewInode, is_named: bool) -> Result<Dinode> {
         let fs = self.fs;
         let taken = self.block(Sub::Inodes)?;
@@ -353,7 +353,7 @@ impl Change<'_> {
         self.log_changed(dir, state, Touch::Data, logged)
     }
 
-    /// Removes an inode that gets its first name from the directory of orphans.
+    /// Removes an unnamed file from the directory of orphans, because it gets its first name.
     fn leave_orphans(&mut self, inode: &Inode) -> Result<()> {
         let mut orphans = self.fs.dinode(self.fs.orphan_dir()?)?.0;
         self.remove_name(&mut orphans, orphan_name(inode.ino.0).as_bytes(), inode.ino.0)?;

@@ -23,21 +23,21 @@ pub(crate) const REMOVE_CREDITS: u32 = 8;
 
 /// Where a name goes: found before the change begins.
 pub(crate) struct NamePlace {
-    room: Room,
+    entry: EntryPlace,
     index: Option<Place>,
     /// Credits for the index beside those of one leaf.
     pub credits: u32,
 }
 
-/// Where an entry goes.
+/// Where a new entry is written.
 #[derive(Clone, Copy)]
-enum Room {
+enum EntryPlace {
     Inode,
     /// The inode is full: its entries move to a block first.
     FullInode,
     Block(u64),
-    /// A new block.
-    None,
+    /// In a new block: no block has space.
+    NewBlock,
 }
 
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
@@ -54,23 +54,23 @@ impl Ocfs2 {
         self.corrupt(dir.ino, what)
     }
 
-    /// Finds where a name goes. The caller holds the lock of changes.
+    /// Finds where a name goes. The caller holds the lock of `Space`.
     pub(crate) fn name_place(&self, dir: &Dinode, name: &[u8]) -> Result<NamePlace> {
         let need = directory::entry_bytes(name);
         if dir.is_inline() {
             let block = self.block_of(dir)?;
             let found = directory::find_space(&block[Self::inline_area(dir)], need);
             let has_room = found.map_err(|what| self.damaged(dir, what))?.0.is_some();
-            let room = if has_room { Room::Inode } else { Room::FullInode };
-            return Ok(NamePlace { room, index: None, credits: 0 });
+            let entry = if has_room { EntryPlace::Inode } else { EntryPlace::FullInode };
+            return Ok(NamePlace { entry, index: None, credits: 0 });
         }
-        let room = self.find_room(dir, need)?.map_or(Room::None, Room::Block);
+        let entry = self.find_room(dir, need)?.map_or(EntryPlace::NewBlock, EntryPlace::Block);
         if !self.is_indexed(dir) {
-            return Ok(NamePlace { room, index: None, credits: 0 });
+            return Ok(NamePlace { entry, index: None, credits: 0 });
         }
         let index = self.index_place(dir, name)?;
         let credits = self.index_credits(dir, &index)?;
-        Ok(NamePlace { room, index: Some(index), credits })
+        Ok(NamePlace { entry, index: Some(index), credits })
     }
 
     /// Finds a block of a directory with room for an entry.
@@ -124,9 +124,9 @@ impl Change<'_> {
     /// Makes sure that there is space for adding a name. Call it before the first change. `makes`: also for a
     /// new directory.
     pub fn prepare_add(&mut self, place: &NamePlace, makes: bool) -> Result<()> {
-        let (mut blocks, mut clusters) = match place.room {
-            Room::Inode | Room::Block(_) => (0, 0),
-            Room::FullInode | Room::None => (2 * TREE_BLOCKS + 1, 2),
+        let (mut blocks, mut clusters) = match place.entry {
+            EntryPlace::Inode | EntryPlace::Block(_) => (0, 0),
+            EntryPlace::FullInode | EntryPlace::NewBlock => (2 * TREE_BLOCKS + 1, 2),
         };
         if let Some(index) = &place.index {
             clusters += index.clusters();
@@ -217,15 +217,15 @@ impl Change<'_> {
         kind: FileType,
     ) -> Result<()> {
         let new = Entry { ino, kind: number_of(kind), name };
-        let NamePlace { mut room, mut index, .. } = place;
-        if let Room::FullInode = room {
+        let NamePlace { mut entry, mut index, .. } = place;
+        if let EntryPlace::FullInode = entry {
             self.expand(dir)?;
-            NamePlace { room, index, .. } = self.fs.name_place(dir, name)?;
+            NamePlace { entry, index, .. } = self.fs.name_place(dir, name)?;
         }
-        let block = match room {
-            Room::Inode => None,
-            Room::Block(number) => Some(number),
-            Room::FullInode | Room::None => Some(self.extend(dir)?),
+        let block = match entry {
+            EntryPlace::Inode => None,
+            EntryPlace::Block(number) => Some(number),
+            EntryPlace::FullInode | EntryPlace::NewBlock => Some(self.extend(dir)?),
         };
         let mut added_at = 0;
         self.put_entries(dir, block, |area| {

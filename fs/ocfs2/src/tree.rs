@@ -149,8 +149,9 @@ impl Ocfs2 {
         Ok(credits)
     }
 
-    /// Checks that a change at a position of a file fits a transaction, as [`leaf_credits`](Self::leaf_credits)
-    /// does. The leaves are read only of a file with very many clusters.
+    /// Checks that a change at a position of a file fits a transaction, as
+    /// [`leaf_credits`](Self::leaf_credits) does. Reads the leaves only if the file has so many clusters that
+    /// it may not fit.
     pub(crate) fn check_leaf_credits(&self, inode: &Dinode, cpos: u32) -> Result<()> {
         let most = self.writer()?.commits.journal().max_credits() / 2;
         // All leaves but the last one are full.

@@ -1,4 +1,4 @@
-//! Directories: units of 512 bytes with entries of any length, in no order.
+//! Directories: units of 512 or 1024 bytes with entries of any length, in no order.
 
 use crate::layout::dinode::Dinode;
 use crate::layout::directory::{Entry, UNIT_BYTES, entry, unit_bytes};
@@ -88,7 +88,7 @@ impl Ufs {
         }
         let key = Ino(dir.ino.into());
         self.names.places(key, name).or_else(|| {
-            // Damage anywhere prevents the index. A search finds what is before it.
+            // A damaged block prevents the index. A search still finds names before the damage.
             let made = self.names.make(key, |new| {
                 let mut is_whole = true;
                 self.for_each_entry(dir, 0..dir.size, |entry, bytes| {

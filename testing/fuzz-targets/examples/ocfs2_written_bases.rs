@@ -1,6 +1,6 @@
 //! Makes the OCFS2 images again that ivers fills: `cargo run -p ivers-fuzz-targets --example
-//! ocfs2_written_bases` (package ocfs2-tools). Inputs refer to places in them, so existing inputs change their
-//! meaning.
+//! ocfs2_written_bases` (package ocfs2-tools). Inputs refer to places in them, so existing inputs change
+//! their meaning.
 
 use anyhow::Result;
 use flate2::Compression;

@@ -1,5 +1,6 @@
-//! Damages an OCFS2 image, checks it, mounts it, which replays its journals and deletes orphans, walks it, and
-//! makes the calls of the input, which write to all images but that with blocks of 512 bytes.
+//! Damages an OCFS2 image, checks it, and mounts it. The mount replays journals and deletes orphans. Then it
+//! walks the tree and makes the calls of the input. They write, except to the image with blocks of 512 bytes,
+//! which is read-only.
 //!
 //! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a piece of it. With
 //! the highest bit of the class, the checksum of the structure is made right after the patch.

@@ -154,7 +154,7 @@ fn compare_sectors(good: &Arc<Vfs>, bad: &Arc<Vfs>) -> (usize, usize) {
 }
 
 #[test]
-fn with_one_copy_nothing_wrong_is_read_of_a_thousand_bad_sectors() {
+fn with_one_copy_bad_sectors_are_errors_and_never_wrong_bytes() {
     const BAD: usize = 1000;
     if !can_fill() {
         return;

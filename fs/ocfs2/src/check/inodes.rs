@@ -229,8 +229,9 @@ impl Checker {
         let count = |names: &NamesByBlock| names.values().map(|(count, _)| count).sum::<u32>();
         let (counted, found, all) = (u32_at(&root, 0x38), count(&indexed), count(names));
         if indexed != *names || counted != found {
+            let equal = if counted == found && found == all { "; hashes or blocks differ" } else { "" };
             let what = format!(
-                "the index counts {counted} entries and has {found} of the {all} names, or other ones"
+                "the index counts {counted} entries and has {found}; the directory has {all} names{equal}"
             );
             self.bad("index-wrong", place, what);
         }

@@ -1,5 +1,6 @@
 //! Every crash point of many workloads (see `ivers_crash`): the journal makes each change take effect as a
-//! whole, and the checker finds nothing afterwards, and fsck.ocfs2 nothing in some states.
+//! whole. Afterwards the checker finds nothing in any state. fsck.ocfs2 checks some of the states, and finds
+//! nothing either.
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of filesystem. `IVERS_CRASH_SEED` chooses
 //! the sample. `IVERS_CRASH_WORKLOAD` runs the workload that a report names. `IVERS_CRASH_VIOLATIONS` is the
@@ -23,8 +24,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Kind {
     name: &'static str,
     image: Arc<Vec<u8>>,
-    /// How many states were checked. fsck.ocfs2 checks one in so many.
+    /// The number of states that were checked.
     checked: Arc<AtomicU64>,
+    /// fsck.ocfs2 checks one state in this many.
     fsck_every: u64,
 }
 
@@ -40,7 +42,7 @@ const OPTIONS: [(&str, u64, &[&str]); 3] = [
     ),
 ];
 
-/// Fills free clusters with bytes that no workload writes, so that a leak shows.
+/// Fills free clusters with bytes that no workload writes, so that a file with old data is noticed.
 fn fill_free_space(image: &mut [u8]) {
     let sb = superblock(image);
     let group_at = first_group(image, "//global_bitmap");
@@ -99,7 +101,7 @@ impl Target for Kind {
             return Ok(());
         }
         let mut theirs = fsck_ocfs2(image)?;
-        // Random changes remove it.
+        // Random changes may remove lost+found.
         theirs.remove("LOSTFOUND_MISSING");
         anyhow::ensure!(theirs.is_empty(), "fsck.ocfs2: {theirs:?}");
         Ok(())

@@ -1,4 +1,4 @@
-//! What other mounts left in a filesystem is freed by the next mount for writing, which may crash at any write.
+//! The next mount for writing frees what other mounts left, also if it crashes at any of its writes.
 
 use crate::common::*;
 use ivers_block::{Device, FaultDevice, MemDevice};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Clusters that wait in the truncate log: more than one transaction frees.
 const WAITING: u64 = 60;
 
-/// Puts every second one of the last clusters into the truncate log of a slot.
+/// Marks every second one of the last clusters as used, and puts them into the truncate log of slot 0.
 fn with_truncate_log(mut image: Vec<u8>) -> Vec<u8> {
     let clusters = u64::from(superblock(&image).clusters);
     let log = slot(&image, "//truncate_log:0000");
@@ -27,23 +27,23 @@ fn with_truncate_log(mut image: Vec<u8>) -> Vec<u8> {
 }
 
 /// Mounts a device for writing, and unmounts it.
-fn take_over(device: Arc<dyn Device>) {
+fn mount_and_unmount(device: Arc<dyn Device>) {
     let fs = open(device).unwrap();
     assert_eq!(fs.health().read_only, None);
     fs.unmount().unwrap();
 }
 
 #[test]
-fn what_other_mounts_left_is_freed_and_a_crash_leaves_nothing() {
-    // The second image was not unmounted. Its journal has a window of clusters, and an orphan whose attributes
-    // are in buckets, which stays.
+fn a_mount_frees_leftovers_also_after_a_crash() {
+    // The second image was not unmounted. Its journal has a window of clusters, and an orphan that stays,
+    // because its attributes are in buckets.
     for (name, image, stays) in [("log", with_truncate_log(unpack(PLAIN)), 0), ("dirty", unpack(DIRTY), 1)] {
         let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::from_bytes(&image))));
-        take_over(device.clone());
+        mount_and_unmount(device.clone());
         let mut states = 0;
         for prefix in 0..=device.len() {
             let crashed: Arc<dyn Device> = Arc::new(device.image(prefix).unwrap());
-            take_over(crashed.clone());
+            mount_and_unmount(crashed.clone());
             let found = check(crashed, Memory::unlimited(), "image").unwrap();
             assert!(
                 found.is_clean() && found.notes().len() == stays,
@@ -54,7 +54,7 @@ fn what_other_mounts_left_is_freed_and_a_crash_leaves_nothing() {
         assert!(states > 10, "{name}: {states} states");
         if stays == 0 && have_programs(OCFS2_PROGRAMS) {
             let whole = Arc::new(MemDevice::from_bytes(&image));
-            take_over(whole.clone());
+            mount_and_unmount(whole.clone());
             assert_clean(&whole, name);
         }
     }

@@ -50,7 +50,7 @@ impl Scale {
         Vfs::mount(fs, options).unwrap()
     }
 
-    /// Does something with each name in another order, in a new mount. Returns the blocks of 4 KiB that were
+    /// Calls `each` for each name, in mixed order, in a new mount. Returns the blocks of 4 KiB that were
     /// read.
     fn step(&self, what: &str, cache: u64, each: &dyn Fn(&Arc<Vfs>, &InodeRef, u64)) -> u64 {
         let vfs = self.mount(cache);
@@ -120,7 +120,8 @@ fn a_name_that_is_not_there_takes_few_reads() {
         // The first lookup in a directory without an index reads all of it, for one in memory.
         took.push([reads(names, false), reads(names + 1, false), reads(0, true), reads(names + 2, false)]);
     }
-    // The root of the index and a leaf; a leaf; a leaf, a block and the inode.
+    // With an index on the device, the first lookup reads its root and a leaf, a later one a leaf. For a name
+    // that exists it also reads a block of the directory and the inode.
     let [indexed, linear] = took[..] else { panic!("{took:?}") };
     assert!(indexed[0] <= 2 && indexed[1] <= 1 && indexed[2] <= 3 && indexed[3] <= 1, "{indexed:?}");
     assert!(linear[0] >= 30 && linear[1..] == [0, 1, 0], "{linear:?}");

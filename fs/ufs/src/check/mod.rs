@@ -35,8 +35,9 @@ pub fn check(device: Arc<dyn Device>, memory: Memory, image: &str) -> Result<Fin
         Err(error) => return Err(error),
     };
     if sb.is_old {
-        let what = "UFS1 of a system before 4.4BSD, or of Solaris, cannot be checked: its groups are others";
-        return Err(Error::Incompatible(format!("{image}: {what}; use fsck of that system")));
+        let what = "UFS1 of a system before 4.4BSD, or of Solaris, cannot be checked: its groups have \
+                    another format";
+        return Err(Error::Incompatible(format!("{image}: {what}; run fsck of that system")));
     }
     let mut checker = survey(device, &sb, memory)?;
     checker.find_paths()?;

@@ -32,10 +32,10 @@ impl Entry<'_> {
     }
 }
 
-/// Bytes of the units of some older systems. Entries are read in the same way from units of half the size.
+/// Bytes of the largest units of older systems. Units of 512 bytes can be read as units of this size, too.
 const OLD_UNIT_BYTES: u32 = 1024;
 
-/// How many bytes of a directory are read at once: no entry crosses the end of them, or of the directory.
+/// Returns the size in bytes of the units in which a directory is read. No entry crosses the end of one.
 pub fn unit_bytes(sb: &Superblock) -> usize {
     if sb.new_flags { UNIT_BYTES } else { OLD_UNIT_BYTES.min(sb.fragment_size) as usize }
 }

@@ -169,8 +169,8 @@ pub struct Counts {
 pub struct Superblock {
     /// The version of the format.
     pub version: Version,
-    /// UFS1 of a system before 4.4BSD, or of one that kept its inodes, such as Solaris: owners have 16 bits,
-    /// times have no nanoseconds, and entries of directories have no type.
+    /// UFS1 with inodes and directories of 4.2BSD, which Solaris still uses. Owners have 16 bits; Solaris can
+    /// store 32 in another place. Times have no nanoseconds. Entries of directories have no type.
     pub is_old: bool,
     /// The byte order of all numbers.
     pub order: ByteOrder,

@@ -1,5 +1,5 @@
-//! The kernel's driver in an emulated machine, which only reads, sees what ivers wrote, and what ivers sees in
-//! images of older systems.
+//! The kernel's driver in an emulated machine, which only reads, sees what ivers wrote. In images of older
+//! systems it sees what ivers sees.
 //!
 //! It looks for the superblock of UFS2 at byte 65536, where makefs does not put it: so its images are UFS1.
 

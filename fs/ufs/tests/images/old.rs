@@ -1,5 +1,5 @@
-//! Images as systems before 4.4BSD, and Solaris, made them. No program makes them today: they are images of
-//! makefs with the structures of these systems.
+//! Images as systems before 4.4BSD, and Solaris, made them. No available program makes them, so the tests
+//! change images of makefs to these formats.
 
 use crate::common::*;
 use ivers_oracle::have_programs;
@@ -17,7 +17,7 @@ use std::ops::Range;
 pub const OLD: [(&str, usize, usize, bool); 3] =
     [("old", 0, 512, false), ("nextstep", 8, 1024, false), ("sun", 2, 512, true)];
 
-/// `fs_state` of Solaris plus the time, if the filesystem is in order.
+/// The sum of `fs_state` and the time on Solaris, if the filesystem is clean.
 const FSOKAY: u32 = 0x7c26_9d38;
 
 /// The bytes of each used inode of an image, and the inode.
@@ -101,7 +101,7 @@ fn make_old(image: &mut [u8], unit: usize, is_wide: bool) {
     let mut fields = FieldsMut::new(&mut image[start..], sb.order);
     // What 4.4BSD has there was free, or had another meaning.
     fields.u32(at::FS_MAXSYMLINKLEN, 0);
-    // 4.4BSD calls its inodes 2, and those before it -1.
+    // It is 2 on 4.4BSD. All other values mean older inodes.
     fields.u32(at::FS_OLD_INODEFMT, if unit == 512 { 0 } else { u32::MAX });
     fields.u32(1336, FSOKAY.wrapping_sub(time));
 }
@@ -115,7 +115,7 @@ pub fn old_and_new((_, kind, unit, is_wide): (&str, usize, usize, bool)) -> (Vec
     (old, new)
 }
 
-/// A directory in units of another size can have another size.
+/// Leaves out the sizes of directories, which depend on the size of a unit.
 fn without_sizes_of_directories(mut tree: Tree) -> Tree {
     for line in tree.values_mut().filter(|line| line.starts_with("40")) {
         *line = line.split_whitespace().filter(|word| !word.starts_with("size=")).collect();
