@@ -14,7 +14,7 @@ use crate::layout::items::RootItem;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::{Expected, Node};
 use crate::layout::raw::{RawDevItem, RawSuperblock};
-use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, TreeRoot, at_place};
+use crate::layout::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, at_place};
 use crate::tree::{Forest, Tree};
 use crate::volume::Volume;
 use ivers_block::{Budget, ByteOffset, Device};
@@ -71,9 +71,8 @@ impl LastCommit {
         let sb = &self.forest.volume.sb;
         let first = [(object::CHUNK_TREE, sb.chunk_root), (object::ROOT_TREE, sb.root)];
         self.roots.extend(first.map(|(id, root)| Tree { id, root }));
-        while let Some(Tree { id, root: TreeRoot { bytenr, generation, level } }) = self.roots.pop() {
-            let expected = Expected { bytenr, generation, level, tree: id, first: None, below: None };
-            if !self.has_block(&expected)? {
+        while let Some(Tree { id, root }) = self.roots.pop() {
+            if !self.has_block(&Expected::root_of(id, root))? {
                 return Ok(false);
             }
         }

@@ -100,8 +100,7 @@ impl Forest {
 
     /// Finds the leaf that has the last key that is at most `key`, or the first leaf.
     fn leaf(&self, tree: &Tree, key: Key) -> Result<Leaf> {
-        let TreeRoot { bytenr, generation, level } = tree.root;
-        let mut expected = Expected { bytenr, generation, level, tree: tree.id, first: None, below: None };
+        let mut expected = Expected::root_of(tree.id, tree.root);
         loop {
             let node = self.node(&expected)?;
             if node.level == 0 {

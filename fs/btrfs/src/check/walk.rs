@@ -114,19 +114,14 @@ impl Checker {
         if !sb.has_log() {
             return Ok(());
         }
-        let TreeRoot { bytenr, level, .. } = sb.log_root;
         // An fsync writes it before the commit that it belongs to.
-        let generation = sb.generation.saturating_add(1);
-        let tree = object::TREE_LOG;
-        let expected = Expected { bytenr, generation, level, tree, first: None, below: None };
-        self.read_block(&expected, true).map(drop)
+        let root = TreeRoot { generation: sb.generation.saturating_add(1), ..sb.log_root };
+        self.read_block(&Expected::root_of(object::TREE_LOG, root), true).map(drop)
     }
 
     /// Walks a tree. Returns whether all of it could be read.
     pub(super) fn walk(&mut self, root: &Root, visit: &mut dyn Visit, again: bool) -> Result<bool> {
-        let Tree { id, root: at } = root.tree;
-        let (bytenr, generation, level) = (at.bytenr, at.generation, at.level);
-        let expected = Expected { bytenr, generation, level, tree: id, first: None, below: None };
+        let expected = Expected::root_of(root.tree.id, root.tree.root);
         let mut walk = Walk { tree: root.tree, dropped: root.dropped, visit, again };
         self.walk_block(&expected, &mut walk)
     }

@@ -16,6 +16,11 @@ impl Key {
     }
 }
 
+/// The key of the item that marks an inode, or a tree in the root tree, as an orphan.
+pub(crate) const fn orphan_key(objectid: u64) -> Key {
+    Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid)
+}
+
 impl From<&RawKey> for Key {
     fn from(raw: &RawKey) -> Self {
         Self::new(raw.objectid.get(), raw.kind, raw.offset.get())

@@ -3,7 +3,7 @@
 use super::bytes::{read, slice};
 use super::key::{Key, is_subvolume};
 use super::raw::{RawHeader, RawItem, RawKeyPtr};
-use super::superblock::{MAX_LEVEL, Superblock};
+use super::superblock::{MAX_LEVEL, Superblock, TreeRoot};
 use std::mem::size_of;
 
 pub(crate) const HEADER_BYTES: usize = size_of::<RawHeader>();
@@ -31,6 +31,14 @@ pub(crate) struct Expected {
     pub first: Option<Key>,
     /// All keys are below this one.
     pub below: Option<Key>,
+}
+
+impl Expected {
+    /// What must be in the root of a tree.
+    pub(crate) fn root_of(tree: u64, root: TreeRoot) -> Self {
+        let TreeRoot { bytenr, generation, level } = root;
+        Self { bytenr, generation, level, tree, first: None, below: None }
+    }
 }
 
 /// A pointer of a node.

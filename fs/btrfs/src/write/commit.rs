@@ -115,8 +115,8 @@ impl Tx<'_> {
     /// anything of it is written.
     pub(super) fn check_trees(&self) -> Result<()> {
         let roots: Vec<_> = self.fs.forest.roots.lock().iter().map(|(id, root)| (*id, root.root)).collect();
-        for (tree, TreeRoot { bytenr, generation, level }) in roots {
-            self.check_block(Expected { bytenr, generation, level, tree, first: None, below: None })?;
+        for (tree, root) in roots {
+            self.check_block(Expected::root_of(tree, root))?;
         }
         Ok(())
     }

@@ -8,10 +8,9 @@ use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::layout::bytes::read;
 use crate::layout::items::RootItem;
-use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::key::{Key, is_subvolume, kind, object, orphan_key};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
-use crate::layout::superblock::TreeRoot;
 use crate::tree::Root;
 use ivers_vfs::{Error, NameError, Result};
 use std::ops::ControlFlow;
@@ -120,8 +119,7 @@ impl Tx<'_> {
     /// Reads all blocks that [`Tx::drop_last_block`] changes: those on the way to the last leaf, and the
     /// nodes before them, with which they may be merged.
     fn read_last_blocks(&self, tree: u64) -> Result<()> {
-        let TreeRoot { bytenr, generation, level } = self.tree(tree)?.root;
-        let mut expected = Expected { bytenr, generation, level, tree, first: None, below: None };
+        let mut expected = Expected::root_of(tree, self.tree(tree)?.root);
         loop {
             let node = self.fs.forest.node(&expected)?;
             let last = node.count().checked_sub(1).filter(|_| node.level > 0);
@@ -141,7 +139,7 @@ impl Tx<'_> {
         self.live.changed_roots.remove(&tree);
         self.live.more_blocks.remove(&tree);
         self.remove(object::ROOT_TREE, key)?;
-        let mark = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, tree);
+        let mark = orphan_key(tree);
         if self.item(object::ROOT_TREE, mark)?.is_some() {
             self.remove(object::ROOT_TREE, mark)?;
         }

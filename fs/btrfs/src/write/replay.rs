@@ -10,7 +10,7 @@ use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::layout::features::Incompat;
 use crate::layout::items::{DirItem, InodeItem, RootItem, Stored, decode_names, referred_extent, stored_of};
-use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::key::{Key, is_subvolume, kind, object, orphan_key};
 use crate::layout::node::Expected;
 use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
@@ -70,11 +70,9 @@ impl Tx<'_> {
     }
 
     fn read_log(&self, root: TreeRoot, blocks: &mut Blocks) -> Result<BTreeMap<Key, Vec<u8>>> {
-        let TreeRoot { bytenr, generation, level } = root;
-        let tree = object::TREE_LOG;
         let most = (LOG_BYTES_MAX / u64::from(self.sb().node_size)) as usize;
         let mut items = BTreeMap::new();
-        let mut left = vec![Expected { bytenr, generation, level, tree, first: None, below: None }];
+        let mut left = vec![Expected::root_of(object::TREE_LOG, root)];
         while let Some(expected) = left.pop() {
             if blocks.len() >= most {
                 return Err(Error::Incompatible("it is too large".into()));
@@ -317,7 +315,7 @@ impl Tx<'_> {
             raw.size = size.into();
         }
         self.store_logged(subvolume, objectid, &item)?;
-        let orphan = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid);
+        let orphan = orphan_key(objectid);
         match (names, self.item(subvolume, orphan)?.is_some()) {
             (0, false) => self.insert(subvolume, orphan, &[]),
             (0, true) | (_, false) => Ok(()),

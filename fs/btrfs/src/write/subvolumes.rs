@@ -8,7 +8,7 @@ use crate::filesystem::Btrfs;
 use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::bytes::read;
 use crate::layout::items::{DirItem, RootRef, SUBVOLUME_READ_ONLY, encode_name};
-use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::key::{Key, is_subvolume, kind, object, orphan_key};
 use crate::layout::node::Expected;
 use crate::layout::raw::{RawKey, RawRootItem, RawRootRef, RawRootTail, RawTime};
 use crate::layout::superblock::TreeRoot;
@@ -195,9 +195,7 @@ impl Tx<'_> {
         let stale = || Error::from(NameError::Stale);
         let mut origin = self.fs.root_of(source)?.ok_or_else(stale)?;
         let key = origin.key.ok_or_else(stale)?;
-        let TreeRoot { bytenr, generation, level } = origin.root;
-        let expected = Expected { bytenr, generation, level, tree: source, first: None, below: None };
-        let node = self.fs.forest.node(&expected)?;
+        let node = self.fs.forest.node(&Expected::root_of(source, origin.root))?;
         self.make_room(Need::Items, refs_need(node.count()))?;
         let id = self.new_subvolume()?;
         let copy = self.copy_root(id, &node)?;
@@ -211,7 +209,7 @@ impl Tx<'_> {
         let RootParts { raw, tail } = &mut parts;
         raw.bytenr = copy.into();
         raw.generation = transid.into();
-        raw.level = level;
+        raw.level = node.level;
         raw.refs = 1.into();
         (raw.drop_progress, raw.drop_level) = (RawKey::from(Key::new(0, 0, 0)), 0);
         // Without the mark, `flags` and `byte_limit` may have any value, and Linux resets them.
@@ -232,7 +230,7 @@ impl Tx<'_> {
             (tail.stime, tail.rtime) = (time(Timestamp::default()), time(Timestamp::default()));
         }
         let key = Key::new(id, kind::ROOT_ITEM, transid);
-        let root = TreeRoot { bytenr: copy, generation: transid, level };
+        let root = TreeRoot { bytenr: copy, generation: transid, level: node.level };
         let known = Root { root, key: Some(key), last_snapshot: transid, read_only, dropped: false };
         self.insert_root(key, &parts, known)?;
         self.name_subvolume(id, at)?;
@@ -298,7 +296,7 @@ impl Tx<'_> {
         self.put(object::ROOT_TREE, key, &parts.encode())?;
         self.live.next_objectid.remove(&id);
         // Linux, too, finds it by this mark.
-        self.put(object::ROOT_TREE, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, id), &[])
+        self.put(object::ROOT_TREE, orphan_key(id), &[])
     }
 }
 

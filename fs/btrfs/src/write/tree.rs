@@ -206,13 +206,12 @@ impl Tx<'_> {
 
     /// Makes the root of a tree dirty. Returns its address and level.
     pub(super) fn cow_root(&mut self, tree: u64) -> Result<(u64, u8)> {
-        let TreeRoot { bytenr, generation, level } = self.root(tree)?.root;
-        let expected = Expected { bytenr, generation, level, tree, first: None, below: None };
-        let at = self.cow(tree, &expected)?;
-        if at != bytenr {
-            self.set_root(tree, TreeRoot { bytenr: at, generation: self.live.transid, level })?;
+        let root = self.root(tree)?.root;
+        let at = self.cow(tree, &Expected::root_of(tree, root))?;
+        if at != root.bytenr {
+            self.set_root(tree, TreeRoot { bytenr: at, generation: self.live.transid, ..root })?;
         }
-        Ok((at, level))
+        Ok((at, root.level))
     }
 
     /// Makes the blocks on the path to a key dirty, down to a level.

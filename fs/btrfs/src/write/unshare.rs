@@ -10,12 +10,12 @@ use super::change::Need;
 use super::tx::Tx;
 use crate::inode::Vnode;
 use crate::layout::items::extents_of_leaf;
-use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::key::{Key, is_subvolume, object, orphan_key};
 use crate::layout::node::Expected;
-use crate::layout::superblock::{MAX_LEVEL, TreeRoot};
+use crate::layout::superblock::MAX_LEVEL;
 use ivers_vfs::Result;
 
-/// A block whose copy adds references.
+/// A shared block: its copy refers to what the block refers to.
 struct Shared {
     level: u8,
     /// The addresses of the blocks or extents that get one more reference.
@@ -57,7 +57,7 @@ impl Tx<'_> {
         self.make_room(Need::Removal, 0)
     }
 
-    /// Copies a shared block on the path to a key, in a change of its own.
+    /// Makes a change that does nothing but copy a shared block on the path to a key.
     fn unshare(&mut self, need: Need, tree: u64, key: Key, shared: Shared) -> Result<()> {
         let leaves = self.extent_leaves(shared.below)?;
         // Each of these leaves of the extent tree is copied. A full leaf is also divided when an item grows.
@@ -69,8 +69,7 @@ impl Tx<'_> {
 
     /// Calls [`Tx::unshare_paths`] for a key, the item of an inode, and its orphan item.
     pub(crate) fn unshare_for(&mut self, need: Need, vnode: &Vnode, key: Key) -> Result<()> {
-        let orphan = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid);
-        self.unshare_paths(need, vnode.subvolume, &[key, vnode.item_key(), orphan])
+        self.unshare_paths(need, vnode.subvolume, &[key, vnode.item_key(), orphan_key(vnode.objectid)])
     }
 
     /// Returns whether a change of this key must first copy shared blocks in a change of their own.
@@ -84,7 +83,7 @@ impl Tx<'_> {
             return Ok(None);
         }
         let root = self.root(tree)?;
-        let mut expected = whole(tree, root.root);
+        let mut expected = Expected::root_of(tree, root.root);
         loop {
             let node = self.fs.forest.node(&expected)?;
             let is_root = expected.bytenr == root.root.bytenr;
@@ -121,7 +120,7 @@ impl Tx<'_> {
                 continue;
             }
             count += 1;
-            let mut expected = whole(object::EXTENT_TREE, self.root(object::EXTENT_TREE)?.root);
+            let mut expected = Expected::root_of(object::EXTENT_TREE, self.root(object::EXTENT_TREE)?.root);
             while expected.level > 0 {
                 let node = self.fs.forest.node(&expected)?;
                 expected = node.expected_below(node.at_most(key).saturating_sub(1), &expected);
@@ -130,9 +129,4 @@ impl Tx<'_> {
         }
         Ok(count)
     }
-}
-
-fn whole(tree: u64, root: TreeRoot) -> Expected {
-    let TreeRoot { bytenr, generation, level } = root;
-    Expected { bytenr, generation, level, tree, first: None, below: None }
 }

@@ -12,13 +12,12 @@ fn with_a_lost_reference() -> Option<Arc<MemDevice>> {
     vfs.write(&Cred::root(), &kept, 0, &[3; 9000], WriteFlags::empty()).unwrap();
     vfs.sync().unwrap();
     let id = vnode_of(&vfs.lookup(&Cred::root(), &root, b"s").unwrap()).subvolume;
-    let TreeRoot { bytenr, generation, level } = fs.root_of(id).unwrap().unwrap().root;
-    let expected = Expected { bytenr, generation, level, tree: id, first: None, below: None };
+    let expected = Expected::root_of(id, fs.root_of(id).unwrap().unwrap().root);
     let node = fs.forest.node(&expected).unwrap();
     assert!(node.level > 0);
     let lost = node.pointer(node.count() / 2).bytenr;
     fs.change(Need::Removal, |tx| {
-        tx.remove(object::EXTENT_TREE, Key::new(lost, kind::METADATA_ITEM, u64::from(level) - 1))?;
+        tx.remove(object::EXTENT_TREE, Key::new(lost, kind::METADATA_ITEM, u64::from(node.level) - 1))?;
         tx.unname_subvolume(id, Name { dir: &root, name: b"s" })?;
         tx.dir_changed(&root)
     })

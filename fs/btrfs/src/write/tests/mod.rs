@@ -13,7 +13,6 @@ use crate::layout::items::referred_extent;
 use crate::layout::key::{Key, kind, object};
 use crate::layout::node::Expected;
 use crate::layout::raw::RawRootItem;
-use crate::layout::superblock::TreeRoot;
 use crate::live::groups::Use;
 use crate::live::log::LogTree;
 use crate::{Btrfs, CompressWith, OpenOptions};
@@ -55,9 +54,8 @@ fn items_of(fs: &Btrfs, tree: u64, first: Key) -> Vec<(Key, Vec<u8>)> {
         }
     }
     let root = fs.root_of(tree).unwrap().unwrap().root;
-    let (bytenr, generation, level) = (root.bytenr, root.generation, root.level);
     let mut found = Vec::new();
-    walk(fs, &Expected { bytenr, generation, level, tree, first: None, below: None }, &mut found);
+    walk(fs, &Expected::root_of(tree, root), &mut found);
     found.retain(|(key, _)| *key >= first);
     found
 }
@@ -116,8 +114,7 @@ fn root_items_count_the_blocks_of_their_trees() {
     let off = |fs: &Btrfs| {
         TREES.map(|tree| {
             let root = fs.root_of(tree).unwrap().unwrap();
-            let TreeRoot { bytenr, generation, level } = root.root;
-            let whole = Expected { bytenr, generation, level, tree, first: None, below: None };
+            let whole = Expected::root_of(tree, root.root);
             let roots = fs.tree(object::ROOT_TREE).unwrap().unwrap();
             let item = fs.forest.get(&roots, root.key.unwrap(), |data| Ok(data.to_vec())).unwrap().unwrap();
             let stored = read::<RawRootItem>(&item, 0).unwrap().bytes_used.get();
