@@ -7,12 +7,12 @@ use crate::inode::{Vnode, file_of, vnode_of};
 use crate::layout::checksum::{name_hash, raw_crc};
 use crate::layout::features::Incompat;
 use crate::layout::items::{DirItem, InodeItem, decode_names, encode_entry, encode_name};
-use crate::layout::key::{Key, kind, object};
+use crate::layout::key::{Key, kind, orphan_key};
 use crate::layout::node::{HEADER_BYTES, ITEM_BYTES};
 use crate::names::{FIRST_INDEX, LAST_INDEX, Target};
 use crate::numbers::{FileId, Object, pack};
 use ivers_vfs::*;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering;
 
 /// The most names of an inode.
@@ -23,6 +23,16 @@ pub(crate) const LINKS_MAX: u32 = 65_535;
 pub(super) struct Name<'a> {
     pub dir: &'a Inode,
     pub name: &'a [u8],
+}
+
+/// The reference of an inode to a name.
+struct FoundRef {
+    key: Key,
+    /// The index of the name.
+    index: u64,
+    /// The item, and where the reference is in it.
+    data: Vec<u8>,
+    range: Range<usize>,
 }
 
 fn extref_key(objectid: u64, dir: u64, name: &[u8]) -> Key {
@@ -176,35 +186,43 @@ impl Tx<'_> {
         dir.with_attr(|attr| attr.size = size);
     }
 
-    /// Removes the reference of an inode to a name. Returns the name's index.
-    pub(super) fn remove_ref(&mut self, objectid: u64, (subvolume, dir): FileId, name: &[u8]) -> Result<u64> {
+    /// Finds the reference of an inode to a name.
+    fn find_ref(&self, objectid: u64, (subvolume, dir): FileId, name: &[u8]) -> Result<FoundRef> {
         for key in ref_keys(objectid, dir, name) {
             let Some(data) = self.item(subvolume, key)? else { continue };
             let names = decode_names(key, &data).map_err(|what| self.broken(what))?;
             let found = names.iter().find(|found| (found.parent, found.name) == (dir, name));
             let Some(found) = found else { continue };
-            let index = found.index;
-            let mut rest = data.clone();
-            rest.drain(found.range.clone());
-            self.put_rest(subvolume, key, &rest)?;
-            return Ok(index);
+            let (index, range) = (found.index, found.range.clone());
+            return Ok(FoundRef { key, index, data, range });
         }
         Err(self.broken(format!("inode {objectid} has no reference to a name of it")))
     }
 
+    /// Removes the reference of an inode to a name. Returns the name's index.
+    pub(super) fn remove_ref(&mut self, objectid: u64, dir: FileId, name: &[u8]) -> Result<u64> {
+        let FoundRef { key, index, data: mut rest, range } = self.find_ref(objectid, dir, name)?;
+        rest.drain(range);
+        self.put_rest(dir.0, key, &rest)?;
+        Ok(index)
+    }
+
     /// Copies the shared blocks that removing a name changes, if space is short.
     fn unshare_for_removal(&mut self, at: Name<'_>, inode: &Inode) -> Result<()> {
-        let (dir, objectid) = (vnode_of(at.dir), vnode_of(inode).objectid);
-        let mut keys = vec![dir.item_key(), Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name))];
-        for key in ref_keys(objectid, dir.objectid, at.name) {
-            let Some(data) = self.item(dir.subvolume, key)? else { continue };
-            keys.push(key);
-            let names = decode_names(key, &data).map_err(|what| self.broken(what))?;
-            let same = names.iter().filter(|found| (found.parent, found.name) == (dir.objectid, at.name));
-            keys.extend(same.map(|found| Key::new(dir.objectid, kind::DIR_INDEX, found.index)));
+        if !self.is_short() {
+            return Ok(());
         }
-        self.unshare_paths(Need::Removal, dir.subvolume, &keys)?;
-        self.unshare_for(Need::Removal, vnode_of(inode), vnode_of(inode).item_key())
+        let (dir, vnode) = (vnode_of(at.dir), vnode_of(inode));
+        let found = self.find_ref(vnode.objectid, file_of(dir), at.name)?;
+        let keys = [
+            dir.item_key(),
+            Key::new(dir.objectid, kind::DIR_ITEM, name_hash(at.name)),
+            Key::new(dir.objectid, kind::DIR_INDEX, found.index),
+            found.key,
+            vnode.item_key(),
+            orphan_key(vnode.objectid),
+        ];
+        self.unshare_paths(Need::Removal, dir.subvolume, &keys)
     }
 
     fn remove_name(&mut self, objectid: u64, at: Name<'_>) -> Result<()> {
@@ -258,7 +276,7 @@ impl Tx<'_> {
         });
         inode.changed(Touch::Metadata, Logged::Anyway);
         if left == 0 {
-            let key = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid);
+            let key = orphan_key(vnode.objectid);
             self.put(vnode.subvolume, key, &[])?;
         }
         self.write_inode(inode)
@@ -309,7 +327,7 @@ impl Btrfs {
                     tx.dir_changed(dir)?;
                 }
                 None => {
-                    let key = Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid);
+                    let key = orphan_key(objectid);
                     tx.insert(parent.subvolume, key, &[])?;
                     tx.needs_commit((parent.subvolume, objectid));
                 }
@@ -339,7 +357,7 @@ impl Btrfs {
             tx.needs_commit(file_of(vnode_of(inode)));
             tx.add_name(vnode.objectid, inode.kind, at)?;
             if links == 0 {
-                tx.remove(vnode.subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, vnode.objectid))?;
+                tx.remove(vnode.subvolume, orphan_key(vnode.objectid))?;
             }
             inode.with_attr(|attr| attr.nlink += 1);
             inode.changed(Touch::Metadata, Logged::Anyway);

@@ -5,7 +5,7 @@ use super::tx::Tx;
 use crate::filesystem::Btrfs;
 use crate::inode::Vnode;
 use crate::layout::bytes::read;
-use crate::layout::key::{Key, is_subvolume, kind, object};
+use crate::layout::key::{Key, is_subvolume, kind, object, orphan_key};
 use crate::layout::raw::RawRootItem;
 use ivers_vfs::{FileType, Result};
 use std::ops::ControlFlow;
@@ -39,14 +39,14 @@ impl Tx<'_> {
         })?;
         // The inode item is the first one, and goes last.
         let more = keys.len() > ITEMS_MAX;
-        for key in keys.into_iter().skip(usize::from(more)).rev() {
-            self.remove(subvolume, key)?;
-            if key.kind != kind::INODE_ITEM && (self.has_many_refs() || self.must_unshare(subvolume, key)?) {
+        for (nth, key) in keys.into_iter().skip(usize::from(more)).rev().enumerate() {
+            if nth > 0 && (self.has_many_refs() || self.must_unshare(subvolume, key)?) {
                 return Ok(true);
             }
+            self.remove(subvolume, key)?;
         }
         if !more {
-            self.remove(subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid))?;
+            self.remove(subvolume, orphan_key(objectid))?;
         }
         Ok(more)
     }
@@ -110,8 +110,7 @@ impl Btrfs {
         let _trees = self.live.read();
         let mut found = Vec::new();
         let Some(tree) = self.tree(subvolume)? else { return Ok(found) };
-        let key = |offset| Key::new(object::ORPHANS, kind::ORPHAN_ITEM, offset);
-        self.forest.scan(&tree, key(0), key(u64::MAX), |key, _| {
+        self.forest.scan(&tree, orphan_key(0), orphan_key(u64::MAX), |key, _| {
             found.push(key.offset);
             Ok(if found.len() >= ORPHANS_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
@@ -129,9 +128,7 @@ impl Btrfs {
         match item {
             Some(item) if item.nlink() == 0 => self.remove_inode(&Vnode::new(subvolume, objectid, item)),
             // A truncation that was interrupted, or nothing: only the mark is stale.
-            _ => self.change(Need::Removal, |tx| {
-                tx.remove(subvolume, Key::new(object::ORPHANS, kind::ORPHAN_ITEM, objectid))
-            }),
+            _ => self.change(Need::Removal, |tx| tx.remove(subvolume, orphan_key(objectid))),
         }
     }
 }
