@@ -103,6 +103,20 @@ impl NameIndexes {
         Some(places.range((hash, 0)..=(hash, u64::MAX)).map(|&(_, place)| place).collect())
     }
 
+    /// As [`NameIndexes::places`], but makes the index with `fill` if the directory has none. `None`: it
+    /// cannot be made, because a name cannot be read, or there is no memory.
+    pub fn places_or_make(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        fill: impl FnOnce(&mut NewIndex<'_>) -> Result<bool>,
+    ) -> Option<Vec<u64>> {
+        self.places(dir, name).or_else(|| {
+            let made = self.make(dir, fill);
+            made.is_ok_and(|made| made).then(|| self.places(dir, name))?
+        })
+    }
+
     /// Adds a name that the directory got.
     pub fn add(&self, dir: Ino, name: &[u8], place: u64) {
         let hash = self.hasher.hash_one(name);

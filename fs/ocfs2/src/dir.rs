@@ -120,25 +120,22 @@ impl Ocfs2 {
         if dir.size < INDEXED_BYTES {
             return None;
         }
-        let (key, size) = (Ino(dir.ino), u64::from(self.sb.block_size));
-        let places = self.names.places(key, name).or_else(|| {
-            // A damaged block prevents the index. A search still finds names before the damage.
-            let made = self.names.make(key, |new| {
-                let mut is_whole = true;
-                for nth in 0..dir.size / size {
-                    let number = self.directory_block(dir, nth)?.0;
-                    self.for_each_entry(dir, nth * size..(nth + 1) * size, |entry, bytes| {
-                        let at = (bytes.start % size) as usize;
-                        is_whole = new.add(entry.name, self.place_of(number, at));
-                        if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-                    })?;
-                    if !is_whole {
-                        break;
-                    }
+        let size = u64::from(self.sb.block_size);
+        // A damaged block prevents the index. A search still finds names before the damage.
+        let places = self.names.places_or_make(Ino(dir.ino), name, |new| {
+            let mut is_whole = true;
+            for nth in 0..dir.size / size {
+                let number = self.directory_block(dir, nth)?.0;
+                self.for_each_entry(dir, nth * size..(nth + 1) * size, |entry, bytes| {
+                    let at = (bytes.start % size) as usize;
+                    is_whole = new.add(entry.name, self.place_of(number, at));
+                    if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                })?;
+                if !is_whole {
+                    break;
                 }
-                Ok(is_whole)
-            });
-            made.is_ok_and(|made| made).then(|| self.names.places(key, name))?
+            }
+            Ok(is_whole)
         });
         places.map(|places| places.into_iter().map(|place| place / size).collect())
     }

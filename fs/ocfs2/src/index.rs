@@ -164,9 +164,7 @@ impl Ocfs2 {
         });
         fits.then_some(parts)
     }
-}
 
-impl Ocfs2 {
     /// Credits for the index of a directory that gets a name there, beside those of one leaf.
     pub(crate) fn index_credits(&self, dir: &Dinode, place: &Place) -> Result<u32> {
         match place {
@@ -174,9 +172,7 @@ impl Ocfs2 {
             _ => Ok(0),
         }
     }
-}
 
-impl Ocfs2 {
     /// As [`index_credits`](Self::index_credits), for a name that is not known.
     pub(crate) fn index_credits_max(&self, dir: &Dinode) -> Result<u32> {
         if !self.is_indexed(dir) || u8_at(&self.structure(dir.dx_root, &DX_ROOT)?, FLAGS_AT) & INLINE != 0 {

@@ -86,18 +86,14 @@ impl Ufs {
         if dir.size < INDEXED_BYTES {
             return None;
         }
-        let key = Ino(dir.ino.into());
-        self.names.places(key, name).or_else(|| {
-            // A damaged block prevents the index. A search still finds names before the damage.
-            let made = self.names.make(key, |new| {
-                let mut is_whole = true;
-                self.for_each_entry(dir, 0..dir.size, |entry, bytes| {
-                    is_whole = new.add(entry.name, bytes.start);
-                    if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-                })?;
-                Ok(is_whole)
-            });
-            made.is_ok_and(|made| made).then(|| self.names.places(key, name))?
+        // A damaged block prevents the index. A search still finds names before the damage.
+        self.names.places_or_make(Ino(dir.ino.into()), name, |new| {
+            let mut is_whole = true;
+            self.for_each_entry(dir, 0..dir.size, |entry, bytes| {
+                is_whole = new.add(entry.name, bytes.start);
+                if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+            Ok(is_whole)
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::head::read_super;
 use crate::layout::FieldsMut;
-use crate::layout::superblock::{LABEL_MAX, at};
+use crate::layout::superblock::{LABEL_MAX, at, check_label};
 use crate::open::read_only_reason;
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, Result};
@@ -11,10 +11,7 @@ use ivers_vfs::{Error, Result};
 /// of the superblock keep the old label. `place` names the image in errors.
 pub fn set_label(device: &dyn Device, label: &str, place: &str) -> Result<()> {
     let sb = read_super(device, place)?;
-    if label.len() > LABEL_MAX || label.contains('\0') {
-        let why = format!("a label of UFS has at most {LABEL_MAX} bytes, none of them zero");
-        return Err(Error::Incompatible(why));
-    }
+    check_label(label.as_bytes())?;
     if let Some(why) = read_only_reason(&sb) {
         return Err(Error::Incompatible(format!("{place}: cannot be written: {why}")));
     }

@@ -8,8 +8,8 @@ use crate::layout::directory::{DOT_BYTES, Entry, UNIT_BYTES, put_entry};
 use crate::layout::group::{MAGIC as GROUP_MAGIC, at as cg};
 use crate::layout::group_map::GroupMap;
 use crate::layout::superblock::{
-    Counts, GROUP_HEADER_BYTES, INODEFMT_44, LABEL_MAX, MAGIC_UFS1, MAGIC_UFS2, PLACES, ROOT, SUMMARY_BYTES,
-    Superblock, Version, at, flags,
+    Counts, GROUP_HEADER_BYTES, INODEFMT_44, MAGIC_UFS1, MAGIC_UFS2, PLACES, ROOT, SUMMARY_BYTES, Superblock,
+    Version, at, check_label, flags,
 };
 use crate::layout::{ByteOrder, FieldsMut};
 use ivers_block::{BlockNo, ByteOffset, Device, write_zeros};
@@ -131,9 +131,7 @@ impl Plan {
                 "UFS has blocks of 4096 to 65536 bytes, a power of two, not {size}"
             )));
         }
-        if options.label.len() > LABEL_MAX || options.label.contains(&0) {
-            return Err(refused(format!("a label of UFS has at most {LABEL_MAX} bytes, none of them zero")));
-        }
+        check_label(&options.label)?;
         if options.reserved_percent > 99 {
             return Err(refused("at most 99 percent can be reserved"));
         }

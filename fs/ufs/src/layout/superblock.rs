@@ -229,6 +229,15 @@ pub struct Superblock {
     pub snapshots: Vec<u32>,
 }
 
+/// Checks that a label can be stored.
+pub(crate) fn check_label(label: &[u8]) -> Result<()> {
+    if label.len() > LABEL_MAX || label.contains(&0) {
+        let why = format!("a label of UFS has at most {LABEL_MAX} bytes, none of them zero");
+        return Err(Error::Incompatible(why));
+    }
+    Ok(())
+}
+
 /// Returns the version and byte order that the magic of a superblock says.
 fn recognise(bytes: &[u8]) -> Option<(Version, ByteOrder)> {
     [ByteOrder::Little, ByteOrder::Big].into_iter().find_map(|order| {
